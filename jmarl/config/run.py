@@ -39,7 +39,7 @@ class Run(Section):
     eval_temperature: Annotated[float, Range(0, note="0 is greedy")] | None = None
     """Temperature of evaluations, 0 is greedy; None: as in training."""
     progress: bool = True
-    """Show a progress bar."""
+    """Print lines about the steps, and on a terminal a bar with what the run does now."""
     tensorboard: bool = True
     """Write event files of TensorBoard to output_dir."""
     output_dir: str = ""

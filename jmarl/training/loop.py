@@ -34,6 +34,7 @@ from jmarl.training.files.config_file import record_choices
 from jmarl.training.files.failed_update import read_failed_update
 from jmarl.training.files.interrupt import Interrupted, interruptible
 from jmarl.training.files.run_directory import open_run, read_state
+from jmarl.training.files.run_files import next_commands
 from jmarl.training.files.saving import Saves, write_models
 from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.step_log import StepLog, update_metrics
@@ -169,8 +170,10 @@ def run_training(
         # Models with a score head are not written, because their directories would not hold the head.
         if not result.interrupted and setup.algorithm.row.margin != "score":
             result = result._replace(unsaved=write_models(cfg.run, setup.team, result.state) or result.unsaved)
-        if cfg.run.output_dir and not (result.interrupted or result.unsaved):
+        if complete := bool(cfg.run.output_dir) and not (result.interrupted or result.unsaved):
             mark_complete(cfg.run.output_dir, cfg.run.num_updates)
+    if complete and cfg.run.progress:
+        say(next_commands(cfg.run.output_dir))
     return result, log
 
 

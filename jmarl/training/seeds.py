@@ -38,6 +38,7 @@ from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.files.config_file import record_choices
 from jmarl.training.files.lock import check_unlocked, locked
 from jmarl.training.files.run_directory import checkpoints_of, open_run, open_writer, resolve_resume, set_aside
+from jmarl.training.files.run_files import next_commands
 from jmarl.training.files.saving import Saves, write_models
 from jmarl.training.lock_step import CallersEnvironment
 from jmarl.training.logs.goodput import CLOCK
@@ -91,7 +92,10 @@ def train_seeds(
         log = SeedsLog(team, runs.cfgs[0], logs, writer)
         saves = Saves(cfg.run, savers, lambda state, i: state_of_run(state, i, runs))
         result = run_loop(runs.joint_setup, state, source, log, saves)
-        return [result_of_run(runs, result, i, log) for i in range(len(runs.cfgs))]
+        results = [result_of_run(runs, result, i, log) for i in range(len(runs.cfgs))]
+    if cfg.run.output_dir and cfg.run.progress and not any(one.interrupted or one.unsaved for one in results):
+        say(next_commands(cfg.run.output_dir, seeds))
+    return results
 
 
 class PreparedSeeds(NamedTuple):

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jmarl.config import TrainConfig
+from jmarl.config import ExperimentConfig, TrainConfig
+from jmarl.config.yaml_file import dump_yaml
+from jmarl.training.files.run_files import next_commands
 from jmarl.training.preferences.pairs import Pair, Trajectory
 from jmarl.training.start import say_what_data
 
@@ -37,6 +39,24 @@ def test_the_first_words_count_given_data_and_their_agents(data, held_out, line,
     assert capsys.readouterr().out == line + "\n"
     say_what_data(data, held_out, TrainConfig.of(progress=False))
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("task", "seeds", "line"),
+    [
+        (dict(environment="grid"), [], "next: jmarl report D  |  jmarl play --model D"),
+        (dict(environment="grid"), [3, 4], "next: jmarl report D  |  jmarl play --model D/seed_3"),
+        (dict(data="a.jsonl", reward="m:f", held_out=2), [], "next: jmarl report D  |  jmarl play --model D"),
+        (dict(data="a.jsonl", reward="m:f"), [], "next: jmarl report D  |  jmarl play --model D --split train"),
+        (dict(data="a.jsonl"), [], "next: jmarl report D"),  # pairs, which nothing rewards
+        (None, [], "next: jmarl report D"),  # train() was called, and its environment has no name
+    ],
+)  # fmt: skip
+def test_the_last_words_name_commands_that_work(task, seeds, line, tmp_path):
+    if task is not None:
+        cfg = ExperimentConfig.of(models=["m"], num_agents=2, seeds=seeds, **task)
+        (tmp_path / "config.yaml").write_text(dump_yaml(cfg.as_dict()))
+    assert next_commands(str(tmp_path), seeds).replace(str(tmp_path), "D") == line
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jmarl.training.logs.diversity import diversity
-from jmarl.training.logs.goodput import CLOCK, PHASES, Clock
+from jmarl.training.logs.goodput import CLOCK, COMPILING, PHASES, Clock
 from jmarl.training.logs.metrics_writer import read_rows
 
 
@@ -84,6 +84,29 @@ def test_compilation_is_moved_out_of_the_phase_that_needed_it():
     seconds, wall = CLOCK.take(), time.monotonic() - start
     assert seconds["compiling"] > 0 and seconds["update"] > 0
     assert sum(seconds.values()) == pytest.approx(wall, abs=0.01)
+
+
+def test_another_thread_reads_the_phase_of_a_run_and_that_it_compiles():
+    """A program is compiled at once after it was lowered, and jax only tells the end of both."""
+    clock, seen = Clock(), []
+
+    def look(read):
+        thread = threading.Thread(target=lambda: seen.append(read()))
+        thread.start()
+        thread.join()
+        return seen[-1]
+
+    read = clock.reader()
+    with clock.running(), clock.phase("sampling"):
+        time.sleep(0.02)
+        name, seconds = look(read)
+        assert name == "sampling" and 0.02 <= seconds < 1
+        clock.compiled(COMPILING[0], 0.0)
+        assert look(read)[0] == "compiling"
+        clock.compiled(COMPILING[1], 0.0)
+        assert look(read)[0] == "sampling"
+        clock.compiled(COMPILING[0], 0.0)  # lowered only to see its size
+    assert look(read)[0] == "idle"
 
 
 def test_an_error_ends_its_phase():

@@ -16,6 +16,7 @@ from jmarl.training.files.attempt import attempt
 from jmarl.training.files.changes import CHANGES_PENDING, CannotGoOn, check_changes
 from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
 from jmarl.training.files.lock import check_unlocked, locked
+from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.metrics_writer import MetricsWriter
 from jmarl.training.logs.terminal import say
 from jmarl.types import StackState, TeamState
@@ -188,6 +189,7 @@ def open_writer(cfg: TrainConfig, hparams: dict[str, Any], start_step: int, wand
         progress=cfg.run.progress,
         wandb_config=wandb_config,
         max_completions_mb=cfg.run.max_completions_mb,
+        phase=CLOCK.reader(),
     )
 
 

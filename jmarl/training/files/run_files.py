@@ -4,9 +4,12 @@ and `jmarl info` can say that jax does not work."""
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 CONFIG_FILE = "config.yaml"
 PACKAGES = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
@@ -27,6 +30,20 @@ def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in tree.items():
         named |= leaves(value) if isinstance(value, Mapping) and name not in DICTIONARIES else {name: value}
     return named
+
+
+def next_commands(directory: str, seeds: Sequence[int] = ()) -> str:
+    """Return a line with the commands that show a run. It can be played by its directory alone if its config.yaml names the
+    environment, or data and a reward. seeds: of the runs in the directory, if there are several."""
+    commands = [f"jmarl report {shlex.quote(directory)}"]
+    file = config_file_of(Path(directory))
+    settings = leaves(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
+    scored = settings.get("data") and settings.get("reward")
+    if scored or any(settings.get(name) for name in ("environment", "train_envs", "eval_envs")):
+        model = f"{directory}/seed_{seeds[0]}" if seeds else directory
+        split = " --split train" if scored and not settings.get("held_out") else ""
+        commands.append(f"jmarl play --model {shlex.quote(model)}{split}")
+    return f"next: {'  |  '.join(commands)}"
 
 
 def version_of(package: str) -> str:

@@ -24,7 +24,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,7 @@ class Clock(threading.local):
     def start(self) -> None:
         """Start to measure the calling thread, which is idle."""
         self.current, self.since = "idle", time.monotonic()
+        self.lowered: float | None = None  # when a program was lowered that is being compiled now
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextlib.contextmanager
@@ -71,6 +72,16 @@ class Clock(threading.local):
         finally:
             self._switch(outer)
 
+    def reader(self) -> Callable[[], tuple[str, float]]:
+        """Return a function for other threads: it returns the phase of the calling thread, and the seconds since it began."""
+        own = vars(self)  # of the calling thread, in every thread
+
+        def read() -> tuple[str, float]:
+            name, since, lowered = own["current"], own["since"], own["lowered"]
+            return (name, time.monotonic() - since) if lowered is None else ("compiling", time.monotonic() - lowered)
+
+        return read
+
     def take(self) -> dict[str, float]:
         """Return the seconds of each phase since the last call or `start`."""
         self._switch(self.current)
@@ -81,13 +92,14 @@ class Clock(threading.local):
         """Move the seconds of a compilation from the current phase to `compiling`. A listener of `jax.monitoring`."""
         del kwargs
         if event in COMPILING:
+            self.lowered = time.monotonic() if event == COMPILING[0] else None  # compiling follows lowering at once
             self.seconds[self.current] -= duration_secs
             self.seconds["compiling"] += duration_secs
 
     def _switch(self, name: str) -> None:
         now = time.monotonic()
         self.seconds[self.current] += now - self.since
-        self.current, self.since = name, now
+        self.current, self.since, self.lowered = name, now, None
 
 
 CLOCK = Clock()

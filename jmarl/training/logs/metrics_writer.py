@@ -1,4 +1,4 @@
-"""Write the metrics of a run to `metrics.jsonl`, TensorBoard, Weights & Biases and a progress bar.
+"""Write the metrics of a run to `metrics.jsonl`, TensorBoard, Weights & Biases and the terminal.
 
 `metrics.jsonl` is the source of truth: one JSON object per line with its `step`, flushed at once. NaN and infinities are the
 strings "NaN", "Infinity", "-Infinity", so that any JSON reader can read the file. A run that starts at `start_step` first drops
@@ -19,7 +19,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,13 @@ class MetricsWriter:
         run_dir: directory of `metrics.jsonl` and the TensorBoard event files; created if missing.
             Empty: only progress is shown.
         hparams: the settings, a nested mapping; shown in TensorBoard (HPARAMS and TEXT) and W&B.
-        total_steps: length of the progress bar.
+        total_steps: number of steps of the whole run.
         start_step: first step of this process; existing rows from it on are dropped. 0 drops all.
         tensorboard: whether to write TensorBoard events.
-        progress: whether to show a progress bar, or lines if stdout is no terminal.
+        progress: whether to print lines about the steps, on a terminal with a bar below them.
         wandb_config: keyword arguments of `wandb.init` (`project`, `mode="offline"`, ...); None: no W&B.
         max_completions_mb: largest size of `completions.jsonl.gz`; 0: it is not written.
+        phase: returns what the run does now and for how many seconds; shown as progress.
 
     Attributes:
         log_errors: number of failed writes.
@@ -63,6 +64,7 @@ class MetricsWriter:
         progress: bool = True,
         wandb_config: Mapping[str, Any] | None = None,
         max_completions_mb: int = 0,
+        phase: Callable[[], tuple[str, float]] = lambda: ("idle", 0.0),
     ):
         self.log_errors = 0
         self._warned: set[str] = set()
@@ -73,7 +75,7 @@ class MetricsWriter:
             self._open_files(Path(run_dir), hparams, start_step, tensorboard, wandb_config, max_completions_mb)
         if progress:
             with self._counting("progress", Terminal.errors):
-                self._sinks["progress"] = Terminal(total_steps, start_step)
+                self._sinks["progress"] = Terminal(total_steps, start_step, phase)
 
     def _open_files(
         self,

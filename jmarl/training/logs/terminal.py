@@ -7,10 +7,11 @@ import errno
 import logging
 import math
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,9 +21,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jmarl.training.logs.sinks import REWARD_TAG, Sink
 
 LOSS_TAG = "loss"  # in runs without rewards
-SPEED_TAG = "tokens_per_s"
-STEPS_PER_LINE = 10
 QUIET = 30.0  # seconds after which a line is shown, whatever a step does
+LINES = 200  # a step is shown when this share of the run's time has passed since the last line: old runs show fewer
+WIDTH = 100  # widest line of a step
+WORDS = {
+    "sampling": "sampling", "rewards": "rewards", "data": "reading data", "update": "updating", "compiling": "compiling",
+    "checkpoint": "saving", "evaluation": "evaluating", "idle": "working",
+}  # fmt: skip
+AGENT_COLUMN = re.compile(r"(?:turn_\d+/)?agent_(\d+)/(\w+)")
 
 console = logging.getLogger("jmarl.console")  # the lines that are printed, for the log of an attempt
 console.setLevel(logging.INFO)
@@ -36,28 +42,31 @@ class _Console(Console):
 
 
 class Terminal(Sink):
-    """A progress bar on a terminal, else lines: for the first step, every tenth step, the last one, evaluations, and
-    whatever a step does at least every `QUIET` seconds. Rows need a reward or a loss."""
+    """Lines: one for each step while steps are slow or the run is young, later up to one in `QUIET` seconds; evaluations; and
+    the phase of the run if nothing was shown for `QUIET` seconds. On a terminal a bar below them shows the phase at once. Rows
+    need a reward or a loss.
+
+    phase: returns the phase of the run and its seconds, see `goodput.Clock.reader`.
+    """
 
     errors = (OSError, ValueError)  # ValueError: stdout was closed
 
-    def __init__(self, total_steps: int, start_step: int):
-        self.total, self.first = total_steps, start_step
+    def __init__(self, total_steps: int, start_step: int, phase: Callable[[], tuple[str, float]]):
+        self.total, self.first, self.phase = total_steps, start_step, phase
         self.done = start_step
         self.first_row: tuple[int, float] | None = None  # steps done at the first row, and when it was
         self.started = self.shown = time.monotonic()  # shown: when the last line was
         self.bar = self.task = None
         screen = _Console()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._show_life, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         if sys.stdout is not None and screen.is_terminal and not screen.is_jupyter:
-            texts = map(TextColumn, ("{task.fields[reward]}", "{task.fields[speed]} tokens/s"))
-            columns = MofNCompleteColumn(), BarColumn(), *texts, TimeElapsedColumn(), TextColumn("left")
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=screen, auto_refresh=False)
-            self.task = self.bar.add_task("", total=total_steps, completed=start_step, reward="", speed="-")
+            columns = MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[phase]}"), TimeElapsedColumn()
+            left = TextColumn("left"), TimeRemainingColumn()
+            self.bar = Progress(*columns, *left, console=screen, auto_refresh=False)
+            self.task = self.bar.add_task("", total=total_steps, completed=start_step, phase="")
             _to_stdout(self.bar.start)
-        else:
-            self._thread.start()
+        self._thread.start()
 
     def write(self, step: int, row: dict[str, float]) -> None:
         if "eval/updates" in row:
@@ -65,30 +74,26 @@ class Terminal(Sink):
         tag = next((tag for tag in (REWARD_TAG, LOSS_TAG) if tag in row), None)
         if tag is None:
             return
-        reward = f"{tag.partition('/')[0]} {row[tag]:.3f}"
-        speed = f"{row[SPEED_TAG]:,.0f}" if SPEED_TAG in row else "-"
         self.done = done = step + 1
         self.first_row = self.first_row or (done, time.monotonic())
         if self.bar is not None and self.task is not None:
-            shown = dict(completed=done, reward=reward, speed=speed, refresh=True)
-            _to_stdout(partial(self.bar.update, self.task, **shown))
-        elif done % STEPS_PER_LINE == 0 or done in (self.first + 1, self.total) or self._quiet_for() >= QUIET:
-            elapsed = _clock(time.monotonic() - self.started)
-            self._line(f"step {done}/{self.total}  {reward}  {speed} tokens/s  elapsed {elapsed}  left {self._left(done)}")
+            _to_stdout(partial(self.bar.update, self.task, completed=done, refresh=True))
+        elapsed = time.monotonic() - self.started
+        if done in (self.first + 1, self.total) or self._quiet_for() >= min(max(1.0, elapsed / LINES), QUIET):
+            time_left = f"in {clock(elapsed)}" if done == self.total else f"left {self._left(done)}"
+            width = WIDTH if self.bar is None else min(WIDTH, self.bar.console.width)
+            self._line(step_line(f"step {done}/{self.total}", tag, row, time_left, width))
 
     def close(self) -> None:
         self._closed.set()
+        self._thread.join()
         if self.bar is not None:
             _to_stdout(self.bar.stop)
-        else:
-            self._thread.join()
 
     def _left(self, done: int) -> str:
         """Return the time that the steps left will take, as those so far but the first, which includes compiling."""
         first, then = self.first_row or (done, 0.0)
-        if done > first or done == self.total:
-            return _clock((time.monotonic() - then) / max(done - first, 1) * (self.total - done))
-        return "-"
+        return clock((time.monotonic() - then) / (done - first) * (self.total - done)) if done > first else "-"
 
     def _evaluation(self, row: dict[str, float]) -> None:
         """Show the result of an evaluation, above the bar if there is one."""
@@ -101,20 +106,70 @@ class Terminal(Sink):
     def _line(self, text: str) -> None:
         self.shown = time.monotonic()
         console.info(text)
-        show = partial(self.bar.console.print, markup=False) if self.bar is not None else partial(print, flush=True)
+        plain = dict(markup=False, highlight=False, soft_wrap=True)
+        show = partial(self.bar.console.print, **plain) if self.bar is not None else partial(print, flush=True)
         _to_stdout(lambda: show(printable(text)))
 
     def _quiet_for(self) -> float:
         return time.monotonic() - self.shown
 
-    def _show_life(self) -> None:
-        """Show a line whenever there was none for a while. Ends at `close`, or where stdout has closed."""
+    def _watch(self) -> None:
+        """Show the phase, in the bar every second, else in a line whenever there was none for a while. Ends at `close`, or if
+        stdout has closed."""
         with contextlib.suppress(*self.errors):
-            while not self._closed.wait(max(QUIET - self._quiet_for(), 0.01)):
-                if self._quiet_for() >= QUIET:
-                    self._line(
-                        f"after step {self.done}/{self.total}: working, elapsed {_clock(time.monotonic() - self.started)}"
-                    )
+            while not self._closed.wait(1.0 if self.bar is not None else max(QUIET - self._quiet_for(), 0.01)):
+                name, seconds = self.phase()
+                text = WORDS.get(name, name) + (f" for {seconds:.0f} s" if seconds >= 1 else "")
+                if self.bar is not None and self.task is not None:
+                    self.bar.update(self.task, phase=text, refresh=True)
+                elif self._quiet_for() >= QUIET:
+                    passed = clock(time.monotonic() - self.started)
+                    self._line(f"step {min(self.done + 1, self.total)}/{self.total}: {text}, {passed} since the start")
+
+
+def step_line(step: str, tag: str, row: Mapping[str, float], time_left: str, width: int = WIDTH) -> str:
+    """Return the line of a step: its reward or loss, also of each agent where they differ; tokens of a completion and entropy
+    of each agent; and its seconds, with the phase that took most of them. The last of these are left out beyond `width`."""
+    name = tag.partition("/")[0]
+    own = numbers_of_agents(row, "return" if tag == REWARD_TAG else LOSS_TAG, 3)
+    headline = f"{name} {number_text(row[tag], 3)}" + (f" ({', '.join(own)})" if len(set(own)) > 1 else "")
+    fields = [step, headline]
+    fields += [
+        f"{word} {listed(values)}"
+        for word, column, digits in (("tokens", "length", 0), ("entropy", "entropy", 2))
+        if (values := numbers_of_agents(row, column, digits))
+    ]
+    seconds = {phase: row.get(f"time/{phase}", 0.0) for phase in WORDS}
+    if total := sum(seconds.values()):
+        longest = max(seconds, key=seconds.__getitem__)
+        fields.append(f"{total:.1f} s, {seconds[longest] / total:.0%} {WORDS[longest]}")
+    while len(line := "  ".join([*fields, time_left])) > width and len(fields) > 2:
+        fields.pop()
+    return line
+
+
+def numbers_of_agents(row: Mapping[str, float], column: str, digits: int) -> list[str]:
+    """Return a column of each agent, the mean over turns, as texts; "-" for agents without one, and [] if no agent has one."""
+    values: dict[int, list[float]] = {}
+    for tag, value in row.items():
+        if match := AGENT_COLUMN.fullmatch(tag):
+            numbers = values.setdefault(int(match[1]), [])
+            numbers += [value] if match[2] == column else []
+    texts = [number_text(sum(x) / len(x), digits) if x else "-" for _, x in sorted(values.items())]
+    return texts if any(values.values()) else []
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Return numbers of agents as one text: all of a few, the lowest and the highest of many."""
+    if len(texts) <= 4:
+        return ", ".join(texts)
+    values = sorted((text for text in texts if text != "-"), key=float)
+    return f"{values[0]} to {values[-1]}"
+
+
+def number_text(value: float, digits: int) -> str:
+    """Return a number with so many digits behind the point; one that would read as zero in scientific notation."""
+    return f"{value:.1e}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:.{digits}f}"
 
 
 def say(line: str) -> None:
@@ -145,6 +200,7 @@ def _to_stdout(show: Callable[[], Any]) -> None:
         raise
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Return seconds as h:mm:ss."""
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
