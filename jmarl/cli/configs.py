@@ -1,4 +1,4 @@
-"""`jmarl configs`: list the YAML files that come with jmarl, show one, or list all settings."""
+"""`jmarl configs`: list the YAML files that come with jmarl, show one, or explain the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="print a file; `jmarl configs show NAME > my.yaml` makes it yours")
     show.add_argument("name", metavar="NAME", help="a name of `jmarl configs list`")
     settings = actions.add_parser("settings", help="all settings, with their defaults and what they do")
-    settings.add_argument("word", nargs="?", default="", metavar="WORD", help="only those with this word")
+    settings.add_argument("word", nargs="?", default="", metavar="WORD", help="only those with it in their name, alias or text")
+    settings.add_argument("--aliases", action="store_true", help="also other names of settings, and the keys of MRLM's files")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "show":
         print(find_config(args.name).read_text(encoding="utf-8"), end="")
     elif args.action == "settings":
-        print("\n".join(settings_lines(args.word)) or f"no setting has the word {args.word!r}")
+        print("\n".join(settings_lines(args.word, args.aliases)) or no_setting(args.word))
     else:
         for name, path in shipped_configs().items():
             print(f"{name:<16} {first_line(path)}")
@@ -55,28 +56,52 @@ def first_line(path: Path) -> str:
     return path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
 
 
-def settings_lines(word: str = "") -> list[str]:
-    """Return a line for each setting with its section, default and meaning."""
-    import ast
-    import dataclasses
-    import inspect
+def settings_lines(word: str = "", aliases: bool = False) -> list[str]:
+    """Return a line for each setting: name = default | what is allowed | meaning.
 
+    Args:
+        word: only settings with this word in their line or their other names; a setting shows the names that have it.
+        aliases: show all other names, and the keys of MRLM.
+    """
     from jmarl.config.experiment import TOP_SETTINGS, ExperimentConfig, TaskConfig, TeamConfig
-    from jmarl.config.train_config import SECTIONS
+    from jmarl.config.train_config import SECTIONS, TrainConfig
+    from jmarl.config.validation import explain
 
-    lines = []
-    for section, cls in {"team": TeamConfig, "task": TaskConfig, **SECTIONS, "": ExperimentConfig}.items():
-        body = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
-        texts = {
-            field.target.id: " ".join(ast.literal_eval(text.value).split())  # type: ignore[union-attr]
-            for field, text in zip(body, body[1:], strict=False)
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-        }
-        for field in dataclasses.fields(cls):
-            if section or field.name in TOP_SETTINGS:
-                default = "" if field.default is dataclasses.MISSING else f" ({field.default!r})"
-                lines.append(f"{section + '.' if section else ''}{field.name}{default}: {texts.get(field.name, '')}")
-    return [line for line in [*lines, *mrlm_lines()] if word.lower() in line.lower()]
+    word, lines, others = word.lower(), [], other_names()
+    classes = {"team": TeamConfig, "task": TaskConfig, "": TrainConfig, **SECTIONS, "experiment": ExperimentConfig}
+    for section, cls in classes.items():
+        for name, text in explain(cls).items():
+            if (cls is TrainConfig and name != "algorithm") or (cls is ExperimentConfig and name not in TOP_SETTINGS):
+                continue  # parts and sections
+            path = name if section in ("", "experiment") else f"{section}.{name}"
+            line, also = f"{path} = {text}", others.get(name, [])
+            if not aliases and word in line.lower():
+                also = []
+            elif not aliases:
+                also = [other for other in also if word in other.lower()]
+            lines.append(line + (f" | also {', '.join(also)}" if also else ""))
+    return [line for line in [*lines, *(mrlm_lines() if aliases else [])] if word in line.lower()]
+
+
+def other_names() -> dict[str, list[str]]:
+    """Return the other names of each setting that has some: those of CoMLRL, MRLM and TRL."""
+    from jmarl.config.aliases import BY_VALUE, OTHER_NAMES
+
+    names: dict[str, list[str]] = {}
+    for other, name in OTHER_NAMES.items():
+        names.setdefault(name, []).append(other)
+    for other, values in BY_VALUE.items():
+        for value, (name, _) in values.items():
+            names.setdefault(name, []).append(f"{other}={value}")
+    return names
+
+
+def no_setting(word: str) -> str:
+    """Return the line for a word that no setting has."""
+    from jmarl.config.experiment import PART_OF
+
+    hint = did_you_mean(word, PART_OF)
+    return f"no setting has the word {word!r}{hint} (with --aliases this command looks in the keys of MRLM too)"
 
 
 def mrlm_lines() -> list[str]:

@@ -28,7 +28,9 @@ class TeamConfig(Section):
     num_agents: Count | None = None
     """Agents of the team, which all start from the one model; None: one per model."""
     roles: tuple[str, ...] = ()
-    """Text in front of each prompt, one per agent; empty: none. For data: an environment writes its agents' prompts itself."""
+    """One fixed instruction per agent, in front of each of its prompts (of a list of chat messages: as system message); empty:
+    none. For data with a reward; an environment writes its agents' prompts itself. The prompt behind it is the item's "prompt",
+    or what the agent's function in formatters writes."""
     shared_weights: bool = False
     """All agents are roles of one set of parameters; else each agent has its own."""
 
@@ -85,7 +87,9 @@ class TaskConfig(Section):
     reward: str | None = None
     """Reward of the completions of data, as module:function; see `jmarl.envs.rewards`. None: data are given pairs or texts."""
     formatters: tuple[str, ...] = ()
-    """item -> prompt of data, as module:function: one for all agents, or one per agent. Empty: the item's "prompt"."""
+    """Functions item -> prompt for data, as module:function: one for all agents, or one per agent. For prompts of other fields
+    of the item, or that differ in more than an instruction; for an instruction alone, roles are enough. Empty: the item's
+    "prompt"."""
     external_transition: str | None = None
     """Writes the prompts of later turns on data, as module:function; see `reward_environment.RewardEnvironment`."""
     num_tasks: Count | None = None

@@ -125,7 +125,9 @@ class Episodes(Section):
     num_generations: Count = 8
     """Completions of each prompt and agent (G, the group)."""
     chat: bool | tuple[bool, ...] = False
-    """Put prompts into the tokenizer's chat template. One for all agents, or one per agent (as a flag: --chat True False).
+    """Whether a prompt that is a text becomes the user's message of a chat, in the tokenizer's chat template. True for models
+    that were trained on chats (instruct), False for base models. Prompts that are lists of messages are chats in any case. One
+    for all agents, or one per agent (as a flag: --chat True False).
     What agents, environments and data write is text inside a template, whatever special tokens it spells. Without a template
     the special tokens in a prompt are tokens; in later turns those that the prompts of the first turn spell, and no agent."""
     chat_template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
@@ -141,11 +143,16 @@ class Episodes(Section):
     completion of an agent is judged together with the first completions of all other agents and, with several turns, with what
     was written after those (C3, arXiv 2603.06859)."""
     cross_credit: Literal["mean", "sum"] = "mean"
-    """Return of a completion in cross mode: mean or sum over the joint actions that contain it."""
+    """Only for joint_mode=cross, where each completion of an agent is in G^(N-1) joint actions of the N agents and has as many
+    returns: it is credited with their mean, or with their sum (as CoMLRL), which is G^(N-1) times as large, and so are its
+    advantages unless advantage_scale divides them."""
     num_turns: Count = 1
     """Turns of an episode; each is a joint action and the environment's answer."""
     branching: Literal["tree", "chain"] = "tree"
-    """tree: every joint action of a turn continues with a group of completions of its own. chain: with one completion."""
+    """How an episode with several turns (num_turns > 1) goes on; with one turn both are the same. chain: each joint action
+    continues with one completion of each agent, so a prompt has G episodes side by side, and a turn has as many completions as
+    the first. tree: each joint action continues with a group of G completions of its own, which are compared with each other,
+    as in CoMLRL; an agent writes G + G^2 + ... + G^T completions of a prompt in T turns (more with joint_mode=cross)."""
     history: Literal["none", "append"] = "none"
     """What an agent reads in later turns. none: the new prompt only. append: the conversation so far and the new prompt."""
     long_prompts: Literal["error", "truncate_left", "drop"] = "error"
@@ -217,7 +224,10 @@ class Loss(Section):
     (batch_std) or over all returns so far (running_std). Advantages of tokens are divided by their own std. None: the
     algorithm's default."""
     loss_aggregation: Aggregation | None = None
-    """How token losses are averaged; None: the algorithm's default."""
+    """How the losses of tokens become one number. token_mean: the mean over all tokens, where long completions weigh more
+    (loss_type dapo or bnpo of TRL). sequence_mean: first the mean over a completion, where all completions weigh the same
+    (grpo of TRL). sequence_sum: the sum over a completion, then the mean (REINFORCE). constant: the sum over all tokens,
+    divided by the number of completions times max_new_tokens (dr_grpo of TRL). None: the algorithm's default."""
     clip_eps_low: NotNegative | None = None
     """Lower clip of the ratio in clipped losses (PPO, arXiv 1707.06347); None: the algorithm's default, mostly 0.2."""
     clip_eps_high: NotNegative | None = None
@@ -234,7 +244,9 @@ class Loss(Section):
     """Weight tokens by the ratio of the learner's probability to the one sampled with (truncated by top-k and top-p), at most
     this much: truncated importance sampling (Ionides 2008; IMPALA, arXiv 1802.01561). None: off."""
     importance_level: Literal["token", "sequence"] = "token"
-    """What importance_cap weights: each token, or each completion by the product over its tokens."""
+    """What importance_cap weights. token: each token by its own ratio. sequence: all tokens of a completion by the product of
+    their ratios. Both at most importance_cap: token_truncate and sequence_truncate of TRL's vllm_importance_sampling_mode. The
+    level of the clipped ratio, importance_sampling_level of TRL, is ratio_level."""
     old_logprobs: Literal["sampler", "rescored"] = "sampler"
     """Where the behavior policy's log-probabilities in ratios come from: the sampler, or the learner before it changes."""
     kl_coef: NotNegative = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import textwrap
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from jmarl.config.aliases import BY_VALUE, OTHER_NAMES, OTHER_VALUES
 from jmarl.config.preference import Preference
 from jmarl.config.run import Run
 from jmarl.config.sections import Critic, Episodes, LoRA, Loss, Optimizer, Sampling
-from jmarl.config.validation import check, check_names, did_you_mean
+from jmarl.config.validation import check, check_names, did_you_mean, explain
 
 C = TypeVar("C")
 
@@ -29,14 +30,31 @@ SECTIONS: dict[str, type] = {
 SECTION_OF: dict[str, str] = {field.name: name for name, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
 
 
-def list_settings(cls: type[C]) -> type[C]:
-    """Append the settings of all sections and their defaults to the docstring of a class, for `help`."""
+class Explained:
+    """The docstring of a class with all settings of `SECTIONS`, for `help`. Written when it is read: it takes their source."""
+
+    def __init__(self, text: str):
+        self.text = inspect.cleandoc(text)
+
+    def __get__(self, instance: Any, owner: type) -> str:
+        return f"{self.text}\n\n{settings_text()}"
+
+
+@functools.cache
+def settings_text() -> str:
+    """Return the settings of all sections: name = default | what is allowed | meaning."""
     lines = []
-    for section, kind in SECTIONS.items():
-        defaults = [f"{field.name}={getattr(kind(), field.name)!r}" for field in dataclasses.fields(kind)]
-        text = f"{section}: {', '.join(defaults)}"
-        lines += textwrap.wrap(text, 110, initial_indent="    ", subsequent_indent="        ", break_long_words=False)
-    cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n" + "\n".join(lines)
+    for section, cls in SECTIONS.items():
+        lines += ["", f"{section}: {inspect.getdoc(cls)}"]
+        for name, text in explain(cls).items():
+            text = f"    {name} = {text}"
+            lines += textwrap.wrap(text, 110, subsequent_indent="        ", break_long_words=False)
+    return "\n".join(lines[1:])
+
+
+def list_settings(cls: type[C]) -> type[C]:
+    """Append the settings of all sections to the docstring of a class, for `help`."""
+    cls.__doc__ = Explained(cls.__doc__ or "")  # type: ignore[assignment]
     return cls
 
 
@@ -48,8 +66,7 @@ class TrainConfig:
         TrainConfig.of(algorithm="ppo", learning_rate=1e-6)
         TrainConfig(algorithm="ppo", optimizer=Optimizer(learning_rate=1e-6))  # the same
 
-    The flag --help of experiments explains each setting; `help(jmarl.config.Sampling)` shows the types of a section's settings.
-    Settings by section, with their defaults:
+    Settings by section, as name = default | what is allowed | meaning; `jmarl configs settings WORD` finds one by a word:
     """
 
     algorithm: str = "magrpo"

@@ -6,9 +6,11 @@ branching: Literal["tree", "chain"] = "tree"
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import functools
+import inspect
 import math
 import numbers
 import types
@@ -158,3 +160,41 @@ def _type_name(hint: Any) -> str:
     if origin is tuple:
         return f"tuple[{_type_name(arguments[0])}, ...]"
     return "None" if hint is type(None) else hint.__name__
+
+
+# --- explanations ------------------------------------------------------------------------------------------------------
+
+
+def explain(cls: Any) -> dict[str, str]:
+    """Return "default | what is allowed | meaning" of each field of a dataclass, by name. The meaning is the text below it."""
+    body = ast.parse(inspect.cleandoc(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+    texts = {
+        field.target.id: " ".join(str(ast.literal_eval(text.value)).split())  # type: ignore[union-attr]
+        for field, text in zip(body, body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    hints, lines = _hints(cls), {}
+    for field in dataclasses.fields(cls):
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        parts = ["needed" if needed else f"{default!r}", allowed_text(hints[field.name]), texts.get(field.name, "")]
+        lines[field.name] = " | ".join(parts)
+    return lines
+
+
+def allowed_text(hint: Any) -> str:
+    """Return what an annotation allows, in words: its choices, its range or its type."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        ranges = [str(x) for x in arguments[1:] if isinstance(x, Range)]
+        return " ".join([{int: "a whole number"}.get(arguments[0], "a number"), *ranges])
+    if origin is Literal:
+        return ", ".join(map(str, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(allowed_text, arguments)))
+    if origin is tuple:
+        return f"a list of: {allowed_text(arguments[0])}"
+    if origin is dict:
+        return "a mapping"
+    words = {bool: "True, False", int: "a whole number", float: "a number", str: "a text", type(None): "None"}
+    return words.get(hint, _type_name(hint))

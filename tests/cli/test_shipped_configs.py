@@ -64,9 +64,25 @@ def test_configurations_are_listed_and_shown(capsys):
     assert capsys.readouterr().out == shipped_configs()["ppo"].read_text()
     assert main(["configs", "show", "pppo"]) == 2
     assert "did you mean 'ppo'" in capsys.readouterr().err
-    assert main(["configs", "settings", "kl_coef"]) == 0
-    out = capsys.readouterr().out
-    assert "loss.kl_coef (0.0): Weight of the KL term" in out and "ppo.kl_coef (MRLM): as kl_coef" in out
+
+
+def test_settings_are_found_by_name_alias_and_text(capsys):
+    def lines(*words: str) -> list[str]:
+        assert main(["configs", "settings", *words]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    kl = "loss.kl_coef = 0.0 | a number >= 0 | Weight of the KL term"
+    assert [line.startswith(kl) for line in lines("KL_coef")] == [True, False]  # the other is kl_target, whose text has it
+    assert "ppo.kl_coef (MRLM): as kl_coef" in lines("kl_coef", "--aliases")
+    tokens = "sampling.max_new_tokens = 128 | a whole number >= 1 | Longest completion, in tokens."
+    assert lines("max_completion_length") == [f"{tokens} | also max_completion_length"]  # of TRL
+    assert lines("longest completion, in") == [tokens]
+    assert lines("lerning_rate") == [
+        "no setting has the word 'lerning_rate'; did you mean 'learning_rate'? (with --aliases this command looks in the keys "
+        "of MRLM too)"
+    ]
+    everything = lines()
+    assert not any("(MRLM)" in line for line in everything) and all(line.count(" | ") == 2 for line in everything)
 
 
 def test_shipped_configurations_are_short_and_cover_all_families():

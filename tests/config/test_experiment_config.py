@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pydoc
 
 import pytest
 
@@ -11,6 +12,7 @@ from jmarl import ExperimentConfig, TaskConfig, TeamConfig, TrainConfig
 from jmarl.config import OTHER_NAMES, SECTION_OF, SECTIONS, EnvironmentConfig, Optimizer, flat
 from jmarl.config.experiment import TOP_SETTINGS
 from jmarl.config.flags import parse_flags
+from jmarl.config.validation import explain
 
 PLAIN = dict(models=["a", "b"], environment="math_verifier", options={"max_turns": 3}, algorithm="ippo", learning_rate=1e-3)
 WHOLE = ExperimentConfig(
@@ -150,6 +152,17 @@ def test_flags_give_what_python_gives():
         parse_flags(ExperimentConfig, [*arguments, "--options", "[1]"])
 
 
-def test_help_lists_every_setting_with_its_default():
+def test_help_explains_every_setting():
+    """With its default, what is allowed and its meaning; a subclass has a docstring of its own."""
+    text = " ".join(pydoc.plain(pydoc.render_doc(TrainConfig)).replace("|", " ").split())
     for name in SECTION_OF:
-        assert f"{name}={flat(TrainConfig())[name]!r}" in " ".join(TrainConfig.__doc__.split()), name
+        assert f" {name} = {flat(TrainConfig())[name]!r} " in text, name
+    assert "top_p = 1.0 a number in (0, 1] (1 is off) Sample from the smallest set" in text
+    assert "branching = 'tree' tree, chain How an episode with several turns" in text
+
+
+def test_every_setting_has_a_meaning_and_what_is_allowed():
+    for cls in (TeamConfig, TaskConfig, *SECTIONS.values()):
+        for name, line in explain(cls).items():
+            default, allowed, meaning = line.split(" | ")
+            assert default and allowed and len(meaning) > 12, name
