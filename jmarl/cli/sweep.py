@@ -3,6 +3,9 @@
     sweep:
       learning_rate: [1e-5, 1e-4]
       grpo.group_size: [4, 8]
+      team:                                   # a free name: settings that change together
+        - {models: [small], reward: "mine:short"}
+        - {models: [large], reward: "mine:long"}
       seeds: [0, 1, 2]
 
 The runs are made one after the other, each in its own directory below the output directory; the seeds of a combination are
@@ -23,6 +26,8 @@ from jmarl.algorithms import find_row
 from jmarl.cli.configuration import Configuration, has_checkpoint, read_configuration, train
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural
 from jmarl.config import ExperimentConfig
+from jmarl.config.layers import TREES
+from jmarl.config.mrlm_keys import KEYS
 from jmarl.training.files.config_file import changed_settings
 from jmarl.training.files.failed_update import NonFiniteError
 from jmarl.training.files.run_files import CONFIG_FILE
@@ -35,7 +40,7 @@ LAST = 10  # updates of the final reward
 class Point(NamedTuple):
     """One run of a sweep, or several seeds in one program."""
 
-    values: dict[str, Any]  # what is varied
+    values: dict[str, Any]  # the settings that are varied
     cfg: ExperimentConfig
     seeds: tuple[int, ...]
     together: bool  # whether all seeds are one run
@@ -81,9 +86,10 @@ def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Po
             raise ValueError(f"sweep: {name}: {values!r:.60} is no list of values: write {key}: [first, second]")
     seeds = tuple(lists.pop("seeds", ()) or ())
     root, points = configuration.experiment.train.run.output_dir, []
-    for values in itertools.product(*lists.values()):
-        point = dict(zip(lists, values, strict=True))
-        directory = f"{root}/{name_of(point)}" if point else root
+    for choices in itertools.product(*(choices_of(name, values) for name, values in lists.items())):
+        point = settings_of(choices)
+        label = re.sub(r"[^\w.=,+-]+", "_", ",".join(choice.label for choice in choices))[:150]
+        directory = f"{root}/{label}" if choices else root
         cfg = read_configuration(args, point | {"output_dir": directory, "resume": False, "resume_step": None}).experiment
         row = find_row(cfg.train.algorithm)
         if len(seeds) > 1 and row.data == "rollouts" and not row.learned and not cfg.wandb:
@@ -98,10 +104,41 @@ def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Po
     return points
 
 
-def name_of(point: Mapping[str, Any]) -> str:
-    """Return the name of a run's directory, such as learning_rate=1e-05,group_size=4."""
-    text = ",".join(f"{name.rpartition('.')[2]}={value}" for name, value in point.items())
-    return re.sub(r"[^\w.=,+-]+", "_", text)[:150]
+class Choice(NamedTuple):
+    """One of the values of a key of a sweep."""
+
+    key: str
+    settings: dict[str, Any]  # that it sets: one, or all of a mapping under a free name
+    label: str  # in the name of the directory, such as learning_rate=1e-05, or team=large+brevity
+
+
+def choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
+    """Return the values of a key: of a setting, or mappings of settings that change together under a free name."""
+    name = key.rpartition(".")[2]
+    if key in (*TREES, *KEYS) or not all(isinstance(value, Mapping) and value for value in values):
+        return [Choice(key, {key: value}, f"{name}={value}") for value in values]
+    short = ["+".join(map(short_text, value.values())) for value in values]
+    unique = len(set(short)) == len(values)
+    long = [",".join(f"{setting}={x}" for setting, x in value.items()) for value in values]
+    return [Choice(key, dict(value), f"{name}={x}") for value, x in zip(values, short if unique else long, strict=True)]
+
+
+def short_text(value: Any) -> str:
+    """Return a value without what its directory, module or repository says."""
+    if isinstance(value, list):
+        return "-".join(map(short_text, value))
+    return re.split("[:/]", value.rstrip("/"))[-1] if isinstance(value, str) else str(value)
+
+
+def settings_of(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Return the settings of one choice of each key. Raises ValueError for a setting of two keys."""
+    settings: dict[str, Any] = {}
+    for i, choice in enumerate(choices):
+        if twice := settings.keys() & choice.settings.keys():
+            other = next(one.key for one in choices[:i] if min(twice) in one.settings)
+            raise ValueError(f"sweep: {min(twice)} is set by {other} and by {choice.key}: give it in one of them")
+        settings |= choice.settings
+    return settings
 
 
 def is_finished(point: Point) -> bool:

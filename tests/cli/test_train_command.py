@@ -19,6 +19,8 @@ from jmarl import ExperimentConfig
 from jmarl.cli import dry_run
 from jmarl.cli.configuration import read_configuration
 from jmarl.cli.main import main
+from jmarl.cli.sweep import points_of
+from jmarl.cli.train import add_arguments
 from jmarl.config.yaml_file import read_yaml
 from jmarl.training.experiment import wandb_config
 from jmarl.training.files.lock import locked
@@ -98,8 +100,6 @@ def metrics(directory: Path | str) -> list[dict]:
 
 def read(*flags: str) -> ExperimentConfig:
     parser = argparse.ArgumentParser()
-    from jmarl.cli.train import add_arguments
-
     add_arguments(parser)
     return read_configuration(parser.parse_args(flags)).experiment
 
@@ -249,6 +249,33 @@ def test_the_dry_run_of_a_sweep_checks_all_and_shows_the_first(capsys):
     assert out == "" and "num_generations=1" in err
 
 
+def test_settings_of_a_sweep_change_together_under_a_free_name():
+    """As one key of the product; directories have the values, and the names of settings too where these alone are equal."""
+    model = read("--config", "run.yaml").team.models[0]
+
+    def points(*sweep: str) -> list:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        args = parser.parse_args(["--config", "run.yaml", "--output", "o", "--set", *sweep])
+        return points_of(args, read_configuration(args))
+
+    rewards = "own_rewards_of_tests:letters", "own_rewards_of_tests:interrupting"
+    team = f"{{models: [{model}], reward: {rewards[0]}}}", f"{{models: [{model}, {model}], reward: {rewards[1]}}}"
+    made = points(f"sweep.team=[{', '.join(team)}]", "sweep.learning_rate=[1e-3, 1e-2]", "algorithm=magrpo")
+    name = Path(model).name
+    assert [point.cfg.train.run.output_dir for point in made] == [
+        f"o/team={label},learning_rate={rate}/seed_0"
+        for label in (f"{name}+letters", f"{name}-{name}+interrupting")
+        for rate in (0.001, 0.01)
+    ]
+    assert [(p.cfg.team.size, p.cfg.task.reward) for p in made] == [(1, rewards[0])] * 2 + [(2, rewards[1])] * 2
+    assert made[3].values == {"models": [model, model], "reward": rewards[1], "learning_rate": 0.01}
+    equal = points("sweep.a=[{top_k: 1, num_prompts: 2}, {num_prompts: 1, top_k: 2}]")
+    assert [point.directories[0].parts[1] for point in equal] == ["a=top_k=1,num_prompts=2", "a=num_prompts=1,top_k=2"]
+    trees = points("sweep.chat_template_kwargs=[{a: 1}, {b: 2}]")  # a setting whose values are mappings
+    assert trees[1].values == {"chat_template_kwargs": {"b": 2}}
+
+
 def test_a_run_without_held_out_rows_says_nothing_about_them(capsys):
     assert main(["train", "--config", "pairs.yaml", "--output", "out/pairs", "--set", "progress=true", "num_updates=1"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -320,6 +347,11 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
         (["--set", "sweep.learning_rate=3"], "sweep: learning_rate: 3 is no list of values"),
         (["--set", "sweep.optimizer={learning_rate: [3]}"], "write optimizer.learning_rate: [first, second]"),
         (["--set", "sweep.lerning_rate=[1e-3]"], "sweep: lerning_rate: unknown key; did you mean 'learning_rate'?"),
+        (
+            ["--set", "sweep.learning_rate=[1e-3]", "sweep.a=[{learning_rate: 1e-4}]"],
+            "sweep: learning_rate is set by learning_rate and by a: give it in one of them",
+        ),
+        (["--set", "sweep.a=[{lerning_rate: 1e-4}]"], "sweep: lerning_rate: unknown key; did you mean 'learning_rate'?"),
         (["--output", "o", "--set", "sweep.seed=[1, 1]"], "two runs would write to o/seed=1/seed_1: give each value once"),
         (["--set", "algorithm=grpoo"], "did you mean 'grpo'"),
         (["--set", "models=null"], "no model is given"),
