@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jmarl.cli.init import FILES
+
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
 
@@ -40,6 +42,7 @@ def test_the_wheel_contains_all_modules_and_nothing_else(wheel):
     files = set(zipfile.ZipFile(wheel).namelist())
     library = {path.relative_to(ROOT).as_posix() for kind in ("*.py", "*.json") for path in (ROOT / "jmarl").rglob(kind)}
     library |= {f"jmarl/cli/configs/{path.name}" for path in (ROOT / "experiments" / "configs").glob("*.yaml")}
+    library |= {f"jmarl/cli/template/{name}" for name in FILES}
     assert library <= files
     assert {name.split("/")[0] for name in files} == {"jmarl", "jmarl-0.1.0.dist-info"}
     assert "jmarl-0.1.0.dist-info/licenses/LICENSE" in files

@@ -54,7 +54,8 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
         layers.add_flag(name, value, "sweep:")
     settings = all_settings(layers)
     notes = choose_directory(settings, Path(names[0]).stem)
-    cfg, more = complete(experiment_config(settings), settings)
+    folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
+    cfg, more = complete(located(experiment_config(settings), folders), settings)
     return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more)
 
 
@@ -88,6 +89,41 @@ def shipped(name: str) -> str:
     if (Path(name) / "config.yaml").is_file():
         return str(Path(name) / "config.yaml")
     return name if Path(name).is_file() or Path(name).suffix in (".yaml", ".yml") else str(find_config(name))
+
+
+def located(cfg: ExperimentConfig, folders: Sequence[Path]) -> ExperimentConfig:
+    """Return a configuration that says where its files and modules are, if they are beside a YAML file.
+
+    Other relative paths and modules belong to the current directory. folders: those of the YAML files, the last file first."""
+    folders = [folder for folder in folders if folder != Path.cwd()]
+
+    def path(name: Any) -> Any:
+        return next((str(x) for folder in folders if isinstance(name, str) and (x := folder / name).exists()), name)
+
+    def module(name: str | None) -> str | None:
+        place = (name or "").rpartition(":")[0]
+        directory, _, dotted = place.rpartition("/")
+        if not dotted or directory.startswith("/") or dotted.startswith("jmarl."):
+            return name
+        parts = dotted.replace(".", "/")
+        ends = (f"{parts}.py", f"{parts}/__init__.py")
+        return next((f"{x}/{name}" for x in folders if any((x / directory / end).is_file() for end in ends)), name)
+
+    def environments(configs: Sequence[EnvironmentConfig]) -> tuple[EnvironmentConfig, ...]:
+        return tuple(dataclasses.replace(config, name=module(config.name)) for config in configs)
+
+    task = dataclasses.replace(
+        cfg.task,
+        data=path(cfg.task.data),
+        held_out=path(cfg.task.held_out),
+        reward=module(cfg.task.reward),
+        formatters=tuple(map(module, cfg.task.formatters)),
+        external_transition=module(cfg.task.external_transition),
+        environment=module(cfg.task.environment),
+        train_envs=environments(cfg.task.train_envs),
+        eval_envs=environments(cfg.task.eval_envs),
+    )
+    return cfg.replace(task=task, models=tuple(map(path, cfg.team.models)))
 
 
 def flags_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from jmarl.config.validation import did_you_mean
 from jmarl.training.files.lock import DirectoryInUse
 
 COMMANDS: dict[str, str] = {
+    "init": "write a small project to start from: settings, a reward with its test, data",
     "train": "train a team as a YAML file says",
     "eval": "play without learning: mean return, success rate, parts of the reward",
     "collect": "play without learning, and write what was written as trajectories and pairs",

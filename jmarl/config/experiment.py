@@ -77,7 +77,7 @@ class TaskConfig(Section):
     name or a dict of name and options. Empty: the environments that are trained in."""
     data: str | None = None
     """Prompts, pairs or texts: a file (.json, .jsonl, .csv, .tsv, .parquet, also .gz), a directory saved by `datasets`, or the
-    Hub id of a data set."""
+    Hub id of a data set. In a YAML file a relative path is first looked for beside that file, as are modules."""
     subset: str | None = None
     """Configuration of the data sets of the Hub, if they have several."""
     split: str = "train"
@@ -85,7 +85,8 @@ class TaskConfig(Section):
     min_reward: float | None = None
     """Leave out texts (algorithm sft) whose sum of rewards is lower; None: none."""
     reward: str | None = None
-    """Reward of the completions of data, as module:function; see `jmarl.envs.rewards`. None: data are given pairs or texts."""
+    """Reward of the completions of data, as module:function or directory/module:function; see `jmarl.envs.rewards`. None: data
+    are given pairs or texts."""
     formatters: tuple[str, ...] = ()
     """Functions item -> prompt for data, as module:function: one for all agents, or one per agent. For prompts of other fields
     of the item, or that differ in more than an instruction; for an instruction alone, roles are enough. Empty: the item's

@@ -79,12 +79,17 @@ def make(name: str, **options: Any) -> Any:
 
 
 def import_object(name: str) -> Any:
-    """Import "module:name". Raises ImportError with the places where a module was looked for and the nearest name, or with
-    the file and line of an error in the module."""
+    """Import "module:name", or "directory/module:name" from a directory that need not be one of Python's.
+
+    Raises ImportError with the places where a module was looked for and the nearest name, or with the file and line of an error
+    in the module."""
     from jmarl.config.validation import did_you_mean
     from jmarl.envs.calls.user_code import raised
 
-    module, _, attribute = name.partition(":")
+    place, _, attribute = name.rpartition(":")
+    directory, _, module = place.rpartition("/")
+    if directory:
+        import_from(os.path.abspath(directory), module)
     try:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:
@@ -102,6 +107,18 @@ def import_object(name: str) -> Any:
         return getattr(imported, attribute)
     except AttributeError:
         raise ImportError(f"module {module!r} has no {attribute!r}{did_you_mean(attribute, dir(imported))}") from None
+
+
+def import_from(directory: str, module: str) -> None:
+    """Make a directory the first place for imports. Raises ImportError if another module of this name is loaded already."""
+    if sys.path[0] != directory:
+        sys.path.insert(0, directory)
+    if (loaded := sys.modules.get(module.partition(".")[0])) is None:
+        return
+    file = getattr(loaded, "__file__", None)  # None: a directory without __init__.py, or built in
+    places = [file] if file else [*getattr(loaded, "__path__", ["Python itself"])]
+    if not any(os.path.realpath(place).startswith(os.path.realpath(directory) + os.sep) for place in places):
+        raise ImportError(f"another module {module!r}, of {places[0]}, is loaded already: rename the one in {directory}")
 
 
 def own_directories() -> list[str]:

@@ -270,8 +270,8 @@ def with_role(formatter: Formatter, role: str) -> Formatter:
 
 
 def import_name(setting: str, name: str) -> Any:
-    """Import "module:name". setting: the setting that has this value, for errors."""
-    module, _, attribute = name.partition(":")
+    """Import "module:name" or "directory/module:name". setting: the setting that has this value, for errors."""
+    module, _, attribute = name.rpartition(":")
     if not module or not attribute:
         *package, last = name.removesuffix(":").split(".")
         meant = f"; did you mean '{'.'.join(package)}:{last}'?" if package and last else ""

@@ -1,0 +1,96 @@
+"""`jmarl init`: the project that it writes trains and passes its own tests, from any directory; and where files of a YAML file
+are looked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jmarl import ExperimentConfig
+from jmarl.cli.configuration import located
+from jmarl.cli.init import FILES
+from jmarl.cli.main import main
+from jmarl.config.yaml_file import read_yaml
+from jmarl.envs import import_object
+
+SMALL = ["num_updates=2", "max_new_tokens=4", "num_generations=2", "progress=false", "tensorboard=false", "save_every=0"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """The current directory, which is not that of the project; modules of the test are forgotten."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "rewards", raising=False)
+    yield tmp_path
+    sys.modules.pop("rewards", None)
+
+
+def test_a_new_project_trains_from_any_directory_and_passes_its_own_tests(elsewhere, tiny_dir, capsys):
+    project = elsewhere / "my story"
+    assert main(["init", str(project)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line.split("#")[0].strip() for line in lines[lines.index("next:") + 1 :]]
+    assert [text.split("'")[0].strip() for text in commands[-5:]] == [
+        "python -m pytest", "jmarl train --config", "jmarl train --config", "jmarl report runs/my_story",
+        "jmarl play --model runs/my_story",
+    ]  # fmt: skip
+    Path("prompts.jsonl").write_text("what is here is not read")
+    Path("rewards.py").write_text("raise RuntimeError('nor is this')")
+    model = tiny_dir("llama", max_position_embeddings=2048)
+    flags = ["--config", str(project / "run.yaml"), "--set", f"models=[{model}]", *SMALL]
+    assert main(["train", *flags, "--dry-run"]) == 0
+    assert "16 tasks to train on, 4 held out; 2 agents" in capsys.readouterr().out
+    assert main(["train", *flags, "held_out=0"]) == 0
+    rows = [json.loads(line) for line in Path("runs/my_story/metrics.jsonl").read_text().splitlines()]
+    assert [0 <= row["reward/mean"] <= 1 for row in rows if "reward/mean" in row] == [True, True]
+    task = read_yaml("runs/my_story/config.yaml").tree["task"]
+    assert (task["data"], task["reward"]) == (str(project / "prompts.jsonl"), f"{project}/rewards:score")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_init_overwrites_nothing(elsewhere, capsys):
+    Path("rewards.py").write_text("mine")
+    assert main(["init", "."]) == 2
+    assert capsys.readouterr().err == "jmarl: rewards.py exists, and nothing is overwritten: give another directory\n"
+    assert [path.name for path in Path().iterdir()] == ["rewards.py"] and Path("rewards.py").read_text() == "mine"
+    assert main(["init", "new/one"]) == 0 and sorted(path.name for path in Path("new/one").iterdir()) == sorted(FILES)
+
+
+def test_files_beside_a_yaml_file_come_before_those_of_the_current_directory(elsewhere):
+    """What is not beside it belongs to the current directory. Of several YAML files the last one comes first."""
+    a, b = elsewhere / "a", elsewhere / "b"
+    for file in (a / "rows.jsonl", a / "held.jsonl", a / "pkg" / "mine.py", b / "rows.jsonl", Path("rows.jsonl")):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    names = ["other:f", "../a/pkg/mine:g", "jmarl.envs.writing.story:setup_prompt"]
+    settings = dict(data="rows.jsonl", held_out="held.jsonl", reward="pkg.mine:f", formatters=names, environment=None)
+    cfg = ExperimentConfig.of(models=["m"], num_agents=3, **settings)
+    task = located(cfg, [b, a]).task
+    assert (task.data, task.held_out, task.reward) == (f"{b}/rows.jsonl", f"{a}/held.jsonl", f"{a}/pkg.mine:f")
+    assert task.formatters == ("other:f", f"{b}/../a/pkg/mine:g", names[2])
+    assert located(cfg, [Path.cwd()]) == cfg
+
+
+def test_an_environment_beside_a_yaml_file_is_found(elsewhere):
+    (elsewhere / "mine.py").write_text("")
+    cfg = ExperimentConfig.of(models=["m"], train_envs=["mine:A", "story"], eval_envs=["mine:B"], held_out=1)
+    task = located(cfg, [elsewhere]).task
+    assert [env.name for env in (*task.train_envs, *task.eval_envs)] == [f"{elsewhere}/mine:A", "story", f"{elsewhere}/mine:B"]
+
+
+def test_a_module_is_imported_from_its_directory(elsewhere):
+    (elsewhere / "pkg").mkdir()
+    (elsewhere / "pkg" / "mine.py").write_text("value = 3")
+    (elsewhere / "json.py").write_text("value = 4")
+    assert import_object(f"{elsewhere}/pkg.mine:value") == 3
+    with pytest.raises(ImportError, match=rf"another module 'json', of .*, is loaded already: rename the one in {elsewhere}"):
+        import_object(f"{elsewhere}/json:value")
+    sys.modules.pop("pkg.mine"), sys.modules.pop("pkg")
