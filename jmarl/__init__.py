@@ -7,6 +7,7 @@
 import difflib
 import importlib
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _MODULES
@@ -57,6 +58,7 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.models.hub.agents import Agent as Agent
     from jmarl.models.hub.agents import load_agent as load_agent
     from jmarl.models.hub.agents import save_pretrained as save_pretrained
+    from jmarl.sampling.texts import generate as generate
     from jmarl.team import Team as Team
     from jmarl.team import agents_of as agents_of
     from jmarl.team import make_team as make_team
@@ -110,6 +112,7 @@ _MODULES = {  # module -> the public names that it defines
         "load_runs",
     ),
     "evaluation.evaluate": ("evaluate",),
+    "sampling.texts": ("generate",),
     "training.experiment": ("run_experiment",),
     "training.fit": ("fit",),
     "training.preferences.pairs": (
@@ -177,6 +180,9 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 # transformers advises to install PyTorch when it is imported. Only its tokenizers are used here, which work without.
 logging.getLogger("transformers").addFilter(lambda record: not record.getMessage().startswith("PyTorch was not found"))
+
+# tqdm is imported by these packages, and in notebooks without ipywidgets it advises to install them. jmarl has bars of its own.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def __getattr__(name: str) -> Any:

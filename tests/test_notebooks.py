@@ -67,6 +67,8 @@ def execute(tiny_dir, tmp_path, monkeypatch) -> Callable[[str, str], Any]:
         notebook.cells.append(last)
         resources = {"metadata": {"path": str(tmp_path)}}
         nbclient.NotebookClient(notebook, timeout=180, kernel_name="python3", resources=resources).execute()
+        errors = [output.text for cell in code_cells(notebook) for output in cell.outputs if output.get("name") == "stderr"]
+        assert not errors, f"{name} shows red boxes"
         assert any("image/png" in output.get("data", {}) for output in curve.outputs), f"{name} does not end with a curve"
         return json.loads(last.outputs[0].text)
 
@@ -111,11 +113,17 @@ runs_a_kernel = pytest.mark.filterwarnings("default")
 
 
 @runs_a_kernel
-def test_two_agents_learn_the_length_ratio(execute, tmp_path):
-    rewards, before, after = execute("01_two_agents", "[result.rewards, result.before.mean, result.after.mean]")
+def test_two_agents_learn_the_length_ratio_write_and_go_on_after_an_interrupt(execute, tmp_path):
+    rewards, before, after, texts, updates, interrupted = execute(
+        "01_two_agents",
+        "[result.rewards, result.before.mean, result.after.mean, setups + stories, "
+        "[int(r.state.step) for r in (result, stopped, resumed)], [r.interrupted for r in (result, stopped, resumed)]]",
+    )
     assert len(rewards) == 24
     assert risen(rewards) > 0.1 and after > before
     assert (tmp_path / "my_team/agent_1/model.safetensors").is_file()
+    assert len(texts) == 2 and all(texts)
+    assert updates == [24, 25, 26] and interrupted == [False, True, False]
 
 
 @runs_a_kernel

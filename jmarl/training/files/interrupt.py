@@ -36,6 +36,13 @@ class Interrupt:
         return self.by is not None
 
 
+def _descriptor() -> int:
+    """Return the file descriptor of standard error; in a notebook, which shows that as an error, the one of standard output."""
+    if "ipykernel" in sys.modules:
+        return sys.__stdout__.fileno() if sys.__stdout__ else 1
+    return sys.__stderr__.fileno() if sys.__stderr__ else 2
+
+
 _active: Interrupt | None = None  # the flag of the outermost loop in the main thread
 _second_ends = False  # set by `ending_at_second_signal`
 
@@ -79,8 +86,8 @@ def interruptible(saves: bool) -> Iterator[Interrupt]:
         restore(end_at_once=_second_ends)
         flag.by = signal.Signals(number).name
         text = f"\n{flag.by}: the current update is finished{then}; a second signal ends the run at once\n"
-        with contextlib.suppress(OSError, ValueError):  # standard error may be closed
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+        with contextlib.suppress(OSError, ValueError):  # it may be closed
+            os.write(_descriptor(), text.encode())
 
     for number in handlers:
         signal.signal(number, set_flag)
