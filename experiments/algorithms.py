@@ -5,7 +5,7 @@ Each row has the data that it learns from; the estimator of advantages of a grou
 subtracted from returns before; the divisor of advantages; the critic; the loss and how it averages over tokens; the settings
 whose defaults it changes; and the paper. They are defined in `jmarl/algorithms/table.py`, `jmarl/rl/advantages.py` and
 `jmarl/rl/losses.py`.
-Expected: the table of the README. Time: seconds.
+Expected: the rows of the README, with all columns. Time: seconds.
 """
 
 from __future__ import annotations

@@ -43,12 +43,18 @@ def test_bench_step_prints_consistent_times_and_shares_as_json():
     assert abs(out["tokens_per_s"] * out["generate_s"] / (2 * 2 * 4 * 8) - 1) < 0.05
 
 
-def test_the_readme_has_the_table_of_algorithms_as_printed():
+def test_the_readme_lists_all_algorithms_with_their_papers():
+    """The module prints the full table."""
     from jmarl.algorithms import ALGORITHMS
 
     printed = run("experiments.algorithms").strip()
-    assert printed in (ROOT / "README.md").read_text()
     assert [line.split("`")[1] for line in printed.splitlines()[2:]] == list(ALGORITHMS)
+    table = (ROOT / "README.md").read_text().split("<!-- algorithms -->")[1].split("<!-- end of algorithms -->")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
+    rows = [line[:3] for line in lines] + [line[3:] for line in lines]  # two rows stand in a line
+    assert [name.strip("`") for name, *_ in rows] == list(ALGORITHMS)
+    assert all(len(idea.split()) >= 3 for _, idea, _ in rows)
+    assert [paper for *_, paper in rows] == [row.paper for row in ALGORITHMS.values()]
 
 
 def test_the_table_of_algorithms_takes_no_flags():
@@ -151,24 +157,29 @@ def test_the_scripts_of_the_readme_run(tmp_path, monkeypatch, random_agent, tiny
     monkeypatch.setitem(algorithms.ALGORITHMS, "mine", None)  # removed after the test
     agent = random_agent(tiny_config(), tiny_tokenizer, 0)
     jmarl.save_pretrained("tiny", agent.config, agent.params, agent.tokenizer)
-    short = "jmarl.TrainConfig.of(num_updates=1, max_new_tokens=4, num_generations=3, progress=False, "
-    first = blocks[0].replace('"smollm2-135m-instruct"', '"tiny"').replace("jmarl.TrainConfig(", short)
+    first = blocks[0]
+    for name, small in {"smollm2-135m-instruct": "tiny", "num_updates=30": "num_updates=1", "_tokens=24": "_tokens=4"}.items():
+        assert name in first
+        first = first.replace(name, small)
     names: dict = {}
     exec(first, names)
-    assert (tmp_path / "out" / "agent_1" / "model.safetensors").exists()
+    assert (tmp_path / "runs" / "first" / "models" / "agent_1" / "model.safetensors").exists()
     (own,) = (block for block in blocks if "def median_baseline" in block)
     exec(own, names)
-    exec(f'jmarl.train(team, reward, items, {short}algorithm="mine", output_dir="own"))', names)
-    assert "agent_0/far" in json.loads((tmp_path / "own" / "metrics.jsonl").read_text())
+    settings = 'num_updates=1, max_new_tokens=4, num_generations=3, progress=False, algorithm="mine", output_dir="own"'
+    exec(f"result = jmarl.train(team, reward, items, jmarl.TrainConfig.of({settings}))", names)
+    assert len(names["result"].rewards) == 1
 
 
-def test_the_readme_has_the_list_of_environments_as_printed():
-    """Except for data sets that are on this machine."""
+def test_the_list_of_environments_is_written_as_printed():
+    """Except for data sets that are on this machine. The README names all of them."""
     from jmarl.envs import ENVIRONMENTS
 
     printed = run("experiments.environments").strip()
     assert [line.split("`")[1] for line in printed.splitlines()[2:]] == list(ENVIRONMENTS)
-    assert printed.replace("(here)", "(not downloaded)") in (ROOT / "README.md").read_text()
+    assert printed.replace("(here)", "(not downloaded)") in (ROOT / "experiments" / "README.md").read_text()
+    section = (ROOT / "README.md").read_text().split("## Environments")[1].split("\n## ")[0]
+    assert {f"`{name}`" for name in ENVIRONMENTS} <= set(re.findall(r"`[^`]+`", section))
 
 
 def test_listing_environments_does_not_time_them():

