@@ -18,6 +18,8 @@ from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, op
 
 EPILOG = """examples:
   jmarl eval --model runs/mine --num-episodes 50
+  jmarl eval --config my.yaml                                   its models before training, on its held-out tasks
+  jmarl eval --model smollm2-135m-instruct --data rows.jsonl --reward my_module:score
   jmarl eval --model smollm2-135m-instruct --environment math --option difficulty_range=[1,2] --seeds 0,1
   jmarl eval --model runs/mine/models/agent_0 another/model --environment math_verifier --output result.json"""
 

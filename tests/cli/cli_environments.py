@@ -8,6 +8,15 @@ import time
 from jmarl import Step, TextEnvironment
 
 
+def worth(*completions, worth):
+    """The column `worth` of an item."""
+    return [float(value) for value in worth]
+
+
+def asks(item):
+    return f"What? {item['prompt']}"
+
+
 class Words(TextEnvironment):
     """Two agents read a word in each of `turns` turns; the reward counts their letters."""
 

@@ -17,7 +17,15 @@ from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
 from jmarl.envs import import_object
 
-SMALL = ["num_updates=2", "max_new_tokens=4", "num_generations=2", "progress=false", "tensorboard=false", "save_every=0"]
+SMALL = [
+    "save_models=false",
+    "num_updates=2",
+    "max_new_tokens=4",
+    "num_generations=2",
+    "progress=false",
+    "tensorboard=false",
+    "save_every=0",
+]
 
 
 @pytest.fixture(autouse=True)

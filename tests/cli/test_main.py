@@ -43,7 +43,7 @@ def test_unknown_names_get_the_nearest_known_one(capsys):
     assert "jmarl eval: there is no flag --modle; did you mean '--model'?" in error_of(capsys, "eval", "--modle", "m0")
     assert "(choose from 'train', 'eval')" in error_of(capsys, "play", "--model", "m", "--split", "x")
     assert "jmarl configs: there is no flag --x; see jmarl configs" in error_of(capsys, "configs", "--x", "list")
-    assert "jmarl eval: the following arguments are required: --model" in error_of(capsys, "eval")
+    assert "jmarl export: the following arguments are required: --model" in error_of(capsys, "export")
     assert "required: COMMAND" in error_of(capsys)
 
 

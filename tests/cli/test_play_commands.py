@@ -189,6 +189,53 @@ def test_a_run_on_prompts_with_a_reward_is_evaluated_on_its_held_out_rows(tmp_pa
     assert "--option x is for one environment" in capsys.readouterr().err
 
 
+def test_the_models_of_a_yaml_file_are_evaluated_before_training(tmp_path):
+    """As those of a run, with its settings and its held-out tasks; also those of other agents, in its task."""
+    config = Path("full") / "config.yaml"
+    assert command("eval", "--config", config, "-n", 4, "-o", tmp_path / "before.json") == 0
+    before = read(tmp_path / "before.json")
+    assert before["model"] == f"m0, m1 before training, as in {config}"
+    assert (before["options"], before["max_new_tokens"]) == ({"word": "pears"}, 5)
+    for models in (("m0", "m1"), ("full",)):
+        assert command("eval", "--model", *models, "--config", config, "-n", 4, "-o", tmp_path / "e.json") == 0
+        assert (read(tmp_path / "e.json")["mean"] == before["mean"]) == (models != ("full",))
+
+
+def test_any_models_are_evaluated_on_data_with_a_reward(tmp_path):
+    """All rows are played, in one turn, whatever the models were trained on."""
+    items = [{"prompt": f"Item {i} is", "worth": i} for i in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    data = ("--data", tmp_path / "rows.jsonl", "--reward", "cli_environments:worth")
+    formatters = ("--formatters", "cli_environments:asks", "cli_environments:asks")
+    for models, more in {("m0",): (), ("m0", "m1"): (), ("full",): formatters}.items():
+        output = ("--max-new-tokens", 5, "-o", tmp_path / "t.jsonl")
+        (tmp_path / "t.jsonl").unlink(missing_ok=True)
+        assert command("collect", "--model", *models, *data, *more, "-n", 3, *output) == 0
+        rows = read_rows(tmp_path / "t.jsonl")
+        ask = "What? " if more else ""
+        assert [row["observations"][0] for row in rows] == [
+            f"{ask}Item {i} is" for i in range(3) for _ in range(1 if models == ("m0",) else 2)
+        ]
+        assert [row["metadata"]["return"] for row in rows][:: len(rows) // 3] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--model is needed; or --config FILE, which plays the models of a YAML file before training"),
+        (["--model", "m0", "--data", "x.jsonl"], "--data needs --reward module:function"),
+        (["--model", "m0", "--reward", "x:y"], "--reward is for --data"),
+        (["--model", "m0", "--data", "x", "--reward", "x:y", "--environment", "math"], "--data and --environment exclude each"),
+        (["--model", "m0", "--data", "no.jsonl", "--reward", "cli_environments:worth"], "no.jsonl does not exist"),
+        (["--config", "full/config.yaml", "--base-model", "m0"], "--base-model is for the directory of a run"),
+        (["--model", "m0", "m0", "m0", "--config", "full/config.yaml"], "has 2 roles (first, second), and --model gives 3"),
+    ],
+)
+def test_flags_of_what_is_played_that_do_not_fit_are_refused(flags, message, capsys):
+    assert command("eval", *flags) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_an_environment_without_solved_has_no_success_rate(tmp_path, capsys):
     assert play("eval", tmp_path / "e.json", "-n", 6, environment=UNSCORED) == 0
     result, out = read(tmp_path / "e.json"), capsys.readouterr().out

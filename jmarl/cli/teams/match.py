@@ -1,6 +1,8 @@
 """A team in an environment, for commands that play: flags, `open_match`, tasks and batches.
 
-Settings of sampling are those of the run, else the defaults of `TrainConfig`, where no flag says otherwise.
+The agents are those of `--model`, or of the file of `--config` before training. They play in `--environment`, on `--data` with
+`--reward`, on the task of `--config`, or on that of their run. Settings of sampling are those of `--config`, else of the run,
+else the defaults of `TrainConfig`, where no flag says otherwise.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ class Match:
 # --- flags -------------------------------------------------------------------------------------------------------------
 
 
-def add_model_argument(parser: Any) -> None:
+def add_model_argument(parser: Any, required: bool = True) -> None:
     """Add `--model` and `--base-model`."""
-    parser.add_argument("--model", required=True, nargs="+", metavar="M", help=MODEL_HELP)
+    parser.add_argument("--model", required=required, nargs="+", metavar="M", help=MODEL_HELP)
     text = "models that a run without config.yaml started from, to read its checkpoints"
     parser.add_argument("--base-model", nargs="+", metavar="M", help=text)
 
@@ -47,10 +49,16 @@ def add_model_argument(parser: Any) -> None:
 def add_play_arguments(parser: argparse.ArgumentParser, split: str) -> None:
     """Add the flags of commands that play. split: default split of the tasks."""
     who = parser.add_argument_group("who plays what")
-    add_model_argument(who)
-    names = "a name (`jmarl info` lists them) or module:Class; default: that of the run"
+    add_model_argument(who, required=False)
+    text = "YAML file of `jmarl train`: its task and settings and, without --model, its models before training"
+    who.add_argument("--config", metavar="FILE[,FILE...]", help=text)
+    names = "a name (`jmarl info` lists them) or module:Class; default: that of --config or of the run"
     who.add_argument("--environment", metavar="E", help=names)
     who.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="argument of its constructor")
+    who.add_argument("--data", metavar="FILE", help="play all of these prompts instead, with --reward")
+    who.add_argument("--reward", metavar="MODULE:FUNCTION", help="judges the completions of --data")
+    text = "write the prompts of --data: one for all agents, or one per agent; default: the column prompt"
+    who.add_argument("--formatters", nargs="+", default=[], metavar="MODULE:FUNCTION", help=text)
     who.add_argument("--split", choices=("train", "eval"), default=split, help=f"its tasks to play; default: {split}")
     who.add_argument("--tasks", metavar="FILE", help="play the tasks in this .json or .jsonl file instead")
     sampling = parser.add_argument_group("how agents write (default: as in the run, else as TrainConfig)")
@@ -90,18 +98,13 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
 
     if os.getcwd() not in sys.path:  # module:Class of the user
         sys.path.insert(0, os.getcwd())
+    check_flags(args)
     options = options_of(args.option)
     env, name, options = (None, "", options) if args.environment is None else built(args.environment, options)
-    to_stderr(f"reading {' '.join(args.model)} ...")
-    source = load_source(args.model, args.base_model)
+    source = source_of(args)
     if env is None:
-        env, name, options = environment_of_run(source, options)
-    agents = source.agents * len(env.roles) if len(source.agents) == 1 else source.agents
-    if len(agents) != len(env.roles):
-        raise ValueError(
-            f"environment {name!r} has {len(env.roles)} roles ({', '.join(env.roles)}), and --model gives {len(agents)} "
-            "agents: give one model for all roles, or one per role"
-        )
+        env, name, options = environment_of_run(source, options, all_rows=args.data is not None)
+    agents = source.agents_for(env.roles, name)
     cfg = play_config(args, source, env.max_turns).replace(seed=seed, eval_generations=generations)
     shared = source.experiment is not None and source.experiment.team.shared_weights
     keep_programs(to_stderr)
@@ -114,10 +117,51 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
     return Match(team, params, env, cfg, settings)
 
 
-def environment_of_run(source: Source, options: dict[str, Any]) -> tuple[Any, str, dict[str, Any]]:
+def check_flags(args: argparse.Namespace) -> None:
+    """Raise ValueError for flags that do not fit each other, before a model is read."""
+    if not args.model and not args.config:
+        raise ValueError("--model is needed; or --config FILE, which plays the models of a YAML file before training")
+    if args.base_model and not args.model:
+        raise ValueError("--base-model is for the directory of a run, and there is no --model")
+    if args.data:
+        others = [name for name in ("environment", "config", "tasks") if getattr(args, name)]
+        if others:
+            raise ValueError(f"--data and --{others[0]} exclude each other: both say what is played")
+        if not args.reward:
+            raise ValueError("--data needs --reward module:function, which judges the completions")
+    elif args.reward or args.formatters:
+        flag = "--reward" if args.reward else "--formatters"
+        raise ValueError(f"{flag} is for --data; of a YAML file (--config) or a run it is the file's own")
+
+
+def source_of(args: argparse.Namespace) -> Source:
+    """Return the agents of `--model`, or of `--config` before training, and what `--config` or `--data` says they play."""
+    from jmarl.cli.configuration import read_configuration
+    from jmarl.config import ExperimentConfig
+
+    if not args.config:
+        to_stderr(f"reading {' '.join(args.model)} ...")
+        source = load_source(args.model, args.base_model)
+        if not args.data:
+            return source
+        task = dict(data=args.data, reward=args.reward, formatters=tuple(args.formatters))
+        return dataclasses.replace(source, experiment=ExperimentConfig.of(models=["-"] * len(source.agents), **task))
+    settings: dict[str, Any] = dict(set=None, seed=None, device=None, output=None, resume=None)
+    cfg = read_configuration(argparse.Namespace(config=args.config, **settings)).experiment
+    models = args.model or (cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models)
+    to_stderr(f"reading {' '.join(dict.fromkeys(models))} ...")
+    source = load_source(models, args.base_model)
+    if args.model:
+        shared = source.experiment is not None and source.experiment.team.shared_weights
+        return dataclasses.replace(source, cfg=cfg.train, experiment=cfg.replace(shared_weights=shared))
+    text = f"{', '.join(dict.fromkeys(models))} before training, as in {args.config}"
+    return dataclasses.replace(source, text=text, cfg=cfg.train, experiment=cfg)
+
+
+def environment_of_run(source: Source, options: dict[str, Any], all_rows: bool = False) -> tuple[Any, str, dict[str, Any]]:
     """Return what a run learned in: its environment, a mixture, or its prompts with a reward; its name and its options.
 
-    options: override those of the run."""
+    options: override those of the run. all_rows: both splits are all of the data, which no agent was trained on."""
     from jmarl.training.experiment import learns_from_completions
 
     if source.experiment is None or not learns_from_completions(source.experiment):
@@ -131,13 +175,14 @@ def environment_of_run(source: Source, options: dict[str, Any]) -> tuple[Any, st
     if options:
         raise ValueError(f"--option {min(options)} is for one environment, and the run learned in several or from data")
     name = ", ".join(entry.name for entry in entries) or f"{task.data} with {task.reward}"
-    return RunTask(source.agents, source.experiment), name, {}
+    roles = [f"agent {i}" for i in range(source.experiment.team.size)]
+    return RunTask(source.agents_for(roles, name), source.experiment, all_rows), name, {}
 
 
 class RunTask:
     """The prompts and the reward of a run, or its mixture of environments, with the interface of an environment."""
 
-    def __init__(self, agents: Sequence[Agent], cfg: ExperimentConfig):
+    def __init__(self, agents: Sequence[Agent], cfg: ExperimentConfig, all_rows: bool = False):
         from jmarl.envs.base import special_tokens
         from jmarl.team import Team
         from jmarl.training.checks import environment_of
@@ -150,12 +195,12 @@ class RunTask:
         self.roles = env.roles if cfg.task.reward is None else tuple(f"agent {i}" for i in range(team.num_agents))
         self.reset, self.step, self.observe = env.reset, env.step, env.observe
         self.special_tokens = special_tokens(env)
-        self._tasks = {"train": task.items, "eval": task.held_out}
+        self._tasks = {"train": task.items, "eval": task.items if all_rows else task.held_out}
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
         """Return up to `count` tasks of a split, the same for all seeds."""
         if not self._tasks[split]:
-            raise ValueError("the run has no held-out tasks: play those that it learned from with --split train")
+            raise ValueError("there are no held-out tasks (held_out is 0): play the tasks to train on with --split train")
         return list(self._tasks[split][:count])
 
 
@@ -179,8 +224,8 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
     from jmarl.config import TrainConfig
     from jmarl.config.sections import Episodes
 
-    run = source.cfg or TrainConfig()
-    own = not args.option and source.experiment is not None and args.environment in (None, source.experiment.task.environment)
+    run, experiment, others = source.cfg or TrainConfig(), source.experiment, args.option or args.data
+    own = experiment is not None and not others and args.environment in (None, experiment.task.environment)
     turns = (run.episodes.num_turns if own else max_turns) if args.num_turns is None else args.num_turns
     given = {"max_new_tokens": args.max_new_tokens, "compute_dtype": args.compute_dtype}
     sampling = {name: value for name, value in given.items() if value is not None}

@@ -29,6 +29,16 @@ class Source:
     directory: Path | None = None  # of the run
     adapters: list[Any] | None = None  # models with separate adapters, if they come from a checkpoint of a run with LoRA
 
+    def agents_for(self, roles: Sequence[str], name: str) -> list[Agent]:
+        """Return one agent for each role of what is called `name`. Raises ValueError for another number of agents."""
+        agents = self.agents * len(roles) if len(self.agents) == 1 else self.agents
+        if len(agents) != len(roles):
+            raise ValueError(
+                f"environment {name!r} has {len(roles)} roles ({', '.join(roles)}), and --model gives {len(agents)} agents: "
+                "give one model for all roles, or one per role"
+            )
+        return agents
+
 
 def load_source(models: Sequence[str], base_models: Sequence[str] | None = None) -> Source:
     """Return the agents of `--model`. Raises FileNotFoundError or ValueError if there are none, with what is there instead."""
