@@ -51,14 +51,14 @@ def add_play_arguments(parser: argparse.ArgumentParser, split: str) -> None:
     who = parser.add_argument_group("who plays what")
     add_model_argument(who, required=False)
     text = "YAML file of `jmarl train`: its task and settings and, without --model, its models before training"
-    who.add_argument("--config", metavar="FILE[,FILE...]", help=text)
+    who.add_argument("--config", metavar="FILE", help=text)
     names = "a name (`jmarl info` lists them) or module:Class; default: that of --config or of the run"
     who.add_argument("--environment", metavar="E", help=names)
     who.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="argument of its constructor")
     who.add_argument("--data", metavar="FILE", help="play all of these prompts instead, with --reward")
-    who.add_argument("--reward", metavar="MODULE:FUNCTION", help="judges the completions of --data")
-    text = "write the prompts of --data: one for all agents, or one per agent; default: the column prompt"
-    who.add_argument("--formatters", nargs="+", default=[], metavar="MODULE:FUNCTION", help=text)
+    who.add_argument("--reward", metavar="M:F", help="module:function that judges the completions of --data")
+    text = "functions that write the prompts of --data, as in YAML"
+    who.add_argument("--formatters", nargs="+", default=[], metavar="M:F", help=text)
     who.add_argument("--split", choices=("train", "eval"), default=split, help=f"its tasks to play; default: {split}")
     who.add_argument("--tasks", metavar="FILE", help="play the tasks in this .json or .jsonl file instead")
     sampling = parser.add_argument_group("how agents write (default: as in the run, else as TrainConfig)")

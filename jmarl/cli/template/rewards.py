@@ -4,7 +4,7 @@ completions of a task earn the same."""
 LONGEST_TITLE = 6  # words
 
 
-def score(titles, texts, words):
+def score(titles: list[str], texts: list[str], words: list[list[str]]) -> list[float]:
     """Return one number from 0 to 1 for each joint action: what both agents wrote for one task.
 
     titles: completions of agent 0. texts: completions of agent 1. words: the column "words" of prompts.jsonl.
@@ -12,12 +12,12 @@ def score(titles, texts, words):
     return [(brevity(title) + coverage(text, used)) / 2 for title, text, used in zip(titles, texts, words, strict=True)]
 
 
-def brevity(title):
+def brevity(title: str) -> float:
     """Return 1 for a title of one to six words, less for longer ones, and 0 for none."""
     count = len(title.split())
     return min(1.0, LONGEST_TITLE / count) if count else 0.0
 
 
-def coverage(text, words):
+def coverage(text: str, words: list[str]) -> float:
     """Return the share of the words that are in a text."""
     return sum(word in text.lower() for word in words) / len(words)
