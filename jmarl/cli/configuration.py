@@ -5,12 +5,11 @@ import dataclasses
 import os
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural, to_stderr
+from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, find_own_modules, plural, to_stderr
 from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
 from jmarl.config.layers import Given, Layers, experiment_config
 from jmarl.config.yaml_file import YamlFile, parse_value, read_yaml
@@ -32,8 +31,7 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     """Return the configuration of the arguments of `jmarl train`: files, then --set, then the other flags.
 
     point: settings of one run of a sweep, which override all others."""
-    if os.getcwd() not in sys.path:  # module:function of the user
-        sys.path.insert(0, os.getcwd())
+    find_own_modules()
     layers, sweep = Layers(), None
     names = [name.strip() for name in args.config.split(",") if name.strip()]
     for name in names:
@@ -57,6 +55,13 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
     cfg, more = complete(located(experiment_config(settings), folders), settings)
     return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more)
+
+
+def read_experiment(config: str) -> ExperimentConfig:
+    """Return the experiment of YAML files alone. config: as for `jmarl train --config`."""
+    return read_configuration(
+        argparse.Namespace(config=config, **dict.fromkeys(("set", "seed", "device", "output", "resume")))
+    ).experiment
 
 
 def sweep_of(file: YamlFile) -> dict[str, Any]:

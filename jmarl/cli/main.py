@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "init": "write a small project to start from: settings, a reward with its test, data",
     "train": "train a team as a YAML file says",
     "eval": "play without learning: mean return, success rate, parts of the reward",
+    "cross-play": "play all pairings of the agents of several runs: who works with whom",
     "collect": "play without learning, and write what was written as trajectories and pairs",
     "play": "print one episode turn by turn",
     "report": "write one HTML file with curves, settings, held-out results and completions of runs",
@@ -122,7 +123,7 @@ def parser_for(arguments: Sequence[str]) -> Parser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
         if name in arguments:
-            module = importlib.import_module(f"jmarl.cli.{name}")
+            module = importlib.import_module(f"jmarl.cli.{name.replace('-', '_')}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser
@@ -163,6 +164,12 @@ def print_completion(arguments: Sequence[str]) -> int:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, arguments[0]))
     return DONE
+
+
+def find_own_modules() -> None:
+    """Let Python find the user's modules in the current directory."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def to_stderr(line: str) -> None:

@@ -200,13 +200,8 @@ def load_runs(
         num_agents: how many agents the task needs; None: any number.
         max_pairings: the largest number of pairings.
     """
-    names, paths = [str(d) for d in directories], [Path(d).resolve() for d in directories]
-    twice = sorted({str(p) for p in paths if paths.count(p) > 1})
-    if twice:
-        raise ValueError(f"{', '.join(twice)} is given more than once: its pairings with itself would pass for zero-shot ones")
-    if len({path.name for path in paths}) == len(names):
-        names = [path.name for path in paths]
-    runs = [agents_in(path) for path in paths]
+    names = run_names(directories)
+    runs = [agents_in(Path(directory).resolve()) for directory in directories]
     check_runs(names, [len(agents) for agents in runs], max_pairings)
     if num_agents is not None and len(runs[0]) != num_agents:
         raise ValueError(f"the runs have {len(runs[0])} agents, the task has {num_agents}: give runs of this task")
@@ -214,6 +209,16 @@ def load_runs(
         for i, path in enumerate(agents):
             check_template(load_tokenizer(path), chat, i, name)
     return names, [[load_agent(path) for path in agents] for agents in runs]
+
+
+def run_names(directories: Sequence[str | Path]) -> list[str]:
+    """Return short names of runs, or their paths where those are equal. Raises ValueError if a run is given twice."""
+    paths = [Path(directory).resolve() for directory in directories]
+    twice = sorted({str(path) for path in paths if paths.count(path) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is given more than once: its pairings with itself would pass for zero-shot ones")
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else [str(directory) for directory in directories]
 
 
 def agents_in(run: Path) -> list[Path]:

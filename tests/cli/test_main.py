@@ -30,7 +30,7 @@ def test_help_lists_all_commands_and_answers_at_once():
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
 
 
-@pytest.mark.parametrize("name", ["eval", "collect", "play", "info", "export"])
+@pytest.mark.parametrize("name", ["init", "eval", "cross-play", "collect", "play", "info", "export"])
 def test_help_of_a_command_fits_a_screen(name, capsys):
     with pytest.raises(SystemExit) as exit_code:
         main([name, "--help"])
@@ -69,6 +69,7 @@ def test_bash_completes_commands_flags_choices_and_files(capsys, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for words, expected in {
         "jmarl coll": "collect",
+        "jmarl cross-play run_": "run_of_mine",
         "jmarl export --dt": "--dtype",
         "jmarl export --dtype bf": "bfloat16",
         "jmarl eval --model run_": "run_of_mine",

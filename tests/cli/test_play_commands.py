@@ -247,6 +247,55 @@ def test_batches_are_as_equal_as_they_can_be():
     assert [len(x) for x in split_batches(range(10), 4)] == [4, 4, 2] and [len(x) for x in split_batches(range(6), 4)] == [3, 3]
 
 
+# --- cross-play ---------------------------------------------------------------------------------------------------------
+
+
+def test_cross_play_pairs_the_agents_of_runs_and_a_run_alone_earns_what_eval_says(tmp_path, capsys):
+    """Runs and checkpoints of different models, in the task of the runs or in that of a YAML file."""
+    flags = ("-n", 6, "--num-generations", 2, "--json", tmp_path / "x.json")
+    assert command("cross-play", "full", "lora_checkpoint", *flags) == 0
+    out, result = capsys.readouterr().out, read(tmp_path / "x.json")
+    assert "| agent 0 of \\ agent 1 of | full | lora_checkpoint |" in out and "\nself-play " in out
+    assert (result["runs"], result["items"], result["settings"]["options"]) == (
+        ["full", "lora_checkpoint"],
+        6,
+        {"word": "pears"},
+    )
+    for i, run in enumerate(("full", "lora")):
+        assert command("eval", "--model", run, "-n", 12, "--num-generations", 2, "-o", tmp_path / "e.json") == 0
+        mean, interval = (read(tmp_path / "e.json")[name] for name in ("mean", "ci95"))
+        assert result["mean"][i][i] == pytest.approx(mean) and result["interval"][i][i] == pytest.approx(interval)
+        assert f"{mean:.3f} ± {interval:.3f}" in out
+    assert command("cross-play", "full", "lora", "--config", "lora/config.yaml", *flags) == 0
+    assert read(tmp_path / "x.json")["mean"] == result["mean"]
+
+
+def test_runs_that_do_not_fit_are_not_paired(tmp_path, capsys):
+    """Refused before a model is read."""
+    for name, changes in {"other": {"word: pears": "word: figs"}, "turns": {"num_turns: 1": "num_turns: 2"}}.items():
+        shutil.copytree("full", tmp_path / name)
+        file = tmp_path / name / "config.yaml"
+        for old, new in changes.items():
+            assert old in file.read_text()
+            file.write_text(file.read_text().replace(old, new))
+    shutil.copytree("full/models", tmp_path / "agents")
+    for runs, message in {
+        ("full",): "cross-play pairs agents of different runs, got 1 (full: 2): give at least 2",
+        ("full", "full"): "is given more than once",
+        ("full", "m0"): "m0 is no run: give directories that `jmarl train` wrote",
+        (
+            "full",
+            tmp_path / "other",
+        ): "different tasks (options: {'word': 'pears'} and {'word': 'figs'}): give runs of one task",
+        ("full", tmp_path / "agents"): "agents has no config.yaml, which says what it played: give --config FILE",
+        (tmp_path / "turns", "full"): "cross-play is for episodes of one turn, and these have up to 2",
+        ("full", "lora", "-n", 0): "--num-tasks 0 must be at least 1",
+    }.items():
+        assert command("cross-play", *runs) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
 # --- collect -----------------------------------------------------------------------------------------------------------
 
 

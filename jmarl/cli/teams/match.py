@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.main import plural, to_stderr
+from jmarl.cli.main import find_own_modules, plural, to_stderr
 from jmarl.cli.teams.sources import Source, load_source
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
@@ -61,6 +59,11 @@ def add_play_arguments(parser: argparse.ArgumentParser, split: str) -> None:
     who.add_argument("--formatters", nargs="+", default=[], metavar="M:F", help=text)
     who.add_argument("--split", choices=("train", "eval"), default=split, help=f"its tasks to play; default: {split}")
     who.add_argument("--tasks", metavar="FILE", help="play the tasks in this .json or .jsonl file instead")
+    add_sampling_arguments(parser)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of sampling and episodes that `play_config` reads."""
     sampling = parser.add_argument_group("how agents write (default: as in the run, else as TrainConfig)")
     sampling.add_argument("--max-new-tokens", type=int, metavar="N", help="longest completion")
     sampling.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
@@ -96,8 +99,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
     from jmarl.team import Team, place_params, stack_agents
     from jmarl.training.precompile import keep_programs
 
-    if os.getcwd() not in sys.path:  # module:Class of the user
-        sys.path.insert(0, os.getcwd())
+    find_own_modules()
     check_flags(args)
     options = options_of(args.option)
     env, name, options = (None, "", options) if args.environment is None else built(args.environment, options)
@@ -136,7 +138,7 @@ def check_flags(args: argparse.Namespace) -> None:
 
 def source_of(args: argparse.Namespace) -> Source:
     """Return the agents of `--model`, or of `--config` before training, and what `--config` or `--data` says they play."""
-    from jmarl.cli.configuration import read_configuration
+    from jmarl.cli.configuration import read_experiment
     from jmarl.config import ExperimentConfig
 
     if not args.config:
@@ -146,8 +148,7 @@ def source_of(args: argparse.Namespace) -> Source:
             return source
         task = dict(data=args.data, reward=args.reward, formatters=tuple(args.formatters))
         return dataclasses.replace(source, experiment=ExperimentConfig.of(models=["-"] * len(source.agents), **task))
-    settings: dict[str, Any] = dict(set=None, seed=None, device=None, output=None, resume=None)
-    cfg = read_configuration(argparse.Namespace(config=args.config, **settings)).experiment
+    cfg = read_experiment(args.config)
     models = args.model or (cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models)
     to_stderr(f"reading {' '.join(dict.fromkeys(models))} ...")
     source = load_source(models, args.base_model)

@@ -73,19 +73,28 @@ def load_directory(path: Path) -> list[Agent]:
     return [load_agent(agent) for agent in agents_in(path)]
 
 
-def load_run(path: Path, base_models: Sequence[str] | None = None) -> Source:
-    """Return the newest agents of a run."""
+def experiment_of(path: Path) -> ExperimentConfig | None:
+    """Return all settings of a run, those in its config.yaml; None if it has none."""
     from jmarl.config import ExperimentConfig
     from jmarl.config.yaml_file import read_yaml
+    from jmarl.training.files.run_files import config_file_of
+
+    if (file := config_file_of(path)) is None:
+        return None
+    experiment = ExperimentConfig.of(**read_yaml(file).tree)
+    if not experiment.seeds:
+        return experiment
+    seed = int(path.absolute().name.removeprefix("seed_"))  # the file is of all seeds, and this is the run of one
+    return experiment.replace(seeds=(), seed=seed, output_dir=str(path))
+
+
+def load_run(path: Path, base_models: Sequence[str] | None = None) -> Source:
+    """Return the newest agents of a run."""
     from jmarl.training.files.checkpoint import saved_steps
     from jmarl.training.files.run_directory import is_finished
-    from jmarl.training.files.run_files import CONFIG_FILE, config_file_of
+    from jmarl.training.files.run_files import CONFIG_FILE
 
-    file, checkpoints = config_file_of(path), path / "checkpoints"
-    experiment = ExperimentConfig.of(**read_yaml(file).tree) if file else None
-    if experiment and experiment.seeds:  # the file is of all seeds, and this is the run of one
-        seed = int(path.absolute().name.removeprefix("seed_"))
-        experiment = experiment.replace(seeds=(), seed=seed, output_dir=str(path))
+    checkpoints, experiment = path / "checkpoints", experiment_of(path)
     step = max(saved_steps(checkpoints), default=None)
     if (path / "models" / "agent_0").is_dir() and (step is None or is_finished(checkpoints, step)):
         cfg = experiment.train if experiment else None if step is None else config_of(checkpoints, step)
