@@ -1,6 +1,7 @@
 """`jmarl plan`: say whether a run fits on a GPU that is not here, and how long it takes at best.
 
-It compiles the run's own programs for that GPU, from the shapes of the models; no weights are read.
+It compiles the run's own programs for that GPU, from the shapes of the models; no weights are read. On the CPU of this machine
+`--measure` also makes two steps of the run, with its weights.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ EPILOG = """examples:
   jmarl plan --config magrpo --device h100
   jmarl plan --config my.yaml --device rtx4090 --set micro_batches=8 --set remat=full
   jmarl plan --config my.yaml --device a100-40g --fit fits.yaml        settings that fit, the fastest first
-  jmarl plan --config my.yaml --device cpu --measure                   predicted beside measured, where the device is here
+  jmarl plan --config my.yaml --device cpu --measure                   predicted beside measured, where the device is here;
+                                                                       on a CPU also the time of a step and of the run
 
 Best times are bounds, not measurements. A directory with config.json is enough for a model; without its tokenizer, give
 --prompt-tokens. Left out: given pairs and texts, several GPUs, trees of turns, several seeds in one program."""
@@ -34,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-tokens", type=int, metavar="N", help="length of the longest prompt; default: measured on 64 tasks"
     )
     fit = parser.add_argument_group("what to do")
-    fit.add_argument("--measure", action="store_true", help="also run the programs on such a device, if it is here")
+    fit.add_argument(
+        "--measure", action="store_true", help="also run the programs on such a device, if it is here; on cpu also two steps"
+    )
     fit.add_argument("--fit", metavar="FILE", help="find settings that fit, and write them with all others to this YAML file")
 
 
@@ -74,8 +78,22 @@ def run(args: argparse.Namespace) -> int:
     train, line = settle(team, cfg.train, gpu, prompt_tokens)
     if line:
         print(line, flush=True)
-    print("\n".join(lines_of(make_plan(team, train, gpu, prompt_tokens, eval_items, args.measure))))
+    print("\n".join(lines_of(make_plan(team, train, gpu, prompt_tokens, eval_items, args.measure))), flush=True)
+    if gpu is None:
+        print("\n".join(time_lines(cfg, eval_items, args.measure)))
     return 0
+
+
+def time_lines(cfg: ExperimentConfig, eval_items: int, measures: bool) -> list[str]:
+    """Return how long a run takes on this CPU, from two steps of it, as lines."""
+    from jmarl.plan.steps import has_weights, lines_of_steps, time_step
+
+    if not measures:
+        return ["how long it takes: --measure makes two steps of the run"]
+    if missing := [model for model in cfg.team.models if not has_weights(model)]:
+        return [f"how long it takes is not known: {missing[0]} has no weights, so no step of the run can be made"]
+    print("making two steps of the run ...", flush=True)
+    return lines_of_steps(time_step(cfg), cfg, eval_items)
 
 
 def check_can_plan(cfg: ExperimentConfig) -> None:

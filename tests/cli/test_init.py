@@ -4,6 +4,8 @@ are looked for."""
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,10 @@ def elsewhere(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "TF_CPP_MIN_LOG_LEVEL"):  # `jmarl plan` sets them for its process
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+        if not os.environ[name]:
+            monkeypatch.delenv(name)
     monkeypatch.delitem(sys.modules, "rewards", raising=False)
     yield tmp_path
     sys.modules.pop("rewards", None)
@@ -62,6 +68,32 @@ def test_a_new_project_trains_from_any_directory_and_passes_its_own_tests(elsewh
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_two_steps_say_how_long_the_run_of_a_project_takes(elsewhere, tiny_dir, capsys):
+    """The second one is timed, the whole run follows from it; nothing is written."""
+    assert main(["init", "mine"]) == 0
+    model = tiny_dir("llama", max_position_embeddings=2048)
+    more = ["num_updates=500", "held_out=4", "lr_schedule=linear", "warmup_updates=10"]
+    assert (
+        main(["plan", "--config", "mine/run.yaml", "--device", "cpu", "--measure", "--set", f"models=[{model}]", *SMALL, *more])
+        == 0
+    )
+    out = capsys.readouterr().out
+    step = re.search(
+        r"measured: ([\d.]+) s a step \(sampling ([\d.]+), rewards ([\d.]+), update ([\d.]+)\), the second of two", out
+    )
+    run = re.search(
+        r"the run: about (\d+):(\d\d):(\d\d) for 500 updates and 2 evaluations of about ([\d.]+) s; checkpoints", out
+    )
+    compiling = re.search(r"; compiling (\d+) s, once", out)
+    assert step and run and compiling
+    hours, minutes, seconds, evaluation = map(float, run.groups())
+    total, sampling, rewards, update = map(float, step.groups())
+    assert sampling + rewards + update <= total + 0.02
+    expected = float(compiling[1]) + 500 * total + 2 * evaluation
+    assert 3600 * hours + 60 * minutes + seconds == pytest.approx(expected, abs=4)  # total is rounded to 0.01 s
+    assert not Path("runs").exists()
 
 
 def test_init_overwrites_nothing(elsewhere, capsys):

@@ -47,6 +47,7 @@ def test_a_config_is_enough_to_plan_for_this_cpu(config_only: Path, capsys: pyte
         "sampling", "update", "evaluation",
     ]  # fmt: skip
     assert "moments of the optimizer" in out and "tokens/s" not in out
+    assert out.endswith("how long it takes: --measure makes two steps of the run\n")
     assert re.search(r"^fits: \w+ needs [\d.]+ GiB, this machine has", out, re.M)
 
 
@@ -57,6 +58,7 @@ def test_programs_are_measured_where_the_device_is_here(config_only: Path, capsy
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if re.match(r"\w+ +\d", line)}
     assert {name: len(row) for name, row in rows.items()} == {"sampling": 5, "update": 5, "evaluation": 5, "checkpoint": 3}
     assert all(float(row[3]) > 0 for name, row in rows.items() if name != "checkpoint")
+    assert out.endswith(f"how long it takes is not known: {config_only} has no weights, so no step of the run can be made\n")
 
 
 def test_completions_that_begin_early_are_planned(config_only: Path, capsys: pytest.CaptureFixture) -> None:
