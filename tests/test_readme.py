@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -48,11 +48,11 @@ NOT_HERE = {  # pattern of a command -> why it does not run here
     r"python -m pytest": "these are the tests: .ci/run runs them",
     r"scontrol ": "needs Slurm",
 }
-SLOW = {  # pattern of a command that compiles programs of its own for seconds, or starts a process
+SLOW = (  # pattern of a command that compiles programs of its own for seconds, or starts a process
     r"python -m experiments\.(story_length|offline|probes|examples\.\w+)(?!.* --help)",
     r"jmarl plan .*--device cpu",
     r"tensorboard|pdoc",
-}
+)
 SMALLER = {  # beginning of a command -> flags that are added
     "python -m experiments.story_length": "--model {model} --num-updates 1 --num-generations 2 --max-new-tokens 4 --held-out 0",
     "python -m experiments.offline": "--model {model} --num-updates 2 --batch-size 4",
@@ -64,7 +64,8 @@ INSTEAD = {  # command -> what reads the same files and ends
     "pdoc jmarl": "python -m pdoc jmarl -o reference",
 }
 STOPPED = re.compile(r"jmarl (play|report)\b.* --watch")  # goes on until Ctrl+C, which comes after some seconds
-PLACEHOLDERS = {"NAME": "mareinforce", "DIR": "project", "WORD": "lora", "RUN": "runs/mine"}
+PLACEHOLDERS = {"NAME": ["mareinforce"], "DIR": ["project"], "WORD": ["lora"], "RUN": ["runs/first", "runs/second"]}
+PLACEHOLDER = re.compile(rf"\[?\b({'|'.join(PLACEHOLDERS)})\b\]?")
 SIZES = {"num_updates": 4, "max_new_tokens": 6, "held_out": 4, "num_prompts": 2}  # what YAML files say of them
 
 
@@ -157,7 +158,7 @@ def spans_of(text: str) -> list[str]:
 
 def with_help(command: Command) -> Command:
     """Return the name of a command alone with --help, any other command as it is."""
-    alone = command.words[0] == "jmarl" and len(command.words) == 2 and command.words[1].isalpha()
+    alone = command.words[0] == "jmarl" and len(command.words) == 2 and not command.words[1].startswith("-")
     return command._replace(words=(*command.words, "--help")) if alone else command
 
 
@@ -176,10 +177,21 @@ FAST = [command for command in HERE if not any(map(command.matches, SLOW))]
 # --- running --------------------------------------------------------------------------------------------------------------
 
 
+def filled(words: Iterable[str]) -> list[str]:
+    """Return words with values in place of RUN, DIR, [WORD] and so on: one after the other, then the last one again."""
+    left = {name: list(values) for name, values in PLACEHOLDERS.items()}
+
+    def value(match: re.Match) -> str:
+        values = left[match[1]]
+        return values.pop(0) if len(values) > 1 else values[0]
+
+    return [PLACEHOLDER.sub(value, word) for word in words]
+
+
 def words_here(command: Command, model: str) -> list[str]:
     """Return the words of a command as it runs here; write the files that it needs."""
     smaller = next((flags for begin, flags in SMALLER.items() if command.name.startswith(begin)), "")
-    words = shlex.split(INSTEAD.get(command.name, "")) or [PLACEHOLDERS.get(word, word) for word in command.words]
+    words = shlex.split(INSTEAD.get(command.name, "")) or filled(command.words)
     if "--help" not in words:
         words += shlex.split(smaller.format(model=model))
     words = [path for word in words for path in (sorted(glob.glob(word)) if "*" in word else [word])]
@@ -298,4 +310,6 @@ def test_commands_are_read_from_lines_of_a_shell():
         ("a -y", ""), ("sudo sh -c 'b && c'", ""), ("jmarl plan --set 'a=[1,2]'", "my.yaml"), ("pip install 'j[x]'", ""),
     ]  # fmt: skip
     assert spans_of("`jmarl = 3`, `jmarl.train`, `jmarl\nplan ...`") == ["jmarl plan ..."]
-    assert [with_help(command).name for command in simple_commands("jmarl plan ...")] == ["jmarl plan --help"]
+    assert [with_help(command).name for command in simple_commands("jmarl cross-play ...")] == ["jmarl cross-play --help"]
+    words = filled(["jmarl", "cross-play", "RUN", "RUN", "--config", "DIR/run.yaml", "[WORD]"])
+    assert words == ["jmarl", "cross-play", "runs/first", "runs/second", "--config", "project/run.yaml", "lora"]
