@@ -94,6 +94,7 @@ FILES: dict[str, Callable[[Path], object]] = {  # what a reader has whom a comma
     "fits.yaml": write_magrpo,
     "pairs.jsonl": write_pairs,
     "runs/first": copy_run,
+    "runs/other": copy_run,
     "runs/second": copy_run,
 }
 
@@ -286,6 +287,25 @@ def test_the_commands_of_the_readme_write_what_they_say(played):
         "one trajectory per agent and episode"
     )
     assert "<html" in (directory / "report.html").read_text()
+
+
+# --- the README -----------------------------------------------------------------------------------------------------------
+
+MAX_LINES = 250
+SECTIONS = [  # in the order in which a reader decides; what comes later has its place among them
+    "Install", "Beside CoMLRL, TRL and verl", "Speed", "Sizes that fit", "From the command line", "Looking at a run", "Algorithms",
+    "Environments", "One training step", "Where things are", "What is promised under faults", "Limitations",
+    "Guides and other front ends", "Contributing", "Citation",
+]  # fmt: skip
+
+
+def test_the_readme_is_short_and_begins_with_what_a_reader_decides_by():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= MAX_LINES
+    assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == SECTIONS
+    first = lines[: lines.index("## Install")]
+    claim, script, picture = (next(i for i, line in enumerate(first) if line.startswith(s)) for s in ("**", "```python", "!["))
+    assert claim < script < picture
 
 
 # --- the tables -----------------------------------------------------------------------------------------------------------
