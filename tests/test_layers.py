@@ -64,7 +64,8 @@ HOST = {
     "models.hub", "envs", "sandbox", "rl.returns", "rollout.counterfactual", "evaluation.statistics", "evaluation.zero_shot",
     "training.preferences.pairs", "training.preferences.formats",
     "training.logs.metrics_writer", "training.logs.log_file", "training.logs.tables",
-    "training.logs.sinks", "training.logs.terminal", "training.logs.completions_file", "training.logs.diversity", "report",
+    "training.logs.samples", "training.logs.sinks", "training.logs.terminal", "training.logs.completions_file",
+    "training.logs.diversity", "report",
     "training.files.manifest", "training.files.lock", "training.files.interrupt", "training.files.fingerprint",
     "training.files.run_files", "training.files.constants",
 }  # fmt: skip

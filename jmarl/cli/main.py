@@ -26,12 +26,13 @@ COMMANDS: dict[str, str] = {
     "cross-play": "play all pairings of the agents of several runs: who works with whom",
     "collect": "play without learning, and write what was written as trajectories and pairs",
     "play": "print one episode turn by turn",
-    "report": "write one HTML file with curves, settings, held-out results and completions of runs",
+    "report": "write one HTML file with curves, settings, held-out results and completions of runs, or follow them (--watch)",
     "plan": "say whether a run fits on a GPU that is not here, and how long it takes at best",
     "export": "write the agents of a run for transformers, vLLM and peft",
     "configs": "list and show the YAML files that come with jmarl",
     "info": "show devices, versions, environments and algorithms, and whether they work",
 }  # name of a subcommand and of its module in jmarl.cli -> one line of help
+VERBOSE = {"train": "print a joint action a minute, and the traceback of an error"}
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, KILLED = 0, 1, 2, 75, 130
 USER_ERRORS = (
     ValueError, TypeError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, DirectoryInUse
@@ -121,7 +122,7 @@ def parser_for(arguments: Sequence[str]) -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", parser_class=Parser)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
+        command.add_argument("-v", "--verbose", action="store_true", help=VERBOSE.get(name, "show the traceback of an error"))
         if name in arguments:
             module = importlib.import_module(f"jmarl.cli.{name.replace('-', '_')}")
             module.add_arguments(command)

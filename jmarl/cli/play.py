@@ -6,7 +6,6 @@ import argparse
 import math
 import shutil
 import sys
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import plural, to_stderr
@@ -49,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def episode_lines(rollout: Rollout, match: Match, task: dict, width: int) -> list[str]:
     """Return an episode as lines. rollout: of one task with one completion."""
     from jmarl.cli.collect import ended_of, number
+    from jmarl.training.logs.samples import block
 
     ended, roles = ended_of(match.team, rollout), match.env.roles
     lines = [rule(f"{match.settings['environment']}, task", width)]
@@ -70,6 +70,7 @@ def episode_lines(rollout: Rollout, match: Match, task: dict, width: int) -> lis
 def reward_lines(turn: Any, roles: tuple[str, ...], width: int) -> list[str]:
     """Return the reward of a turn and its parts as lines."""
     from jmarl.cli.collect import number
+    from jmarl.training.logs.samples import block
 
     rewards = [number(x) for x in turn.rewards[0, 0]]
     lines = [f"reward {numbers_text(rewards, roles)}"]
@@ -87,10 +88,3 @@ def numbers_text(values: list[float | None], roles: tuple[str, ...]) -> str:
 def rule(title: str, width: int, line: str = "-") -> str:
     """Return a title in a horizontal line."""
     return f"{line * 2} {title} ".ljust(width, line)
-
-
-def block(text: str, width: int) -> list[str]:
-    """Return a text as indented lines of up to `width` columns, without control characters."""
-    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-    wrap = textwrap.TextWrapper(width - 4, replace_whitespace=False)
-    return [f"    {part}".rstrip() for line in shown.split("\n") for part in wrap.wrap(line) or [""]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import warnings
 from typing import Any
 
@@ -50,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from jmarl.cli.configuration import read_configuration, train
+    from jmarl.training.logs.samples import SAMPLES
 
+    SAMPLES.setLevel(logging.INFO if args.verbose else logging.WARNING)
     with warnings.catch_warnings():
         warnings.showwarning = _one_line
         configuration = read_configuration(args)

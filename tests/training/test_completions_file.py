@@ -13,7 +13,7 @@ from jmarl.config import TrainConfig
 from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
 from jmarl.training.files.attempt import attempt
-from jmarl.training.logs import completions_file
+from jmarl.training.logs import completions_file, samples
 from jmarl.training.logs.completions_file import TRAIN, CompletionsFile, finite, read_completions, steps_of
 from jmarl.training.logs.log_file import LogFile
 from jmarl.training.logs.terminal import say
@@ -192,16 +192,25 @@ def test_a_full_disk_stops_neither_the_attempt_nor_its_end(tmp_path, full_disk):
     assert [line.split()[2] for line in lines] == ["0", "1", "2", "3", "the"], "they waited until there was room"
 
 
-def test_no_completions_are_kept_where_they_are_switched_off(team, tmp_path):
-    play(team, settings(tmp_path, max_completions_mb=0, num_updates=1))
+@pytest.fixture
+def samples_on():
+    samples.SAMPLES.setLevel("INFO")
+    yield
+    samples.SAMPLES.setLevel("WARNING")
+
+
+def test_no_completions_are_kept_where_they_are_switched_off(team, tmp_path, samples_on, capsys):
+    play(team, settings(tmp_path, max_completions_mb=0, num_updates=1, progress=True))
+    sample = capsys.readouterr().out.split("-- step 1, prompt 1 of 2, joint action 1 of 3: reward ")[1]
+    assert sample.splitlines()[1] == "agent 0 reads:" and sample.count(" writes:") == 2, "but they are shown"
     assert (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "completions.jsonl.gz").exists()
 
 
-def test_each_of_several_seeds_keeps_its_own(team, tmp_path):
+def test_each_of_several_seeds_keeps_its_own(team, tmp_path, samples_on, capsys):
     team, params = make_team(team)
-    train_seeds(
-        team, make_reward([overlap], num_agents=2), ITEMS, settings(tmp_path, num_updates=1), seeds=[0, 1], params=params
-    )
+    cfg = settings(tmp_path, num_updates=1, progress=True)
+    train_seeds(team, make_reward([overlap], num_agents=2), ITEMS, cfg, seeds=[0, 1], params=params)
+    assert capsys.readouterr().out.count("-- step 1, prompt 1") == 1, "a sample of the first seed"
     runs = [list(read_completions(tmp_path / f"seed_{seed}" / "completions.jsonl.gz")) for seed in (0, 1)]
     assert [len(run) for run in runs] == [1, 1] and runs[0] != runs[1]
     assert not (tmp_path / "completions.jsonl.gz").exists()

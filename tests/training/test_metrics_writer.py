@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from jmarl.training.logs import terminal
+from jmarl.training.logs import samples, terminal
 from jmarl.training.logs.metrics_writer import MetricsWriter, flatten, read_rows
 from jmarl.training.logs.sinks import WANDB_ID
 from jmarl.training.logs.tables import escape, joint_actions_table
@@ -313,6 +313,45 @@ def test_plain_progress_lines_where_stdout_is_no_terminal(tmp_path, capsys):
         "step 11/25  reward 0.333  2.0 s, 100% updating  left -",
         "step 25/25  reward 0.333  2.0 s, 100% updating  in 0:00:00",
     ]
+
+
+RECORD = {
+    "turns": [
+        {
+            "prompts": [["Name a\x1b city:"], ["Name a\x1b city:"]],
+            "acts": [[True], [True]],
+            "completions": [[["Rome", "Oslo"]], [["\n".join(map(str, range(40))), ""]]],
+            "joint": [[0, 0], [1, 1]],
+            "rewards": [[[0.5, 0.5], [1.0, None]]],
+            "items": [0],
+        }
+    ]
+}
+
+
+@pytest.fixture
+def samples_on():
+    samples.SAMPLES.setLevel("INFO")
+    yield
+    samples.SAMPLES.setLevel("WARNING")
+
+
+def test_a_joint_action_is_shown_once_a_minute_where_samples_are_on(samples_on, capsys):
+    with writer("", progress=True) as out:
+        for step in range(3):
+            out.completions(step, "train", RECORD)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "-- step 1, prompt 1 of 1, joint action 1 of 2: reward 0.5"
+    assert shown[1:5] == ["agent 0 reads:", "    Name a\\x1b city:", "agent 0 writes:", "    Rome"]
+    long = [*(f"    {n}" for n in range(6)), "    ... 28 more lines ...", *(f"    {n}" for n in range(34, 40))]
+    assert shown[5:] == ["agent 1 writes:", *long], "it reads the same"
+    assert samples.sample_lines(1, RECORD)[0].endswith("joint action 2 of 2: reward 1 | none")
+
+
+def test_no_joint_action_is_shown_by_default(capsys):
+    with writer("", progress=True) as out:
+        out.completions(0, "train", RECORD)
+    assert capsys.readouterr().out == ""
 
 
 def test_the_time_left_does_not_count_the_first_step(capsys):

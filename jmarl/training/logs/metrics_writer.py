@@ -27,6 +27,7 @@ import numpy as np
 
 from jmarl.training.logs import completions_file
 from jmarl.training.logs.log_file import LogFile
+from jmarl.training.logs.samples import Samples
 from jmarl.training.logs.sinks import Sink, TensorBoard, Wandb
 from jmarl.training.logs.terminal import Terminal
 
@@ -76,6 +77,7 @@ class MetricsWriter:
         if progress:
             with self._counting("progress", Terminal.errors):
                 self._sinks["progress"] = Terminal(total_steps, start_step, phase)
+            self._sinks["samples"] = Samples()
 
     def _open_files(
         self,
@@ -110,7 +112,8 @@ class MetricsWriter:
         self._call("text", step, valid(name), valid(markdown))
 
     def completions(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
-        """Write the completions of a step or an evaluation to `completions.jsonl.gz`, see `completions_file`."""
+        """Write the completions of a step or an evaluation to `completions.jsonl.gz`, see `completions_file`, and print a
+        sample of them, see `samples`."""
         self._call("completions", step, kind, record)
 
     def histogram(self, step: int, name: str, values: Any) -> None:
@@ -185,8 +188,12 @@ class _Completions(Sink):
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Read the rows of a `metrics.jsonl`, with "NaN" and infinities as floats. Damaged lines are logged and left out."""
-    lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    """Read the rows of a `metrics.jsonl`, with "NaN" and infinities as floats. Damaged lines are logged and left out; the last
+    one is left out silently if it is half-written, because the run may be going on."""
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines()
+    if lines and not text.endswith(("\n", "}")):
+        lines.pop()
     return [row for _, row in _parse(lines, path)]
 
 

@@ -11,6 +11,7 @@ from jmarl.evaluation.evaluate import Evaluation, numbers
 from jmarl.models.stack import to_host
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import Team, to_agents
+from jmarl.training.logs import samples
 from jmarl.training.logs.completions_file import EVAL, TRAIN, finite
 from jmarl.training.logs.diversity import diversity
 from jmarl.training.logs.step_log import Step, StepLog, update_metrics
@@ -49,11 +50,8 @@ class RolloutLog(StepLog):
         return experience, {"items": list(experience.tasks), "turns": turns}
 
     def after_row(self, step: Step, row: dict[str, float]) -> None:
-        if self.writer is not None and self.cfg.run.output_dir and self.cfg.run.max_completions_mb:
-            experience = step.experience
-            replaced = experience.rollout.notes.get("dynamic/replaced")  # by other tasks, which are not at hand
-            tasks = [] if replaced else list(experience.tasks)
-            self.writer.completions(step.number, TRAIN, {"tasks": finite(tasks), "turns": turn_records(experience.rollout)})
+        if self.writer is not None and (self.keeps_completions or samples.are_on()):
+            self.writer.completions(step.number, TRAIN, completions_record(step.experience))
         super().after_row(step, row)
 
     def texts(self, step: Step) -> None:
@@ -73,8 +71,13 @@ class RolloutLog(StepLog):
         step = max(updates - 1, 0)
         for name, turn in named_turns(result.rollout):
             self.writer.text(step, f"eval/{name}joint_actions", self.table(step, turn))
-        if self.cfg.run.output_dir and self.cfg.run.max_completions_mb:
+        if self.keeps_completions:
             self.writer.completions(step, EVAL, {"updates": updates, "tasks": [], "turns": turn_records(result.rollout)})
+
+    @property
+    def keeps_completions(self) -> bool:
+        """Whether the run directory gets a file of completions."""
+        return bool(self.cfg.run.output_dir and self.cfg.run.max_completions_mb)
 
     def table(self, step: int, turn: Turn) -> str:
         """Return the best, the worst and random joint actions of a turn as Markdown."""
@@ -88,6 +91,13 @@ class RolloutLog(StepLog):
 def named_turns(rollout: Rollout) -> list[tuple[str, Turn]]:
     """Return the turns with the prefixes of their columns. The prefix is empty in runs of one turn."""
     return [(f"turn_{t}/" if rollout.num_turns > 1 else "", turn) for t, turn in enumerate(rollout.turns)]
+
+
+def completions_record(experience: Played) -> dict[str, Any]:
+    """Return what `completions_file` has of a step."""
+    replaced = experience.rollout.notes.get("dynamic/replaced")  # by other tasks, which are not at hand
+    tasks = [] if replaced else list(experience.tasks)
+    return {"tasks": finite(tasks), "turns": turn_records(experience.rollout)}
 
 
 def turn_records(rollout: Rollout) -> list[dict[str, Any]]:

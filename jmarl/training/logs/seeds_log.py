@@ -11,8 +11,10 @@ from jmarl.config import TrainConfig
 from jmarl.evaluation.evaluate import Evaluation, numbers
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.team import Team
+from jmarl.training.logs import samples
+from jmarl.training.logs.completions_file import TRAIN
 from jmarl.training.logs.metrics_writer import MetricsWriter
-from jmarl.training.logs.rollout_log import RolloutLog
+from jmarl.training.logs.rollout_log import RolloutLog, completions_record
 from jmarl.training.logs.step_log import Step, StepLog
 from jmarl.training.stacked_seeds import agents_of_run
 
@@ -41,7 +43,9 @@ class SeedsLog(StepLog):
         return mean
 
     def after_row(self, step: Step, row: dict[str, float]) -> None:
-        """Do nothing: the log of each run handles its own rows."""
+        """Print a sample of the first run: the log of each run handles its own rows, and shows nothing."""
+        if self.writer is not None and samples.are_on():
+            self.writer.completions(step.number, TRAIN, completions_record(step.experience[0]))
 
     def evaluation(self, updates: int, result: Sequence[Evaluation], start: float) -> None:
         for log, run_result in zip(self.logs, result, strict=True):
