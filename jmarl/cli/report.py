@@ -1,17 +1,26 @@
-"""`jmarl report RUN [RUN ...]`: write one HTML file with all that can be seen of runs."""
+"""`jmarl report RUN [RUN ...]`: write one HTML file with all that can be seen of runs, or serve a page that follows them."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from jmarl.config import check
 from jmarl.report.page import write_report
+from jmarl.report.serve import address_of, open_server
+
+OUTPUT = "report.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output directory of a run, or of several seeds")
-    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="file to write (default: %(default)s)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"file to write (default: {OUTPUT})")
+    parser.add_argument(
+        "--watch", action="store_true", help="write no file: serve a page on this machine that follows the runs, until Ctrl+C"
+    )
+    parser.add_argument("--port", type=int, help="port of --watch (default: a free one)")
     parser.add_argument(
         "--max-mb", type=float, default=30.0, help="largest size of the file; smaller: completions of fewer steps (%(default)s)"
     )
@@ -19,5 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check("max_mb", args.max_mb, args.max_mb > 0, "above 0")
-    print(write_report(args.runs, args.output, args.max_mb))
+    if not args.watch:
+        if args.port is not None:
+            raise ValueError(
+                f"--port {args.port} has no effect without --watch, which serves a page: add --watch or remove --port"
+            )
+        print(write_report(args.runs, args.output or Path(OUTPUT), args.max_mb))
+        return 0
+    if args.output is not None:
+        raise ValueError(f"--output {args.output} has no effect with --watch, which writes no file: remove one of them")
+    return watch(args.runs, args.port or 0, args.max_mb)
+
+
+def watch(runs: Sequence[Path], port: int, max_mb: float) -> int:
+    """Serve a page that follows runs, until Ctrl+C."""
+    with open_server(runs, port, max_mb) as server:
+        print(f"{address_of(server)} follows {', '.join(map(str, runs))}; Ctrl+C ends it", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
     return 0

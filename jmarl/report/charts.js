@@ -28,7 +28,11 @@ function number(x) {
   return String(Number(x.toPrecision(4)));
 }
 
-const color = (i) => `var(--c${i % 8})`;
+const color = (i) => (i < 8 ? `var(--c${i})` : `hsl(${Math.round(i * 137.5) % 360} 55% var(--more))`);
+const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
+
+// What the reader chose: the grouping, how many updates a thick line is the mean of, log axes, and runs that are not drawn.
+const view = { by: 0, smooth: 10, logX: false, logY: false, hidden: new Set() };
 
 /** Return four to six round numbers between low and high. */
 function ticks(low, high) {
@@ -40,54 +44,86 @@ function ticks(low, high) {
   return values;
 }
 
-/** Return the mean of each value and up to nine before it. */
+/** Return the labels of a log axis from 10^low to 10^high: powers of ten, or numbers between them where there are few. */
+function logTicks(low, high) {
+  const every = Math.ceil((high - low) / 5) || 1, values = [];
+  for (let power = Math.floor(low); power <= high; power += 1) {
+    const factors = high - low < 2 ? [1, 2, 5] : [1];
+    if (power % every === 0) values.push(...factors.map((factor) => factor * 10 ** power));
+  }
+  const inside = values.filter((x) => Math.log10(x) >= low - 1e-9 && Math.log10(x) <= high + 1e-9);
+  return inside.length > 1 ? inside : ticks(10 ** low, 10 ** high).filter((x) => x > 0);
+}
+
+/** Return an axis: where a value is between `from` and `to`, and its labels. On a log axis low and high are logarithms. */
+function axis(low, high, from, to, log) {
+  const scale = (x) => (log ? Math.log10(Math.max(x, 1e-300)) : x);
+  const inside = (x) => Math.min(Math.max(scale(x), low), high);
+  const place = (x) => from + ((inside(x) - low) / (high - low || 1)) * (to - from);
+  return { place, labels: log ? logTicks(low, high) : ticks(low, high) };
+}
+
+/** Return the mean of each value and those before it, `view.smooth` in all. */
 function smooth(values) {
   return values.map((value, i) => {
-    const near = values.slice(Math.max(0, i - 9), i + 1).filter((x) => x !== null);
+    const near = values.slice(Math.max(0, i - view.smooth + 1), i + 1).filter((x) => x !== null);
     return value === null || !near.length ? null : near.reduce((a, b) => a + b) / near.length;
   });
 }
 
-/** Return the path of a line, with gaps where values are null. */
+const isDrawn = (y) => y !== null && y !== undefined && !(view.logY && y <= 0);
+
+/** Return the path of a line, with gaps where values are missing. */
 function path(xs, ys, toX, toY) {
   let line = "", pen = "M";
   xs.forEach((x, i) => {
-    if (ys[i] === null) { pen = "M"; return; }
+    if (!isDrawn(ys[i])) { pen = "M"; return; }
     line += `${pen}${toX(x).toFixed(1)} ${toY(ys[i]).toFixed(1)}`;
     pen = "L";
   });
   return line;
 }
 
+/** Return the curve that is drawn thick: means over updates of the mean and of half the interval (which is at least half the
+ * interval of that mean). */
+function smoothed({ x, mean, interval }) {
+  return { x, mean: smooth(mean), interval: smooth(interval) };
+}
+
 /** Return the outline of the interval around a mean. */
 function band(curve, toX, toY) {
-  const used = curve.x.map((_, i) => i).filter((i) => curve.mean[i] !== null && curve.interval[i] !== null);
+  const used = curve.x.map((_, i) => i).filter((i) => isDrawn(curve.mean[i]) && curve.interval[i] !== null);
   const edge = (i, sign) => `${toX(curve.x[i]).toFixed(1)} ${toY(curve.mean[i] + sign * curve.interval[i]).toFixed(1)}`;
   return used.length > 1 ? `M${[...used.map((i) => edge(i, 1)), ...used.reverse().map((i) => edge(i, -1))].join("L")}Z` : "";
 }
 
-/** Return the smallest and largest value that a chart shows. Intervals that are much wider than the curves are cut. */
+const smallest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const largest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+
+/** Return the smallest and largest value that a chart shows, or their logarithms. Intervals that are much wider than the curves
+ * are cut. */
 function range(series) {
-  const smallest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
-  const largest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
-  const used = series.flatMap(({ curve }) => curve.mean.map((mean, i) => [mean, curve.interval[i] || 0])).filter(([mean]) => mean !== null);
-  if (!used.length) return [0, 1];
-  const means = used.map(([mean]) => mean);
+  const scale = (y) => (view.logY ? Math.log10(y) : y);
+  const means = series.flatMap(({ curve }) => curve.mean).filter(isDrawn).map(scale);
+  if (!means.length) return [0, 1];
+  const drawn = series.map(({ curve, points }) => (points ? curve : smoothed(curve)));
+  const bands = drawn.flatMap(({ mean, interval }) => mean.flatMap((y, i) => (y === null ? [] : [y - interval[i], y + interval[i]])));
+  const ends = bands.filter(isDrawn).map(scale);
   let [low, high] = [smallest(means), largest(means)];
   const room = 0.6 * (high - low) || Infinity;
-  low = Math.max(low - room, smallest(used.map(([mean, half]) => mean - half)));
-  high = Math.min(high + room, largest(used.map(([mean, half]) => mean + half)));
+  [low, high] = [Math.max(low - room, smallest([...means, ...ends])), Math.min(high + room, largest([...means, ...ends]))];
   if (low === high) [low, high] = [low - (Math.abs(low) / 10 || 0.5), high + (Math.abs(high) / 10 || 0.5)];
   const margin = (high - low) * 0.04;
   return [low - margin, high + margin];
 }
 
-/** Draw one series: the band of its interval, every update thin, and their running mean thick; or points, where few. */
-function drawSeries(svg, { curve, stroke, dash, points }, toX, toY) {
+/** Draw one series: the band of its interval, every update thin, and their running mean thick; or points, where few. `shift`
+ * puts points of the same update beside each other; count: of the series in the chart, whose bands lie over each other. */
+function drawSeries(svg, { curve, stroke, dash, points, shift }, count, toX, toY) {
   if (points) {
     curve.x.forEach((x, i) => {
-      if (curve.mean[i] === null) return;
-      const [cx, half] = [toX(x), curve.interval[i]];
+      if (!isDrawn(curve.mean[i])) return;
+      const [cx, half] = [toX(x) + shift, curve.interval[i]];
       if (half !== null) {
         const [y1, y2] = [toY(curve.mean[i] - half), toY(curve.mean[i] + half)];
         svg.append(shape("line", { x1: cx, x2: cx, y1, y2, style: `stroke: ${stroke}`, "stroke-width": 1.5 }));
@@ -96,47 +132,57 @@ function drawSeries(svg, { curve, stroke, dash, points }, toX, toY) {
     });
     return;
   }
-  const outline = band(curve, toX, toY);
-  if (outline) svg.append(shape("path", { d: outline, style: `fill: ${stroke}`, "fill-opacity": 0.18, class: "band" }));
-  const style = `stroke: ${stroke}; fill: none`;
-  svg.append(shape("path", { d: path(curve.x, curve.mean, toX, toY), style, "stroke-width": 1, "stroke-opacity": 0.45 }));
-  const line = { d: path(curve.x, smooth(curve.mean), toX, toY), style, "stroke-width": 2, class: "curve" };
-  svg.append(shape("path", dash ? { ...line, "stroke-dasharray": dash } : line));
+  const line = smoothed(curve), outline = band(line, toX, toY), style = `stroke: ${stroke}; fill: none`;
+  if (outline) svg.append(shape("path", { d: outline, style: `fill: ${stroke}`, "fill-opacity": Math.min(0.16, 0.6 / count), class: "band" }));
+  const thin = { d: path(curve.x, curve.mean, toX, toY), style, "stroke-width": 1, "stroke-opacity": 0.35 };
+  if (view.smooth > 1) svg.append(shape("path", thin));
+  const thick = { d: path(line.x, line.mean, toX, toY), style, "stroke-width": 2, class: "curve" };
+  svg.append(shape("path", dash ? { ...thick, "stroke-dasharray": dash } : thick));
 }
 
 /** Return a chart. series: [{label, curve, stroke, dash, points}]. */
 function chart(title, series) {
   const [width, height, left, bottom, top, right] = [420, 210, 46, 22, 8, 18]; // right: room for half of the last label
-  const all = series.flatMap(({ curve }) => curve.x);
-  const [first, last] = [all.reduce((a, b) => Math.min(a, b), Infinity), all.reduce((a, b) => Math.max(a, b), 1)];
+  const all = series.flatMap(({ curve }) => curve.x).map((x) => (view.logX ? Math.log10(Math.max(x, 1)) : x));
+  const first = smallest(all), last = largest([...all, view.logX ? 0 : 1]);
   const [low, high] = range(series);
-  const toX = (x) => left + ((x - first) / (last - first || 1)) * (width - left - right);
-  const inside = (y) => Math.min(Math.max(y, low), high);
-  const toY = (y) => height - bottom - ((inside(y) - low) / (high - low)) * (height - top - bottom);
+  const { place: toX, labels: xs } = axis(first, last, left, width - right, view.logX);
+  const { place: toY, labels: ys } = axis(low, high, height - bottom, top, view.logY);
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
-  for (const y of ticks(low, high)) {
+  for (const y of ys) {
     svg.append(shape("line", { x1: left, x2: width - right, y1: toY(y), y2: toY(y), class: "grid" }));
     svg.append(shape("text", { x: left - 6, y: toY(y) + 4, "text-anchor": "end" }, number(y)));
   }
-  for (const x of ticks(first, last).filter(Number.isInteger)) {
+  for (const x of xs.filter(Number.isInteger)) {
     svg.append(shape("text", { x: toX(x), y: height - 6, "text-anchor": "middle" }, number(x)));
   }
-  for (const entry of series) drawSeries(svg, entry, toX, toY);
+  for (const entry of series) drawSeries(svg, entry, series.length, toX, toY);
   const cursor = shape("line", { y1: top, y2: height - bottom, class: "cursor", visibility: "hidden" });
   svg.append(cursor);
-  const values = make("div", { class: "values" });
-  const latest = () => series.map(({ label, curve }) => `${label} ${number(curve.mean[curve.mean.length - 1])}`);
-  const show = (head, texts) => { values.textContent = head + (texts.length > 4 ? [...texts.slice(0, 4), "…"] : texts).join(" · "); };
-  show("last: ", latest());
+  const values = make("div", { class: "values", hidden: "" });
   svg.addEventListener("mousemove", (event) => {
     const box = svg.getBoundingClientRect();
-    const x = first + (((event.clientX - box.left) / box.width) * width - left) / (width - left - right) * (last - first);
-    const nearest = ({ curve }) => curve.x.reduce((best, at, i) => (Math.abs(at - x) < Math.abs(curve.x[best] - x) ? i : best), 0);
-    const update = series[0].curve.x[nearest(series[0])];
-    for (const name of ["x1", "x2"]) cursor.setAttribute(name, toX(update));
-    cursor.setAttribute("visibility", "visible");
-    show(`update ${update}: `, series.map((entry) => `${entry.label} ${number(entry.curve.mean[nearest(entry)])}`));
+    readOut(values, cursor, series, toX, ((event.clientX - box.left) / box.width) * width);
   });
-  svg.addEventListener("mouseleave", () => { cursor.setAttribute("visibility", "hidden"); show("last: ", latest()); });
+  svg.addEventListener("mouseleave", () => { cursor.setAttribute("visibility", "hidden"); values.hidden = true; });
   return make("div", { class: "chart" }, make("h3", {}, title), svg, values);
+}
+
+/** Show the value of each curve at the update that is drawn nearest to `at`, the largest first. */
+function readOut(values, cursor, series, toX, at) {
+  const nearest = ({ curve }) => curve.x.reduce((best, x, i) => (Math.abs(toX(x) - at) < Math.abs(toX(curve.x[best]) - at) ? i : best), 0);
+  const update = series[0].curve.x[nearest(series[0])];
+  for (const name of ["x1", "x2"]) cursor.setAttribute(name, toX(update));
+  cursor.setAttribute("visibility", "visible");
+  const lines = series.map((entry) => [entry, entry.curve.mean[nearest(entry)]]).sort(([, a], [, b]) => (b ?? -Infinity) - (a ?? -Infinity));
+  values.replaceChildren(make("div", {}, `update ${number(update)}`), ...lines.map(([{ label, stroke, dash }, value]) =>
+    make("div", {}, sample(stroke, dash), `${number(value)} ${label}`)));
+  values.hidden = false;
+}
+
+/** Return a short line as in a chart, for legends. */
+function sample(stroke, dash) {
+  const svg = shape("svg", { viewBox: "0 0 22 8", class: "sample" });
+  svg.append(shape("line", { x1: 0, x2: 22, y1: 4, y2: 4, style: `stroke: ${stroke}`, "stroke-width": 3, "stroke-dasharray": dash || "none" }));
+  return svg;
 }

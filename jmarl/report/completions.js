@@ -50,9 +50,10 @@ function rewardText(rewards) {
 
 /** Return a joint action: its reward and the parts of it, then the completions of all agents side by side. */
 function drawAction([tag, action], query, before) {
-  const cells = action.texts.map((text) => {
-    if (text === null) return make("div", { class: "text empty" }, "does not act");
-    return text === "" ? make("div", { class: "text empty" }, "empty") : make("div", { class: "text" }, ...marked(text, query));
+  const cells = action.texts.map((text, n) => {
+    const agent = { "data-agent": `agent ${n}: ` }; // shown where the agents do not fit beside each other
+    if (!text) return make("div", { class: "text empty", ...agent }, text === null ? "does not act" : "empty");
+    return make("div", { class: "text", ...agent }, ...marked(text, query));
   });
   const head = make("div", {}, before || null, make("div", {}, make("span", { class: "reward" }, rewardText(action.rewards)), " ",
     tag ? make("span", { class: "tag" }, tag) : null),
@@ -71,6 +72,13 @@ function drawPrompts(turn, p, query) {
     make("div", { class: "prompt" }, same ? "" : `agent ${n}: `, ...marked(text, query)));
 }
 
+/** Return the line with the names of the columns. */
+function agentNames(turn) {
+  const line = make("div", { class: "joint part heads" }, make("div", {}, "reward"), ...turn.prompts.map((_, n) => make("div", {}, `agent ${n}`)));
+  line.style.setProperty("--agents", turn.prompts.length);
+  return line;
+}
+
 /** Return what tells the prompt of an item from others: the prompts of its first turn. */
 const promptOf = (record, item) => JSON.stringify(record.turns[0].prompts.map((agent) => agent[item]));
 
@@ -79,7 +87,7 @@ class Completions {
     this.data = data;
     this.query = "";
     this.page = make("div", { id: "page" });
-    const kinds = [["train", "training"], ["eval", "held-out"]].filter(([kind]) => data.completions.some((r) => r.kind === kind));
+    const kinds = [["train", "training"], ["eval", "held-out"]].filter(([kind]) => data.live || data.completions.some((r) => r.kind === kind));
     this.run = this.select("run", data.runs.map((run, i) => [String(i), run.name]));
     this.kind = this.select("kind", kinds);
     this.pick = this.select("pick", [["some", "best, random, worst"], ["all", "all"], ["best", "best"], ["worst", "worst"]]);
@@ -91,8 +99,9 @@ class Completions {
       make("button", { onclick: move(-1), "aria-label": "step before" }, "◀"), this.slider,
       make("button", { onclick: move(1), "aria-label": "next step" }, "▶"), this.label, this.pick, this.search,
       make("button", { id: "search-all", onclick: () => this.drawSearch() }, "search all steps"));
+    const live = data.live ? "While a run goes on, steps are added that are the newest when this page asks; reload it for all. " : "";
     const thinned = data.every > 1 ? `To keep the file small, it has every ${data.every}. recorded step. ` : "";
-    section.append(make("p", { class: "note" }, `${thinned}Rewards are those of joint actions, with their parts below.`),
+    section.append(make("p", { class: "note" }, `${live}${thinned}Rewards are those of joint actions, with their parts below.`),
       controls, this.page);
     this.choose();
     this.slider.value = this.slider.max;
@@ -110,6 +119,20 @@ class Completions {
     this.records = this.data.completions.filter(wanted);
     this.slider.max = Math.max(this.records.length - 1, 0);
     this.slider.value = Math.min(Number(this.slider.value), this.slider.max);
+  }
+
+  /** Take up records that came later. The step that is shown stays. */
+  extend() {
+    const record = this.records[Number(this.slider.value)];
+    this.choose();
+    if (record) this.slider.value = Math.max(this.records.indexOf(record), 0);
+    if (record && this.records.includes(record)) this.nameStep(record);
+    else this.drawStep();
+  }
+
+  nameStep(record) {
+    const mean = meanOf(record.turns[0].rewards.flat(2));
+    this.label.textContent = `${this.name(record)} (${this.records.length} recorded), mean reward ${number(mean)}`;
   }
 
   name(record) {
@@ -137,8 +160,7 @@ class Completions {
     const record = this.records[Number(this.slider.value)];
     this.query = this.search.value.trim().toLowerCase();
     if (!record) { this.page.replaceChildren(make("p", { class: "note" }, "No completions of this kind were kept.")); return; }
-    const mean = meanOf(record.turns[0].rewards.flat(2));
-    this.label.textContent = `${this.name(record)} (${this.records.length} recorded), mean reward ${number(mean)}`;
+    this.nameStep(record);
     this.page.replaceChildren();
     this.fill(record.turns.flatMap((turn, t) => turn.items.map((_, p) => () => this.drawNode(record, t, p))), this.page);
   }
@@ -159,14 +181,7 @@ class Completions {
       make("div", {}, make("b", {}, title, ...parent), ` · mean reward ${number(meanOf(turn.rewards[p].flat()))} · `, overRun),
       ...drawPrompts(turn, p, this.query),
       task ? make("details", {}, make("summary", { class: "part" }, "task"), make("pre", {}, JSON.stringify(task, null, 1))) : null,
-      this.agents(turn), ...shown.map((action) => drawAction(action, this.query)));
-  }
-
-  /** Return the line with the names of the columns. */
-  agents(turn) {
-    const line = make("div", { class: "joint part" }, make("div", {}, "reward"), ...turn.prompts.map((_, n) => make("div", {}, `agent ${n}`)));
-    line.style.setProperty("--agents", turn.prompts.length);
-    return line;
+      agentNames(turn), ...shown.map((action) => drawAction(action, this.query)));
   }
 
   /** Draw what was written on one prompt, step by step. */
@@ -184,7 +199,7 @@ class Completions {
     }
     const node = make("div", { class: "node over" }, make("b", {}, "One prompt over the run "),
       make("button", { onclick: () => this.goTo(record) }, "back"), ...drawPrompts(record.turns[0], item, ""),
-      this.agents(record.turns[0]));
+      agentNames(record.turns[0]));
     this.page.replaceChildren(node);
     this.fill(lines, node);
   }
@@ -210,6 +225,8 @@ class Completions {
 }
 
 function fillCompletions(section, data) {
-  if (data.completions.length) new Completions(section, data);
-  else section.append(make("p", { class: "note" }, "These runs kept no completions: they learned from given data, or max_completions_mb was 0."));
+  if (section.children.length > 1) section.lastElementChild.remove(); // the sentence below
+  if (data.completions.length) return new Completions(section, data);
+  section.append(make("p", { class: "note" }, "These runs kept no completions: they learned from given data, or max_completions_mb was 0."));
+  return null;
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jmarl.report.load import Run
-from jmarl.training.logs.completions_file import NAME, TRAIN, read_completions, steps_of
+from jmarl.training.logs.completions_file import NAME, TRAIN, newest_records, read_completions, steps_of
 
 
 def load_completions(runs: Sequence[Run], max_bytes: int) -> tuple[list[dict[str, Any]], int]:
@@ -25,6 +25,19 @@ def load_completions(runs: Sequence[Run], max_bytes: int) -> tuple[list[dict[str
         numbers = {index for index, _ in chosen(sizes[number], every)}
         records += [{"run": number, **record} for i, record in enumerate(read_completions(path)) if i in numbers]
     return records, every
+
+
+def new_completions(runs: Sequence[Run], after: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the newest records of runs from the given steps on, each with the number of its run. Those of the given step are
+    among them, because a held-out record has the step of its last update.
+
+    after: one for each run, or fewer.
+    """
+    records = []
+    for number, (run, step) in enumerate(zip(runs, after, strict=False)):
+        if (path := run.path / NAME).is_file():
+            records += [{"run": number, **record} for record in newest_records(path, step)]
+    return records
 
 
 def chosen(steps: Sequence[tuple[int, str, int]], every: int) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,26 +32,67 @@ class Run(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ in the seed only."""
+    """Runs that are shown as one: their mean, and its interval."""
 
     name: str
     runs: list[Run]
 
 
-def load_groups(paths: Sequence[Path]) -> list[Group]:
-    """Return the runs in directories, those with equal settings together.
+class Grouping(NamedTuple):
+    """One way to put runs together."""
 
-    paths: run directories, or directories of several seeds.
-    """
+    by: str  # what a group is, as the page calls it
+    groups: list[Group]
+
+
+def load_runs(paths: Sequence[Path]) -> list[Run]:
+    """Return the runs in directories. paths: run directories, or directories of several seeds."""
     directories = [directory for path in paths for directory in run_directories(path)]
-    names = names_of(list(dict.fromkeys(directories)))
-    groups: dict[str, list[Run]] = {}
-    for directory, name in names.items():
-        run = load_run(directory, name)
-        compared = {key: value for key, value in run.settings.items() if key not in NOT_COMPARED}
-        key = json.dumps(compared, sort_keys=True) if compared else str(directory)
-        groups.setdefault(key, []).append(run)
-    return [Group(group_name(runs), runs) for runs in groups.values()]
+    return [load_run(directory, name) for directory, name in names_of(list(dict.fromkeys(directories))).items()]
+
+
+def groupings_of(runs: Sequence[Run]) -> list[Grouping]:
+    """Return the ways to group runs: those of equal settings together (the first one), each run alone, and by the value of each
+    setting in which they differ."""
+    equal = Grouping("combination of settings", [Group(group_name(members), members) for members in partition(runs, compared)])
+    if len(runs) == 1:
+        return [equal]
+    names = dict.fromkeys(name for run in runs for name in compared(run) if not name.startswith(IDENTITY))
+    by_setting = []
+    for name in names:
+        members = partition(runs, lambda run, name=name: run.settings.get(name))
+        if len(members) > 1:
+            groups = [Group(value_name(name, group), group) for group in members]
+            groups.sort(key=lambda group, name=name: order_of(group.runs[0].settings.get(name)))
+            by_setting.append(Grouping(f"value of {name}", groups))
+    alone = Grouping("run", [Group(run.name, [run]) for run in runs])
+    return [equal, *([alone] if len(equal.groups) < len(runs) else []), *by_setting]
+
+
+def partition(runs: Sequence[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
+    """Return the runs in lists of equal keys, in order."""
+    lists: dict[str, list[Run]] = {}
+    for run in runs:
+        lists.setdefault(json.dumps(key(run), sort_keys=True, default=str), []).append(run)
+    return list(lists.values())
+
+
+def compared(run: Run) -> dict[str, Any]:
+    """Return the settings that runs of a group have in common. A run without recorded settings is alone in its group."""
+    settings = {name: value for name, value in run.settings.items() if name not in NOT_COMPARED}
+    return settings or {f"{IDENTITY}directory": str(run.path)}
+
+
+def order_of(value: Any) -> tuple[bool, float, str]:
+    """Return a key that sorts the values of a setting: numbers by size, then others as texts."""
+    is_number = isinstance(value, int | float)
+    return not is_number, float(value) if is_number else 0.0, str(value)
+
+
+def value_name(setting: str, runs: Sequence[Run]) -> str:
+    """Return the name of the runs that have one value of a setting."""
+    value = str(runs[0].settings.get(setting, "not recorded"))
+    return f"{setting} = {value if len(value) <= 60 else value[:60] + ' …'}" + f" ({len(runs)} runs)" * (len(runs) > 1)
 
 
 def run_directories(path: Path) -> list[Path]:

@@ -1,11 +1,10 @@
-// Read the data and fill the sections of the page.
+// Read the data, fill the sections of the page, and draw them again when the reader chooses something or new data come.
 
 const MAIN = [
-  "reward/mean", "loss", "agent_N/length", "agent_N/entropy", "agent_N/distinct_1", "agent_N/distinct_2", "agent_N/repeated",
-  "agent_N/kl", "agent_N/loss", "agent_N/grad_norm", "agent_N/accuracy",
+  "reward/mean", "eval/reward", "loss", "agent_N/length", "agent_N/entropy", "agent_N/distinct_1", "agent_N/distinct_2",
+  "agent_N/repeated", "agent_N/kl", "agent_N/loss", "agent_N/grad_norm", "agent_N/accuracy",
 ];
-const PHASES = ["sampling", "rewards", "data", "update", "checkpoint", "evaluation", "compiling", "idle"];
-const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
+const rank = (title) => MAIN.indexOf(title.replace(/^turn_\d+\//, ""));
 
 async function readData() {
   if (typeof DecompressionStream === "undefined") throw new Error("this page needs a browser of 2023 or newer");
@@ -16,130 +15,156 @@ async function readData() {
   return JSON.parse(await new Response(stream).text());
 }
 
+/** Return the groups of runs that the reader chose. */
+function chosenGroups(data) {
+  return data.groupings[view.by].members.map(({ name, group }) => ({ ...data.groups[group], name }));
+}
+
 /** Return the charts by title: columns of several agents are one chart, held-out rewards are points in the chart of rewards. */
-function chartsOf(data) {
-  const charts = new Map();
-  data.groups.forEach((group, g) => {
+function chartsOf(groups) {
+  const charts = new Map(), several = groups.length > 1;
+  const add = (title, entry) => charts.set(title, [...(charts.get(title) || []), entry]);
+  groups.forEach((group, g) => {
     for (const [name, curve] of Object.entries(group.curves)) {
       if (!curve.mean.some((x) => x !== null)) continue;
       const [title, agent] = [name.replace(/agent_\d+/, "agent_N"), (name.match(/agent_(\d+)/) || [])[1]];
-      const several = data.groups.length > 1;
       const label = [several ? group.name : null, agent === undefined ? null : `agent ${agent}`].filter(Boolean).join(" ");
       const style = several ? { stroke: color(g), dash: DASHES[(agent || 0) % 4] } : { stroke: color(agent || 0), dash: "" };
-      const entry = { label, agent, curve, ...style, points: name.startsWith("eval/") };
-      charts.set(title, [...(charts.get(title) || []), entry]);
-      const heldOut = name === "reward/mean" && group.curves["eval/reward"];
-      if (heldOut) charts.get(title).push({ ...entry, label: `${label} held-out`.trim(), curve: heldOut, points: true });
+      const entry = { label, agent, group: g, curve, ...style, points: name.startsWith("eval/"),
+        shift: 3 * (g - (groups.length - 1) / 2) };
+      add(title, entry);
+      if (name === "eval/reward") add("reward/mean", { ...entry, label: `${label} held-out`.trim(), beside: true });
     }
   });
   return charts;
 }
 
-function fillCurves(section, data) {
-  const charts = chartsOf(data);
-  const isMain = (title) => MAIN.includes(title.replace(/^turn_\d+\//, ""));
-  const rank = (title) => MAIN.indexOf(title.replace(/^turn_\d+\//, ""));
-  const titles = [...charts.keys()], main = titles.filter(isMain).sort((a, b) => rank(a) - rank(b));
-  const agents = [...charts.values()].flat().map(({ agent }) => agent).filter((agent) => agent !== undefined);
-  const names = Array.from({ length: Math.max(-1, ...agents) + 1 }, (_, agent) => `agent ${agent}`);
-  section.append(data.groups.length > 1 ? legend(data.groups.map((group) => group.name)) : legend(names));
-  const several = data.groups.some((group) => group.num_runs > 1);
-  const means = several ? "Bands: 95 % interval of the mean over seeds. " : "";
-  section.append(make("p", { class: "note" },
-    `Thin: every update; thick: mean of ten. ${means}Points: held-out tasks, with the 95 % interval over ${several ? "seeds" : "prompts"}.`));
-  section.append(make("div", { class: "charts" }, ...main.map((title) => chart(title, charts.get(title)))));
-  const rest = titles.filter((title) => !isMain(title)).sort();
-  const place = make("div", { class: "charts" });
-  const filter = make("input", { type: "search", placeholder: "name of a column" });
-  const draw = () => place.replaceChildren(...rest.filter((t) => t.includes(filter.value)).map((t) => chart(t, charts.get(t))));
-  filter.addEventListener("input", draw);
-  const more = make("details", {}, make("summary", {}, `${rest.length} more columns`), filter, place);
-  more.addEventListener("toggle", () => { if (more.open && !place.childElementCount) draw(); });
+/** Return a panel that the reader opens, which is open again when it is drawn anew. */
+function panel(name, title, ...content) {
+  return make("details", { "data-name": name }, make("summary", {}, title), ...content);
+}
+
+function fillCurves(section, groups) {
+  const charts = chartsOf(groups), titles = [...charts.keys()];
+  const main = titles.filter((title) => rank(title) >= 0).sort((a, b) => a.startsWith("turn_") - b.startsWith("turn_") || rank(a) - rank(b));
+  if (!titles.length) { section.append(note("No step is done yet.")); return; }
+  const drawn = (title) => chart(title, charts.get(title).filter((entry) => !view.hidden.has(groups[entry.group].name)));
+  const place = make("div", { class: "charts" }), morePlace = make("div", { class: "charts" });
+  const rest = titles.filter((title) => !main.includes(title)).sort();
+  const filter = make("input", { type: "search", placeholder: "name of a column", value: view.filter || "" });
+  const drawMore = () => morePlace.replaceChildren(...rest.filter((title) => title.includes(filter.value)).map(drawn));
+  filter.addEventListener("input", () => { view.filter = filter.value; drawMore(); });
+  const more = panel("columns", `${rest.length} more columns`, filter, morePlace);
+  const draw = () => {
+    place.replaceChildren(...main.filter((title) => title !== "eval/reward").map(drawn));
+    if (more.open) drawMore();
+  };
+  more.addEventListener("toggle", () => { if (more.open) drawMore(); });
+  section.append(make("h3", {}, view.smooth > 1 ? `Last values, mean of ${view.smooth} updates` : "Last values"),
+    lastValues(groups, charts, main, draw), agentLegend(groups, charts), note(explanation(groups)), place);
   if (rest.length) section.append(more);
+  draw();
 }
 
-function legend(names) {
-  return make("div", { class: "legend" }, ...names.map((name, i) =>
-    make("span", {}, make("i", { style: `border-color: ${color(i)}` }), name)));
+/** Return how the lines of the agents look: by color, or by dashes if colors tell runs apart. */
+function agentLegend(groups, charts) {
+  const agents = [...charts.values()].flat().map(({ agent }) => agent).filter((agent) => agent !== undefined);
+  const several = groups.length > 1, count = Math.max(-1, ...agents) + 1;
+  return make("div", { class: "legend" }, ...Array.from({ length: count }, (_, agent) => make("span", {},
+    sample(several ? "var(--text)" : color(agent), several ? DASHES[agent % 4] : ""), `agent ${agent}`)));
 }
 
-function fillHeldOut(section, data) {
-  const names = [...new Set(data.groups.flatMap((group) => Object.keys(group.held_out)))];
-  if (!names.length) { section.append(make("p", { class: "note" }, "No held-out tasks were given.")); return; }
-  const cell = (end) => make("td", { class: "number" },
-    end ? `${number(end[1])}${end[2] === null ? "" : ` ± ${number(end[2])}`}` : "–");
-  const head = make("tr", {}, make("th", {}, ""), ...data.groups.flatMap((group) => {
-    const ends = Object.values(group.held_out)[0] || [[0], [0]];
-    return ends.map(([updates]) => make("th", { class: "number" }, `${group.name}, ${updates} updates`));
-  }));
-  const rows = names.map((name) => make("tr", {}, make("td", { class: "code name" }, name),
-    ...data.groups.flatMap((group) => (group.held_out[name] || [null, null]).map(cell))));
-  section.append(make("div", { class: "wide" }, make("table", {}, head, ...rows)),
-    make("p", { class: "note" }, "Mean ± half of the 95 % interval, over seeds if there are several, else over prompts."));
+function explanation(groups) {
+  const several = groups.some((group) => group.num_runs > 1);
+  return [
+    view.smooth > 1 ? `Thin: every update; thick: mean of ${view.smooth}.` : "",
+    several ? "Bands: 95 % interval of the mean over runs." : "",
+    `Points: held-out tasks, with the 95 % interval over ${several ? "runs" : "prompts"}.`,
+    view.logY ? "Values that are not above 0 are not drawn." : "",
+    view.logX ? "What was measured before the first update stands at 1." : "",
+  ].join(" ");
 }
 
-function fillGoodput(section, data) {
-  for (const group of data.groups) {
-    const phases = PHASES.filter((phase) => group.goodput[phase] > 0);
-    const total = phases.reduce((sum, phase) => sum + group.goodput[phase], 0);
-    if (!total) { section.append(make("p", { class: "note" }, `${group.name} did not measure its phases.`)); continue; }
-    const share = (phase) => (100 * group.goodput[phase]) / total;
-    const paint = (phase) => `background: ${color(PHASES.indexOf(phase))}`;
-    section.append(make("h3", {}, `${group.name}: ${number(total / group.num_runs)} s${group.num_runs > 1 ? " per seed" : ""}`),
-      make("div", { class: "bar" }, ...phases.map((phase) =>
-        make("div", { style: `${paint(phase)}; flex: ${share(phase)}`, title: `${phase} ${share(phase).toFixed(1)} %` }))),
-      make("table", {}, ...phases.map((phase) => make("tr", {},
-        make("td", {}, make("span", { class: "swatch", style: paint(phase) }), phase),
-        make("td", { class: "number" }, `${share(phase).toFixed(1)} %`),
-        make("td", { class: "number" }, `${number(group.goodput[phase] / group.num_runs)} s`)))));
-  }
-  section.append(make("p", { class: "note" }, "What the host did or waited for, up to the last step. An update that still runs "
-    + "while the host logs or reads tasks counts for these."));
-}
-
-function fillSettings(section, data) {
-  if (!data.settings.length) { section.append(make("p", { class: "note" }, "The runs recorded no settings.")); return; }
-  const head = make("tr", {}, make("th", {}, "setting"), ...data.groups.map((group) => make("th", {}, group.name)));
-  const line = (row) => make("tr", row.differs ? { class: "differs" } : {}, make("td", { class: "code name" }, row.name),
-    ...row.values.map((value) => make("td", { class: "code" }, value.length > 300 ? `${value.slice(0, 300)} …` : value)));
-  const table = (rows) => make("div", { class: "wide" }, make("table", {}, head.cloneNode(true), ...rows.map(line)));
-  const differing = data.settings.filter((row) => row.differs), rest = data.settings.filter((row) => !row.differs);
-  if (data.groups.length > 1) {
-    section.append(make("h3", {}, "Differences between the runs"),
-      differing.length ? table(differing) : make("p", { class: "note" }, "None."));
-  }
-  const changed = rest.filter((row) => !row.default);
-  section.append(make("h3", {}, "Not the default"), changed.length ? table(changed) : make("p", { class: "note" }, "None."),
-    make("details", {}, make("summary", {}, "Defaults"), table(rest.filter((row) => row.default))));
+/** Return what the reader chooses: the grouping, smoothing and log axes. */
+function controls(data, draw) {
+  const select = (label, options, value, choose) => {
+    const list = make("select", { "aria-label": label, onchange: () => { choose(Number(list.value)); draw(); } },
+      ...options.map(([number, text]) => make("option", { value: number }, text)));
+    list.value = value;
+    return make("label", {}, `${label} `, list);
+  };
+  const box = (label, name) => {
+    const input = make("input", { type: "checkbox", onchange: () => { view[name] = input.checked; draw(); } });
+    return make("label", {}, input, ` ${label}`);
+  };
+  const groupings = data.groupings.map(({ by }, i) => [i, by]);
+  const smoothing = [[1, "none"], [3, "3 updates"], [10, "10 updates"], [30, "30 updates"], [100, "100 updates"]];
+  return make("div", { class: "controls" },
+    groupings.length > 1 ? select("a curve for each", groupings, view.by, (i) => { view.by = i; }) : null,
+    select("smoothing", smoothing, view.smooth, (n) => { view.smooth = n; }), box("log updates", "logX"), box("log values", "logY"));
 }
 
 function fillAttempts(section, data) {
   for (const run of data.runs) {
-    section.append(make("h3", {}, run.name));
-    if (!run.attempts.length) section.append(make("p", { class: "note" }, "No start of this run was recorded."));
-    run.attempts.forEach((attempt, i) => {
+    const entries = run.attempts.map((attempt, i) => {
       const versions = Object.entries(attempt.versions || {}).map(([name, version]) => `${name} ${version}`).join(", ");
       const title = `${attempt.number}: ${attempt.time || "unknown time"} on ${attempt.host || "an unknown host"}`;
-      section.append(make("details", i === run.attempts.length - 1 ? { open: "" } : {}, make("summary", {}, title),
+      const entry = panel(`${run.name} attempt ${attempt.number}`, title,
         make("p", { class: "code" }, (attempt.command || []).join(" ")),
         make("p", { class: "note" }, `${(attempt.devices || []).join(", ")}; Python ${attempt.python || "?"}; ${versions}`),
-        make("pre", {}, attempt.log || "No lines were logged.")));
+        make("pre", {}, attempt.log || "No lines were logged."));
+      entry.open = data.runs.length === 1 && i === run.attempts.length - 1;
+      return entry;
     });
+    section.append(make("h3", {}, run.name), ...(entries.length ? entries : [note("No start of this run was recorded.")]));
   }
 }
 
+/** Draw a section anew if what it shows has changed. Panels stay open or closed. fill: appends to the section. */
+function redraw(id, content, fill) {
+  const section = document.getElementById(id), text = JSON.stringify(content);
+  if (section.drawn === text) return;
+  const first = section.drawn === undefined;
+  section.drawn = text;
+  const panels = () => [...section.querySelectorAll("details[data-name]")];
+  const open = new Map(panels().map((details) => [details.dataset.name, details.open]));
+  const logs = new Map(panels().map((details) => [details.dataset.name, details.querySelector("pre")?.scrollTop]));
+  if (first) section.rest = section.appendChild(make("div"));
+  section.rest.replaceChildren();
+  fill(section.rest);
+  for (const details of panels()) {
+    const name = details.dataset.name, log = details.querySelector("pre");
+    if (open.has(name)) details.open = open.get(name);
+    if (log && logs.get(name)) log.scrollTop = logs.get(name);
+  }
+}
+
+/** Draw all sections but the completions. */
+function draw(data) {
+  const groups = chosenGroups(data), { settings } = data.groupings[view.by], top = window.scrollY;
+  const numbers = data.groupings[view.by].members;
+  redraw("curves", [groups, view.smooth, view.logX, view.logY], (section) => fillCurves(section, groups));
+  redraw("held-out", groups.map(({ name, held_out: results }) => [name, results]), (section) => fillHeldOut(section, groups));
+  redraw("goodput", groups.map(({ name, goodput }) => [name, goodput]), (section) => fillGoodput(section, groups));
+  redraw("settings", [numbers, settings], (section) => fillSettings(section, groups, settings));
+  redraw("attempts", data.runs, (section) => fillAttempts(section, data));
+  window.scrollTo(window.scrollX, top);
+}
+
+function summaryOf(data) {
+  const runs = data.runs.length, updates = Math.max(...data.groups.map((group) => group.updates));
+  return `${runs} run${runs > 1 ? "s" : ""}, ${updates} updates. Written by jmarl report, ${data.created}.`;
+}
+
 async function main() {
-  const summary = document.getElementById("summary"), section = (id) => document.getElementById(id);
+  const summary = document.getElementById("summary");
   try {
     const data = await readData();
-    const runs = data.runs.length, updates = Math.max(...data.groups.map((group) => group.updates));
-    fillCurves(section("curves"), data);
-    fillHeldOut(section("held-out"), data);
-    fillGoodput(section("goodput"), data);
-    fillSettings(section("settings"), data);
-    fillCompletions(section("completions"), data);
-    fillAttempts(section("attempts"), data);
-    summary.textContent = `${runs} run${runs > 1 ? "s" : ""}, ${updates} updates. Written by jmarl report, ${data.created}.`;
+    document.getElementById("curves").append(controls(data, () => draw(data)));
+    draw(data);
+    const completions = fillCompletions(document.getElementById("completions"), data);
+    summary.textContent = summaryOf(data);
+    if (data.live) follow(data, completions);
     document.body.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {
     summary.textContent = `The page could not be drawn: ${error.message}`;

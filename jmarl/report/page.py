@@ -18,11 +18,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from jmarl.report.completions import load_completions
-from jmarl.report.load import Group, load_groups
+from jmarl.report.load import Group, Grouping, Run, groupings_of, load_runs
 from jmarl.report.summary import curves, goodput, held_out, settings_table
 from jmarl.training.logs.completions_file import finite
 
-SCRIPTS, STYLES = ("charts.js", "completions.js", "page.js"), ("page.css",)
+SCRIPTS, STYLES = ("charts.js", "tables.js", "completions.js", "page.js"), ("page.css",)
+
+MAX_TITLE = 100  # characters
 
 
 def write_report(paths: Sequence[Path], output: Path, max_mb: float = 30.0) -> str:
@@ -33,42 +35,62 @@ def write_report(paths: Sequence[Path], output: Path, max_mb: float = 30.0) -> s
         output: the HTML file.
         max_mb: about its largest size in MB; where it is too small, only every second, fourth, ... step has its completions.
     """
-    groups = load_groups(paths)
-    runs = [run for group in groups for run in group.runs]
-    numbers = summarize(groups)
+    content = load_content(paths, max_mb)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(render(content), encoding="utf-8")
+    thinned = f" of every {content['every']} steps" * (content["every"] > 1)
+    steps = sum(record["kind"] == "train" for record in content["completions"])
+    runs, size = len(content["runs"]), output.stat().st_size / 1e6
+    return f"{output}: {runs} run{'s' * (runs > 1)}, completions of {steps} steps{thinned}, {size:.1f} MB"
+
+
+def load_content(paths: Sequence[Path], max_mb: float) -> dict[str, Any]:
+    """Return all that the page shows, as JSON values. See `write_report`."""
+    runs = load_runs(paths)
+    numbers = summarize(runs)
     room = int(max_mb * 1e6 - len(pack(numbers))) * 3 // 4  # base64 takes four bytes for three
     records, every = load_completions(runs, max(room, 0))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(render(numbers | {"completions": records, "every": every}), encoding="utf-8")
-    thinned = f" of every {every} steps" * (every > 1)
-    steps = sum(record["kind"] == "train" for record in records)
-    size = output.stat().st_size / 1e6
-    return f"{output}: {len(runs)} run{'s' * (len(runs) > 1)}, completions of {steps} steps{thinned}, {size:.1f} MB"
+    return numbers | {"completions": records, "every": every}
 
 
-def summarize(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return all that the page shows but the completions, as JSON values."""
-    runs = [(number, run) for number, group in enumerate(groups) for run in group.runs]
+def summarize(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return all that the page shows but the completions, as JSON values.
+
+    Groups with the same runs are in `groups` once; each grouping names its groups and has their numbers in that list.
+    """
+    numbers: dict[tuple[str, ...], int] = {}  # names of the runs of a group -> its number
+    groups: list[dict[str, Any]] = []
+
+    def number_of(group: Group) -> int:
+        key = tuple(run.name for run in group.runs)
+        if key not in numbers:
+            numbers[key] = len(groups)
+            groups.append(summarize_group(group))
+        return numbers[key]
+
+    def summarize_grouping(grouping: Grouping) -> dict[str, Any]:
+        members = [{"name": group.name, "group": number_of(group)} for group in grouping.groups]
+        return {"by": grouping.by, "members": members, "settings": settings_table(grouping.groups)}
+
     content = {
         "created": time.strftime("%Y-%m-%d %H:%M"),
-        "groups": [
-            {
-                "name": group.name,
-                "num_runs": len(group.runs),
-                "updates": max((int(row["step"]) + 1 for run in group.runs for row in run.rows), default=0),
-                "curves": curves(group),
-                "held_out": held_out(group),
-                "goodput": goodput(group),
-            }
-            for group in groups
-        ],
-        "runs": [
-            {"name": run.name, "group": number, "attempts": [without_settings(attempt) for attempt in run.attempts]}
-            for number, run in runs
-        ],
-        "settings": settings_table(groups),
+        "groupings": [summarize_grouping(grouping) for grouping in groupings_of(runs)],
+        "groups": groups,
+        "runs": [{"name": run.name, "attempts": [without_settings(attempt) for attempt in run.attempts]} for run in runs],
     }
     return finite(content)
+
+
+def summarize_group(group: Group) -> dict[str, Any]:
+    """Return the numbers of a group, as JSON values."""
+    columns = curves(group)
+    return {
+        "num_runs": len(group.runs),
+        "updates": max((int(row["step"]) + 1 for run in group.runs for row in run.rows), default=0),
+        "curves": columns,
+        "held_out": held_out(columns),
+        "goodput": goodput(group),
+    }
 
 
 def without_settings(attempt: dict[str, Any]) -> dict[str, Any]:
@@ -82,14 +104,22 @@ def pack(content: Any) -> str:
     return base64.b64encode(gzip.compress(data.encode("utf-8", "replace"), 6, mtime=0)).decode()
 
 
-def render(content: dict[str, Any]) -> str:
-    """Return the HTML file."""
+def render(content: dict[str, Any], live: bool = False) -> str:
+    """Return the HTML file. live: it is served by `serve.py`, which it asks for new data."""
     here = Path(__file__).parent
+    scripts = (*SCRIPTS[:-1], *(("live.js",) * live), *SCRIPTS[-1:])
     templates = Environment(loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined)
     return templates.get_template("page.html").render(
-        title=", ".join(group["name"] for group in content["groups"]),
+        title=title_of([member["name"] for member in content["groupings"][0]["members"]]),
+        live=live,
         created=content["created"],
         styles="".join((here / name).read_text(encoding="utf-8") for name in STYLES),
-        scripts="".join((here / name).read_text(encoding="utf-8") for name in SCRIPTS),
-        data=pack(content),
+        scripts="".join((here / name).read_text(encoding="utf-8") for name in scripts),
+        data=pack(content | {"live": live}),
     )
+
+
+def title_of(names: Sequence[str]) -> str:
+    """Return the names of the groups, or of the first one and how many more there are."""
+    joined = ", ".join(names)
+    return joined if len(joined) <= MAX_TITLE else f"{names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)

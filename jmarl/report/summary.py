@@ -65,11 +65,11 @@ def plain(values: np.ndarray) -> list[float | None]:
     return [float(f"{x:.6g}") if math.isfinite(x) else None for x in values.tolist()]
 
 
-def held_out(group: Group) -> dict[str, list[list[float | None]]]:
-    """Return each held-out column before training and at the end: mean and half of its 95 % interval (over runs, or with one
-    run over prompts)."""
+def held_out(columns: dict[str, dict[str, list[float | None]]]) -> dict[str, list[list[float | None]]]:
+    """Return each held-out column at its first and last evaluation: updates, mean and half of its 95 % interval (over runs, or
+    with one run over prompts). columns: see `curves`."""
     table = {}
-    for name, drawn in curves(group).items():
+    for name, drawn in columns.items():
         if name.startswith("eval/") and drawn["x"]:
             ends = [(drawn["x"][i], drawn["mean"][i], drawn["interval"][i]) for i in (0, -1)]
             table[name.removeprefix("eval/")] = [list(end) for end in ends]
@@ -87,20 +87,19 @@ def goodput(group: Group) -> dict[str, float]:
 
 
 def settings_table(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return each setting with its value in each group, whether it differs, and whether any value is not the default.
+    """Return each setting with its values in each group, whether they differ, and whether any value is not the default.
 
     What identifies team, environment, data and reward is in the table only where it differs: the settings name them too."""
     own = {f.name: f.default for cls in (TeamConfig, TaskConfig, ExperimentConfig) for f in dataclasses.fields(cls)}
     plain_own = {name: value for name, value in own.items() if isinstance(value, bool | int | str | tuple | None)}
     plain_own |= {"options": {}, "wandb": {}}
     defaults = json.loads(json.dumps(plain_own | flat(TrainConfig())))  # as in start.json, where tuples are lists
-    by_group = [group.runs[0].settings for group in groups]
     table = []
-    for name in dict.fromkeys(name for settings in by_group for name in settings):
-        values = [settings.get(name) for settings in by_group]
-        if name == "seed":
-            values = [", ".join(str(run.settings.get("seed", "")) for run in group.runs) for group in groups]
-        texts = [str(value) for value in values]
+    for name in dict.fromkeys(name for group in groups for run in group.runs for name in run.settings):
+        if name == "output_dir" and len(groups) > 1:  # the names of the groups say it
+            continue
+        values = [dict.fromkeys(str(run.settings.get(name)) for run in group.runs) for group in groups]
+        texts = [", ".join(group_values) for group_values in values]
         if name.startswith(IDENTITY):
             if len(set(texts)) == 1:
                 continue

@@ -13,11 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from run_directories import turn, write_run
 
 from jmarl.cli.main import main
 from jmarl.report.completions import chosen
-from jmarl.report.load import load_groups
-from jmarl.report.page import write_report
+from jmarl.report.load import Group, groupings_of, load_runs
+from jmarl.report.page import summarize, write_report
 from jmarl.report.summary import curves, goodput, held_out, settings_table, thin
 from jmarl.training.logs.completions_file import CompletionsFile
 
@@ -29,44 +30,9 @@ FLAGS = [
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 
-def write_run(directory: Path, seed: int = 0, learning_rate: float = 1e-3, steps: int = 4, turns: int = 1, words: int = 6):
-    """Write what a run of two agents, two prompts and three completions leaves behind."""
-    rng = random.Random(seed)
-    directory.mkdir(parents=True)
-    file = CompletionsFile(directory / "completions.jsonl.gz", 0, 10**8)
-    rows = [{"step": 0, "eval/updates": 0, "eval/reward": 0.25, "eval/reward_ci95": 0.125}]
-    for step in range(steps):
-        file.write(step, "train", {"tasks": [{"prompt": "x"}] * 2, "turns": [turn(step, t, rng, words) for t in range(turns)]})
-        rows.append({"step": step, "reward/mean": step / 8 + seed, "agent_0/length": 4.0, "agent_1/length": 5.0 + step})
-        rows[-1] |= {"time/sampling": 3.0, "time/update": 1.0, "time/step_s": 4.5}
-    rows.append({"step": steps - 1, "eval/updates": steps, "eval/reward": 0.75 + seed, "eval/reward_ci95": 0.0625})
-    file.write(steps - 1, "eval", {"updates": steps, "tasks": [], "turns": [turn(99, 0, rng, words)]})
-    file.close()
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    attempt = directory / "attempts" / "1"
-    attempt.mkdir(parents=True)
-    settings = {"config": {"seed": seed, "learning_rate": learning_rate, "algorithm": "magrpo"}, "data": {"items": 2}}
-    (attempt / "start.json").write_text(json.dumps({"command": ["python", "mine.py"], "host": "here", "settings": settings}))
-    (attempt / "log.txt").write_text("step 4/4  reward 0.4\n")
-    return directory
-
-
-def turn(step: int, t: int, rng: random.Random, words: int) -> dict:
-    def text(agent: int, p: int, g: int) -> str:
-        drawn = " ".join(str(rng.randrange(10**6)) for _ in range(words))
-        return f"<i>step {step} turn {t} agent {agent} prompt {p} completion {g}</i> & {drawn}"
-
-    rewards = [[[0.5 - g / 4, 0.5 - g / 4] for g in range(3)], [[None, None], [1.0, 0.0], [0.125, 0.125]]]
-    return {
-        "prompts": [["Name a <b>fruit</b>:", "Name a city:"]] * 2,
-        "acts": [[True, True], [True, t == 0]],
-        "completions": [[[text(agent, p, g) for g in range(3)] for p in range(2)] for agent in range(2)],
-        "joint": [[g, 2 - g] for g in range(3)],
-        "rewards": rewards,
-        "parts": {"solved": [[1.0, 0.0, None], [0.0, 0.5, 1.0]]},
-        "parents": [0, 1],
-        "items": [0, 1],
-    }
+def load_groups(paths: list[Path]) -> list[Group]:
+    """Return the runs of equal settings together."""
+    return groupings_of(load_runs(paths))[0].groups
 
 
 def dom(page: Path, profile: Path, *flags: str) -> str:
@@ -104,6 +70,25 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
 
 
 @needs_chromium
+def test_ten_runs_with_long_names_fit_a_narrow_window(tmp_path):
+    """Nothing but tables that scroll by themselves is wider than the page; the table of last values has all runs."""
+    for n in range(10):
+        write_run(tmp_path / f"run_{n}_{'with_a_name_that_is_long' * 8}", n % 2, learning_rate=1e-3 * (n // 2 + 1))
+    write_report([tmp_path], tmp_path / "r.html")
+    wider = "!element.closest('.wide') && element.getBoundingClientRect().right > innerWidth"
+    count = f"[...document.querySelectorAll('main *')].filter((element) => {wider}).length"
+    watch = f"<script>setInterval(() => {{ document.body.dataset.wider = {count}; }}, 200)</script></body>"
+    html = (tmp_path / "r.html").read_text().replace("</body>", watch)
+    (tmp_path / "r.html").write_text(html)
+    page = dom(tmp_path / "r.html", tmp_path / "profile", "--window-size=600,900")
+    assert re.findall(r'data-wider="(\d+)"', page) == ["0"]
+    last = page.split("Last values")[1].split("</table>")[0]
+    assert last.count("<tr>") == 1 + 5 and "…" not in last, "a row for each pair of seeds"
+    assert page.split('id="held-out"')[1].split("</table>")[0].count("0.25") == 5
+    assert page.split('id="goodput"')[1].split("</table>")[0].count('class="bar"') == 5
+
+
+@needs_chromium
 def test_the_page_of_several_seeds_has_bands_and_names_the_differences(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / "a" / f"seed_{seed}", seed)
@@ -111,7 +96,10 @@ def test_the_page_of_several_seeds_has_bands_and_names_the_differences(tmp_path)
     write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "r.html")
     page = dom(tmp_path / "r.html", tmp_path / "profile")
     assert page.count('class="band"') == 3, "reward and two lengths of the two seeds; one run has no band"
-    assert "a (2 seeds)" in page and re.search(r'class="differs"><td[^>]*>learning_rate', page)
+    assert "a (2 seeds)" in page
+    differences = page.split("Differences between the runs")[1].split("</table>")[0]
+    assert [row.count("</td>") for row in differences.split("</tr>")] == [0, 3, 3, 0]
+    assert "learning_rate</th>" in differences and "0, 1" in differences, "and the seeds"
 
 
 def test_curves_of_seeds_are_their_mean_and_interval(tmp_path):
@@ -121,7 +109,7 @@ def test_curves_of_seeds_are_their_mean_and_interval(tmp_path):
     reward = curves(group)["reward/mean"]
     assert reward["x"] == [1, 2, 3, 4] and reward["mean"] == [1, 1.125, 1.25, 1.375]
     assert reward["interval"][0] == pytest.approx(4.302653 / 3**0.5, rel=1e-5)  # t(2) times the std of 0, 1, 2 over sqrt(3)
-    assert held_out(group)["reward"][1][:2] == [4, 1.75]
+    assert held_out(curves(group))["reward"][1][:2] == [4, 1.75]
     assert goodput(group) == {"sampling": 36.0, "update": 12.0}
 
 
@@ -133,6 +121,24 @@ def test_runs_of_equal_settings_are_a_group_and_others_differ(tmp_path):
     assert table["learning_rate"]["differs"] and table["learning_rate"]["values"] == ["0.001", "0.0005"]
     assert not table["algorithm"]["differs"] and table["seed"]["values"] == ["0, 1", "0"]
     assert table.keys() == {"learning_rate", "algorithm", "seed"}, "equal data are no setting"
+
+
+def test_runs_can_be_grouped_by_a_setting_or_not_at_all(tmp_path):
+    paths = [write_run(tmp_path / name, seed, rate) for name, seed, rate in (("x", 0, 2e-3), ("y", 1, 2e-3), ("z", 0, 1e-4))]
+    settings = paths[2] / "attempts" / "1" / "start.json"
+    settings.write_text(settings.read_text().replace("magrpo", "ippo"))
+    found = {by: [group.name for group in groups] for by, groups in groupings_of(load_runs(paths))}
+    assert found == {
+        "combination of settings": [f"{tmp_path.name} (2 seeds)", "z"],
+        "run": ["x", "y", "z"],
+        "value of learning_rate": ["learning_rate = 0.0001", "learning_rate = 0.002 (2 runs)"],
+        "value of algorithm": ["algorithm = ippo", "algorithm = magrpo (2 runs)"],
+    }
+    shown = summarize(load_runs(paths))
+    numbers = [[member["group"] for member in grouping["members"]] for grouping in shown["groupings"]]
+    assert numbers == [[0, 1], [2, 3, 1], [1, 0], [1, 0]] and len(shown["groups"]) == 4, "equal groups are there once"
+    assert shown["groups"][0]["curves"]["reward/mean"]["mean"][0] == 0.5 and shown["groups"][3]["num_runs"] == 1
+    assert [grouping.by for grouping in groupings_of(load_runs(paths[:1]))] == ["combination of settings"]
 
 
 def test_other_data_of_equal_settings_are_a_difference(tmp_path):

@@ -18,6 +18,7 @@ import gzip
 import json
 import logging
 import math
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,8 @@ NAME = "completions.jsonl.gz"
 TRAIN, EVAL = "train", "eval"
 MAX_WAITING = 16 * 10**6  # bytes
 _CHUNK = 1 << 16
+_TAIL = 32 * 10**6  # bytes at the end that `newest_records` reads
+_HEADER = gzip.compress(b"", 6, mtime=0)[:10]  # with which every member begins
 _START = re.compile(rb'\{"step": (\d+), "kind": "(\w+)"')
 
 
@@ -104,6 +107,26 @@ def read_completions(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a file, without a damaged last one."""
     for member in _members(Path(path)):
         yield json.loads(gzip.decompress(member.data))
+
+
+def newest_records(path: str | Path, after: int, most: int = 5) -> list[dict[str, Any]]:
+    """Return up to `most` of the last intact records from step `after` on, in order. Reads the end of the file only, so that a
+    page that follows a run can ask every few seconds."""
+    with Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _TAIL, 0))
+        data = file.read()
+    records: list[dict[str, Any]] = []
+    at = len(data)
+    while len(records) < most and (at := data.rfind(_HEADER, 0, at)) >= 0:
+        line, _ = _line_at(data, at)
+        head = _START.match(line)
+        if head is None:  # half-written, or these bytes inside a member
+            continue
+        if int(head[1]) < after:
+            break
+        records.append(json.loads(line))
+    return records[::-1]
 
 
 def finite(value: Any) -> Any:

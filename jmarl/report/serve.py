@@ -1,0 +1,104 @@
+"""Serve a report that follows runs: `/` is the page, `/data?after=STEP,...` what is new since these steps, one for each run.
+
+Only programs on this machine reach it: it listens on the loopback interface, and it answers only to a browser that asked for
+this machine by name, so that no page from elsewhere can read it. It writes nothing and needs no network.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from jmarl.config import check
+from jmarl.report.completions import new_completions
+from jmarl.report.load import Run, load_runs
+from jmarl.report.page import load_content, render, summarize
+
+HOST, NAMES = "127.0.0.1", ("127.0.0.1", "localhost")
+SHARE = 0.05  # of the time, at most, goes to reading the rows of the runs, which may need the processor themselves
+
+
+class Follower:
+    """Reads runs again whenever it is asked, but the rows not all the time if they are many."""
+
+    def __init__(self, paths: Sequence[Path], max_mb: float):
+        self.paths, self.max_mb = paths, max_mb
+        self.lock = threading.Lock()
+        self.numbers: dict[str, Any] = {}
+        self.runs: list[Run] = []
+        self.next_reading = 0.0  # `time.monotonic()` before which rows are not read again
+
+    def page(self) -> str:
+        """Return the page with all that there is now."""
+        return render(load_content(self.paths, self.max_mb), live=True)
+
+    def news(self, after: Sequence[int]) -> dict[str, Any]:
+        """Return the numbers of the page, and completions. after: the newest step of each run that the page has; -1: none."""
+        with self.lock:
+            start = time.monotonic()
+            if start >= self.next_reading:
+                self.runs = load_runs(self.paths)
+                self.numbers = summarize(self.runs)
+                now = time.monotonic()
+                self.next_reading = now + (now - start) / SHARE
+            return self.numbers | {"completions": new_completions(self.runs, after)}
+
+
+def open_server(paths: Sequence[Path], port: int, max_mb: float) -> ThreadingHTTPServer:
+    """Return a server that follows runs and listens already; `serve_forever` answers. port: 0 for a free one."""
+    check("port", port, 0 <= port < 1 << 16, "0, for a free one, or a number up to 65535")
+    follower = Follower(paths, max_mb)
+    load_runs(paths)  # what is no run is refused at once
+    try:
+        server = ThreadingHTTPServer((HOST, port), handler_for(follower))
+    except OSError as error:
+        raise ValueError(f"port={port} cannot be used: {error.strerror}; choose another one, or none for a free one") from error
+    server.daemon_threads = True
+    return server
+
+
+def address_of(server: ThreadingHTTPServer) -> str:
+    """Return the address for a browser."""
+    return f"http://{HOST}:{server.server_address[1]}/"
+
+
+def handler_for(follower: Follower) -> type[BaseHTTPRequestHandler]:
+    """Return a class that answers requests."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.headers.get("Host", "").split(":")[0] not in NAMES:
+                self.answer(403, "text/plain", f"This page is for this machine only: open it as {NAMES[0]} or {NAMES[1]}.")
+                return
+            address = urlsplit(self.path)
+            try:
+                if address.path == "/":
+                    self.answer(200, "text/html", follower.page())
+                elif address.path == "/data":
+                    after = parse_qs(address.query).get("after", [""])[0]
+                    news = follower.news([int(step) for step in after.split(",") if step])
+                    self.answer(200, "application/json", json.dumps(news, ensure_ascii=False, allow_nan=False))
+                else:
+                    self.answer(404, "text/plain", f"There is no {address.path} here, only / and /data.")
+            except (OSError, ValueError) as error:  # such as of a directory that was moved: the page asks again
+                self.answer(503, "text/plain", f"The runs cannot be read: {error}.")
+
+        def answer(self, code: int, kind: str, text: str) -> None:
+            body = text.encode("utf-8", "replace")
+            self.send_response(code)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Print no line for each request."""
+
+    return Handler

@@ -1,0 +1,92 @@
+// Tables of the page: last values, held-out results, goodput, settings.
+
+const PHASES = ["sampling", "rewards", "data", "update", "checkpoint", "evaluation", "compiling", "idle"];
+const NAME_OF = { "reward/mean": "reward", "eval/reward": "held-out reward" };
+
+const withInterval = ([, mean, half]) => `${number(mean)}${half === null ? "" : ` ± ${number(half)}`}`;
+const cell = (text) => make("td", { class: "number" }, text);
+const head = (text) => make("th", { class: "number" }, text);
+const note = (text) => make("p", { class: "note" }, text);
+const wide = (...rows) => make("div", { class: "wide" }, make("table", {}, ...rows));
+
+/** Return the newest values of the curves in `titles`: a row a group, the agents of a team below each other. The first column is
+ * the legend, whose boxes choose what is drawn. */
+function lastValues(groups, charts, titles, onChoose) {
+  const newest = ({ curve, points }) => {
+    const value = (points ? curve.mean : smooth(curve.mean)).filter((x) => x !== null).pop();
+    return make("div", {}, number(Number(value.toPrecision(3))));
+  };
+  const row = (group, g) => {
+    const values = titles.map((title) => charts.get(title).filter((entry) => entry.group === g && !entry.beside).map(newest));
+    return make("tr", {}, make("td", { class: "name" }, groups.length > 1 ? chooser(group, g, onChoose) : group.name),
+      ...values.map((of) => cell(of.length ? make("div", {}, ...of) : "–")));
+  };
+  const names = titles.map((title) => NAME_OF[title] || title.replace("agent_N/", ""));
+  return wide(make("tr", {}, make("th", {}, ""), ...names.map(head)), ...groups.map(row));
+}
+
+/** Return the name of a group with a box that says whether it is drawn. */
+function chooser(group, g, onChoose) {
+  const box = make("input", { type: "checkbox", onchange: () => {
+    if (box.checked) view.hidden.delete(group.name); else view.hidden.add(group.name);
+    onChoose();
+  } });
+  box.checked = !view.hidden.has(group.name);
+  return make("label", {}, box, sample(color(g), ""), group.name);
+}
+
+function fillHeldOut(section, groups) {
+  const found = [...new Set(groups.flatMap((group) => Object.keys(group.held_out)))];
+  const names = [...found.filter((name) => name === "reward"), ...found.filter((name) => name !== "reward")];
+  if (!names.length) { section.append(note("No held-out tasks were given.")); return; }
+  const row = (title, kind, ends) => {
+    const [first, last] = ends || [null, null];
+    const change = ends && first[1] !== null && last[1] !== null ? last[1] - first[1] : null;
+    return make("tr", {}, make("td", { class: `${kind} name` }, title), ...(ends ? [withInterval(first), withInterval(last),
+      change === null ? "–" : (change > 0 ? "+" : "") + number(change), `${first[0]} → ${last[0]}`] : ["–", "–", "–", "–"]).map(cell));
+  };
+  const table = (title, rows) => wide(make("tr", {}, make("th", {}, title), ...["first", "last", "change", "updates"].map(head)), ...rows);
+  const perRun = (name) => table(name, groups.map((group) => row(group.name, "", group.held_out[name])));
+  if (groups.length === 1) section.append(table("", names.map((name) => row(name, "code", groups[0].held_out[name]))));
+  else {
+    section.append(perRun(names[0]));
+    if (names.length > 1) section.append(panel("held-out", `${names.length - 1} more columns`, ...names.slice(1).map(perRun)));
+  }
+  section.append(note("First and last evaluation: mean ± half of the 95 % interval, over runs if there are several, else over prompts."));
+}
+
+function fillGoodput(section, groups) {
+  const measured = groups.filter((group) => PHASES.some((phase) => group.goodput[phase] > 0));
+  if (!measured.length) { section.append(note("No phases were measured.")); return; }
+  const phases = PHASES.filter((phase) => measured.some((group) => group.goodput[phase] > 0));
+  const paint = (phase) => `background: ${color(PHASES.indexOf(phase))}`;
+  const row = (group) => {
+    const total = phases.reduce((sum, phase) => sum + (group.goodput[phase] || 0), 0);
+    const share = (phase) => (100 * (group.goodput[phase] || 0)) / total;
+    const bar = phases.filter((phase) => share(phase) > 0).map((phase) =>
+      make("div", { style: `${paint(phase)}; flex: ${share(phase)}`, title: `${phase} ${share(phase).toFixed(1)} %` }));
+    return make("tr", {}, make("td", { class: "name" }, group.name), cell(`${number(total / group.num_runs)} s`),
+      make("td", { class: "bars" }, make("div", { class: "bar" }, ...bar)), ...phases.map((phase) => cell(`${share(phase).toFixed(1)} %`)));
+  };
+  const names = phases.map((phase) => make("th", { class: "number" }, make("span", { class: "swatch", style: paint(phase) }), phase));
+  section.append(wide(make("tr", {}, make("th", {}, ""), head("per run"), make("th", {}, ""), ...names), ...measured.map(row)));
+  if (measured.length < groups.length) section.append(note("The other runs did not measure their phases."));
+  section.append(note("What the host did or waited for, up to the last step. An update that still runs while the host logs or reads tasks counts for these."));
+}
+
+const short = (value) => (value.length > 300 ? `${value.slice(0, 300)} …` : value);
+const code = (text) => make("td", { class: "code" }, short(text));
+
+function fillSettings(section, groups, settings) {
+  if (!settings.length) { section.append(note("The runs recorded no settings.")); return; }
+  const differing = settings.filter((row) => row.differs), rest = settings.filter((row) => !row.differs);
+  const table = (rows) => wide(...rows.map((row) => make("tr", {}, make("td", { class: "code name" }, row.name), code(row.values[0]))));
+  if (groups.length > 1) {
+    const names = make("tr", {}, make("th", {}, ""), ...differing.map((row) => make("th", { class: "code" }, row.name)));
+    section.append(make("h3", {}, "Differences between the runs"), differing.length ? wide(names, ...groups.map((group, g) =>
+      make("tr", {}, make("td", { class: "name" }, group.name), ...differing.map((row) => code(row.values[g]))))) : note("None."));
+  }
+  const changed = rest.filter((row) => !row.default);
+  section.append(make("h3", {}, groups.length > 1 ? "Equal for all curves, and not the default" : "Not the default"),
+    changed.length ? table(changed) : note("None."), panel("defaults", "Defaults", table(rest.filter((row) => row.default))));
+}

@@ -1,0 +1,134 @@
+"""`jmarl report --watch`: the server answers on the loopback interface, follows a run, and says what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from run_directories import turn, write_run
+
+from jmarl.cli.main import main
+from jmarl.report import serve
+from jmarl.training.logs.completions_file import CompletionsFile, newest_records
+
+
+@contextlib.contextmanager
+def watched(*paths: Path):
+    """Yield the address of a server that follows runs."""
+    with serve.open_server(paths, 0, 30.0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield serve.address_of(server)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def get(address: str, **headers: str) -> tuple[int, str]:
+    """Return the code and the text of an answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=30) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_run_is_followed_while_it_writes(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(serve, "SHARE", 1e9)  # rows are read at each request
+    run = write_run(tmp_path / "run")
+    with watched(run) as address:
+        code, page = get(address)
+        assert code == 200 and "connect-src 'self'" in page and 'id="newest"' in page and "function follow" in page
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 4, "reward/mean": 0.5}\n{"step": 5, "rew')  # the second row is being written
+        file = CompletionsFile(run / "completions.jsonl.gz", 4, 10**8)
+        file.write(4, "train", {"tasks": [], "turns": [turn(4, 0, random.Random(0), 1)]})
+        file.close()
+        news = json.loads(get(f"{address}data?after=3")[1])
+    assert news["groups"][0]["curves"]["reward/mean"]["x"] == [1, 2, 3, 4, 5] and news["groups"][0]["updates"] == 5
+    assert [(x["run"], x["kind"], x["step"]) for x in news["completions"]] == [(0, "train", 3), (0, "eval", 3), (0, "train", 4)]
+    assert "<i>step 4 turn 0 agent 0 prompt 0" in news["completions"][-1]["turns"][0]["completions"][0][0][0]
+    assert not caplog.text, "a half-written row is no damage"
+
+
+def test_rows_are_read_for_a_small_part_of_the_time(tmp_path):
+    run = write_run(tmp_path / "run")
+    with watched(run) as address:
+        updates = []
+        for step in (4, 5):
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write(f'{{"step": {step}, "reward/mean": 0.5}}\n')
+            updates.append(json.loads(get(f"{address}data")[1])["groups"][0]["updates"])
+    assert updates == [5, 5], "the second request came too early"
+
+
+def test_only_this_machine_is_answered_and_what_cannot_be_read_is_said(tmp_path):
+    run = write_run(tmp_path / "run")
+    with watched(run) as address:
+        assert get(address, Host="example.org:80") == (
+            403,
+            "This page is for this machine only: open it as 127.0.0.1 or localhost.",
+        )
+        assert get(address, Host="localhost:9000")[0] == 200, "another port: it may be forwarded"
+        assert get(f"{address}../etc/passwd") == (404, "There is no /../etc/passwd here, only / and /data.")
+        run.rename(tmp_path / "earlier_1")
+        code, text = get(f"{address}data?after=3")
+        assert code == 503 and text.startswith("The runs cannot be read: there is no run in") and get(address)[0] == 503
+
+
+def test_the_newest_records_are_read_from_the_end(tmp_path):
+    path = tmp_path / "file"
+    file = CompletionsFile(path, 0, 10**8)
+    for step in range(9):
+        file.write(step, "train", {"turns": [turn(step, 0, random.Random(step), 30)]})
+    file.write(8, "eval", {"turns": []})
+    file.close()
+    steps = [(record["step"], record["kind"]) for record in newest_records(path, 7)]
+    assert steps == [(7, "train"), (8, "train"), (8, "eval")]
+    assert [record["step"] for record in newest_records(path, -1)] == [5, 6, 7, 8, 8], "not more than five"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert [record["step"] for record in newest_records(path, 8)] == [8], "the half-written one is left out"
+    path.write_bytes(b"")
+    assert newest_records(path, -1) == []
+
+
+def test_what_cannot_be_served_is_refused_by_a_sentence(tmp_path, capsys):
+    run = str(write_run(tmp_path / "run"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused = {
+            "--watch --port 70000 RUN": "port=70000 is not allowed: port must be 0, for a free one, or a number up to 65535",
+            f"--watch --port {port} RUN": f"port={port} cannot be used: Address already in use; choose another one, or none",
+            "--port 8000 RUN": "--port 8000 has no effect without --watch, which serves a page: add --watch or remove --port",
+            "--watch -o r.html RUN": "--output r.html has no effect with --watch, which writes no file: remove one of them",
+            "--watch RUN/none": f"there is no run in {run}/none: give the output_dir of a run",
+        }
+        for flags, sentence in refused.items():
+            assert main(["report", *flags.replace("RUN", run).split()]) == 2
+            assert capsys.readouterr().err.startswith(f"jmarl: {sentence}")
+
+
+def test_ctrl_c_ends_the_server(tmp_path):
+    command = [sys.executable, "-m", "jmarl", "report", "--watch", str(write_run(tmp_path / "run"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8") as process:
+        assert process.stdout
+        address, follows, *_ = process.stdout.readline().split()
+        assert follows == "follows" and get(address)[0] == 200
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+    with pytest.raises(urllib.error.URLError):
+        get(address)
