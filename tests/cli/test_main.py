@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from jmarl.cli.main import COMMANDS, main
+from jmarl.training.logs import samples
 
 
 def error_of(capsys, *arguments: str) -> str:
@@ -53,6 +54,16 @@ def test_errors_are_one_line_and_v_shows_the_traceback(capsys):
     assert line.startswith("jmarl: no_such_file is neither a file nor")
     assert main(["configs", "-v", "show", "no_such_file"]) == 2
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_v_shows_joint_actions_of_a_run_and_its_help_says_so(capsys):
+    for flags in (["-v"], []):
+        assert main(["train", *flags, "--config", "no_such_file"]) == 2
+        assert samples.are_on() == bool(flags)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "print a joint action a minute" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_reader_that_leaves_is_no_error_message():

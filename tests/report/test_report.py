@@ -7,12 +7,11 @@ import gzip
 import json
 import random
 import re
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from browser import dom, needs_chromium
 from run_directories import turn, write_run
 
 from jmarl.cli.main import main
@@ -22,24 +21,10 @@ from jmarl.report.page import summarize, write_report
 from jmarl.report.summary import curves, goodput, held_out, settings_table, thin
 from jmarl.training.logs.completions_file import CompletionsFile
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--virtual-time-budget=8000",
-]  # fmt: skip
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-
 
 def load_groups(paths: list[Path]) -> list[Group]:
     """Return the runs of equal settings together."""
     return groupings_of(load_runs(paths))[0].groups
-
-
-def dom(page: Path, profile: Path, *flags: str) -> str:
-    """Return the HTML of a page after its scripts ran, without the scripts."""
-    command = [str(CHROMIUM), *FLAGS, *flags, f"--user-data-dir={profile}", "--dump-dom", page.resolve().as_uri()]
-    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    return re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
 
 
 def content(page: Path) -> dict:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from browser import dom, needs_chromium
 from run_directories import turn, write_run
 
 from jmarl.cli.main import main
@@ -62,6 +64,18 @@ def test_a_run_is_followed_while_it_writes(tmp_path, monkeypatch, caplog):
     assert [(x["run"], x["kind"], x["step"]) for x in news["completions"]] == [(0, "train", 3), (0, "eval", 3), (0, "train", 4)]
     assert "<i>step 4 turn 0 agent 0 prompt 0" in news["completions"][-1]["turns"][0]["completions"][0][0][0]
     assert not caplog.text, "a half-written row is no damage"
+
+
+@needs_chromium
+def test_the_page_shows_the_newest_joint_action_and_asks_again(tmp_path):
+    run = write_run(tmp_path / "run", turns=2)
+    with watched(run) as address:
+        page = dom(address, tmp_path / "profile")
+    newest = page.split('id="newest"')[1].split('id="curves"')[0]
+    assert "held-out, after 4 updates" in newest and newest.count('class="joint"') == 1, "the evaluation has one turn"
+    for agent in (0, 1):
+        assert f"&lt;i&gt;step 99 turn 0 agent {agent} prompt 1 completion 1&lt;/i&gt;" in newest, "joint action 2 of prompt 2"
+    assert int(re.findall(r'data-asked="(\d+)"', page)[0]) >= 2 and "Live: asks every 3 s" in page
 
 
 def test_rows_are_read_for_a_small_part_of_the_time(tmp_path):
