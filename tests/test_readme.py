@@ -293,8 +293,8 @@ def test_the_commands_of_the_readme_write_what_they_say(played):
 
 MAX_LINES = 250
 SECTIONS = [  # in the order in which a reader decides; what comes later has its place among them
-    "Install", "Beside CoMLRL, TRL and verl", "Speed", "Sizes that fit", "From the command line", "Looking at a run", "Algorithms",
-    "Environments", "One training step", "Where things are", "What is promised under faults", "Limitations",
+    "Install", "Beside CoMLRL, TRL and verl", "Speed", "Sizes that fit", "From the command line", "Looking at a run",
+    "Algorithms", "Environments", "One training step", "Where things are", "What is promised under faults", "Limitations",
     "Guides and other front ends", "Contributing", "Citation",
 ]  # fmt: skip
 
