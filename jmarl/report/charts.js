@@ -31,7 +31,7 @@ function number(x) {
 const color = (i) => (i < 8 ? `var(--c${i})` : `hsl(${Math.round(i * 137.5) % 360} 55% var(--more))`);
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 
-// What the reader chose: the grouping, how many updates a thick line is the mean of, log axes, and runs that are not drawn.
+// What the reader chose: the grouping, how many points a thick line is the mean of, log axes, and groups that are not drawn.
 const view = { by: 0, smooth: 10, logX: false, logY: false, hidden: new Set() };
 
 /** Return four to six round numbers between low and high. */
@@ -39,9 +39,8 @@ function ticks(low, high) {
   const rough = (high - low) / 4 || 1;
   const unit = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((k) => k * unit).find((size) => size >= rough) || rough;
-  const values = [];
-  for (let x = Math.ceil(low / step) * step; x <= high + step * 1e-9; x += step) values.push(Number(x.toPrecision(12)));
-  return values;
+  const first = Math.ceil(low / step), count = Math.floor(high / step + 1e-9) - first + 1;
+  return Array.from({ length: Math.min(Math.max(count, 0), 10) }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
 /** Return the labels of a log axis from 10^low to 10^high: powers of ten, or numbers between them where there are few. */
@@ -84,7 +83,7 @@ function path(xs, ys, toX, toY) {
   return line;
 }
 
-/** Return the curve that is drawn thick: means over updates of the mean and of half the interval (which is at least half the
+/** Return the curve that is drawn thick: means over neighbors of the mean and of half the interval (which is at least half the
  * interval of that mean). */
 function smoothed({ x, mean, interval }) {
   return { x, mean: smooth(mean), interval: smooth(interval) };
@@ -112,12 +111,12 @@ function range(series) {
   let [low, high] = [smallest(means), largest(means)];
   const room = 0.6 * (high - low) || Infinity;
   [low, high] = [Math.max(low - room, smallest([...means, ...ends])), Math.min(high + room, largest([...means, ...ends]))];
-  if (low === high) [low, high] = [low - (Math.abs(low) / 10 || 0.5), high + (Math.abs(high) / 10 || 0.5)];
+  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) [low, high] = [low - (Math.abs(low) / 10 || 0.5), high + (Math.abs(high) / 10 || 0.5)];
   const margin = (high - low) * 0.04;
   return [low - margin, high + margin];
 }
 
-/** Draw one series: the band of its interval, every update thin, and their running mean thick; or points, where few. `shift`
+/** Draw one series: the band of its interval, every point thin, and their running mean thick; or points, where few. `shift`
  * puts points of the same update beside each other; count: of the series in the chart, whose bands lie over each other. */
 function drawSeries(svg, { curve, stroke, dash, points, shift }, count, toX, toY) {
   if (points) {

@@ -60,7 +60,7 @@ function fillCurves(section, groups) {
     if (more.open) drawMore();
   };
   more.addEventListener("toggle", () => { if (more.open) drawMore(); });
-  section.append(make("h3", {}, view.smooth > 1 ? `Last values, mean of ${view.smooth} updates` : "Last values"),
+  section.append(make("h3", {}, view.smooth > 1 ? `Last values, mean of ${view.smooth} points` : "Last values"),
     lastValues(groups, charts, main, draw), agentLegend(groups, charts), note(explanation(groups)), place);
   if (rest.length) section.append(more);
   draw();
@@ -77,9 +77,10 @@ function agentLegend(groups, charts) {
 function explanation(groups) {
   const several = groups.some((group) => group.num_runs > 1);
   return [
-    view.smooth > 1 ? `Thin: every update; thick: mean of ${view.smooth}.` : "",
+    groups.some(({ updates }) => updates > 400) ? "A point is the mean of neighboring updates, of which there are many." : "A point is an update.",
+    view.smooth > 1 ? `Thin: every point; thick: mean of ${view.smooth}.` : "",
     several ? "Bands: 95 % interval of the mean over runs." : "",
-    `Points: held-out tasks, with the 95 % interval over ${several ? "runs" : "prompts"}.`,
+    `Dots: held-out tasks, with the 95 % interval over ${several ? "runs" : "prompts"}.`,
     view.logY ? "Values that are not above 0 are not drawn." : "",
     view.logX ? "What was measured before the first update stands at 1." : "",
   ].join(" ");
@@ -98,7 +99,7 @@ function controls(data, draw) {
     return make("label", {}, input, ` ${label}`);
   };
   const groupings = data.groupings.map(({ by }, i) => [i, by]);
-  const smoothing = [[1, "none"], [3, "3 updates"], [10, "10 updates"], [30, "30 updates"], [100, "100 updates"]];
+  const smoothing = [[1, "none"], ...[3, 10, 30, 100].map((n) => [n, `${n} points`])];
   return make("div", { class: "controls" },
     groupings.length > 1 ? select("a curve for each", groupings, view.by, (i) => { view.by = i; }) : null,
     select("smoothing", smoothing, view.smooth, (n) => { view.smooth = n; }), box("log updates", "logX"), box("log values", "logY"));
@@ -123,7 +124,8 @@ function fillAttempts(section, data) {
 /** Draw a section anew if what it shows has changed. Panels stay open or closed. fill: appends to the section. */
 function redraw(id, content, fill) {
   const section = document.getElementById(id), text = JSON.stringify(content);
-  if (section.drawn === text) return;
+  const isTyping = section.rest?.contains(document.activeElement) && document.activeElement.type === "search";
+  if (section.drawn === text || isTyping) return;
   const first = section.drawn === undefined;
   section.drawn = text;
   const panels = () => [...section.querySelectorAll("details[data-name]")];

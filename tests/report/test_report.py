@@ -74,6 +74,15 @@ def test_ten_runs_with_long_names_fit_a_narrow_window(tmp_path):
 
 
 @needs_chromium
+def test_a_constant_column_is_drawn_although_its_mean_is_rounded(tmp_path):
+    rows = [{"step": step, "loss": 0.1} for step in range(4)]  # the mean of three is 0.10000000000000002
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report([tmp_path], tmp_path / "r.html")
+    page = dom(tmp_path / "r.html", tmp_path / "profile")
+    assert page.count('class="curve"') == 1 and 1 < page.count('text-anchor="end"') <= 10, "a few labels"
+
+
+@needs_chromium
 def test_the_page_of_several_seeds_has_bands_and_names_the_differences(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / "a" / f"seed_{seed}", seed)
