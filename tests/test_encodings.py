@@ -120,7 +120,7 @@ def test_a_yaml_file_may_have_a_byte_order_mark_and_is_utf_8(tmp_path):
     assert read_yaml(file).tree == {"models": ["café"]}
     file.write_bytes(b"seed: 1\nmodels: [caf\xe9]\n")
     with pytest.raises(
-        ValueError, match=r"größe.yaml, line 2 is not UTF-8 \(invalid continuation byte\): save the file as UTF-8"
+        ValueError, match=r"größe.yaml, line 2, column 13 is not UTF-8 \(the byte 0xe9\): save the file as UTF-8"
     ):
         read_yaml(file)
 

@@ -1,11 +1,12 @@
 """Read the configuration of a command from files and flags, complete it by what its environments say, and run it."""
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from jmarl.training.records import FitResult, TrainResult
 
 
+FLAGS = "flags"  # the place of settings of flags with names of their own, which say what they are
+
+
 class Configuration(NamedTuple):
     """What files and flags say."""
 
@@ -25,6 +29,7 @@ class Configuration(NamedTuple):
     device: str  # platform to run on
     sweep: dict[str, Any] | None  # the section sweep
     notes: list[str]  # what was chosen because nobody said it
+    given: Mapping[str, Given]  # settings by short name, with their places
 
 
 def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None = None) -> Configuration:
@@ -47,14 +52,26 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
             sweep = (sweep or {}) | {name.removeprefix("sweep."): parse_value(value)}
         else:
             layers.add_flag(name, parse_value(value))
-    layers.add(YamlFile("flags", flags_of(args), {}))
+    layers.add(YamlFile(FLAGS, flags_of(args), {}))
     for name, value in (point or {}).items():
         layers.add_flag(name, value, "sweep:")
     settings = all_settings(layers)
     notes = choose_directory(settings, Path(names[0]).stem)
     folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
     cfg, more = complete(located(experiment_config(settings), folders), settings)
-    return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more)
+    return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more, settings)
+
+
+@contextlib.contextmanager
+def naming_places(given: Mapping[str, Given]) -> Iterator[None]:
+    """Put the file and line of a setting in front of an error that begins with the setting, such as num_generations=1."""
+    try:
+        yield
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        name = str(error).partition("=")[0]
+        if name in given and given[name].rank and given[name].place != FLAGS:
+            error.args = (f"{given[name].place}: {error}",)
+        raise
 
 
 def read_experiment(config: str) -> ExperimentConfig:
@@ -117,11 +134,12 @@ def located(cfg: ExperimentConfig, folders: Sequence[Path]) -> ExperimentConfig:
     def environments(configs: Sequence[EnvironmentConfig]) -> tuple[EnvironmentConfig, ...]:
         return tuple(dataclasses.replace(config, name=module(config.name)) for config in configs)
 
+    reward = cfg.task.reward
     task = dataclasses.replace(
         cfg.task,
         data=path(cfg.task.data),
         held_out=path(cfg.task.held_out),
-        reward=module(cfg.task.reward),
+        reward=tuple(map(module, reward)) if isinstance(reward, tuple) else module(reward),
         formatters=tuple(map(module, cfg.task.formatters)),
         external_transition=module(cfg.task.external_transition),
         environment=module(cfg.task.environment),

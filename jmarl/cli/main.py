@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any, NoReturn
 
 from jmarl.config.validation import did_you_mean
@@ -35,7 +36,8 @@ COMMANDS: dict[str, str] = {
 VERBOSE = {"train": "print a joint action a minute, and the traceback of an error"}
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, KILLED = 0, 1, 2, 75, 130
 USER_ERRORS = (
-    ValueError, TypeError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, DirectoryInUse
+    ValueError, TypeError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError,
+    DirectoryInUse,
 )  # fmt: skip
 SHELLS = ("bash", "zsh")
 PATHS = ("FILE", "FILE[,FILE...]", "DIR", "M", "RUN")  # metavars of paths, for completion
@@ -83,7 +85,7 @@ def sentence_of(error: Exception, verbose: bool) -> str:
 
     hint = "" if verbose else "; -v shows the traceback"
     if text := sentence(error):
-        return f"{text}{hint}"
+        return text if isinstance(error, USER_ERRORS) and text.startswith(str(error)) else f"{text}{hint}"
     frames = traceback.extract_tb(error.__traceback__)
     if not isinstance(error, (*USER_ERRORS, RuntimeError)) or not frames[-1].filename.startswith(PACKAGE):
         last = next((frame for frame in reversed(frames) if frame.filename.startswith(PACKAGE)), frames[-1])
@@ -117,6 +119,7 @@ def run(arguments: Sequence[str]) -> int:
 def parser_for(arguments: Sequence[str]) -> Parser:
     """Return the parser, with the flags of the subcommands in `arguments` only: their modules are imported, no other."""
     parser = Parser(prog="jmarl", description="Train teams of language models to work together.", epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"jmarl {metadata.version('jmarl')}")
     text = "print what completes commands and flags in a shell: put it where the shell reads it"
     parser.add_argument("--print-completion", choices=SHELLS, help=text)
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", parser_class=Parser)

@@ -7,6 +7,7 @@ flags. `config.yaml` in the run's directory has them all, and `jmarl train --con
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import logging
 import warnings
@@ -50,13 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from jmarl.cli.configuration import read_configuration, train
+    from jmarl.cli.configuration import naming_places, read_configuration, train
     from jmarl.training.logs.samples import SAMPLES
 
     SAMPLES.setLevel(logging.INFO if args.verbose else logging.WARNING)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.ExitStack() as places:
         warnings.showwarning = _one_line
         configuration = read_configuration(args)
+        places.enter_context(naming_places(configuration.given))
         choose_device(configuration.device)
         lines = list(configuration.notes)
         if configuration.experiment.train.run.mesh == "data=all":

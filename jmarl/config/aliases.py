@@ -52,6 +52,8 @@ OTHER_NAMES: dict[str, str] = {
     "adam_beta1": "adam_b1",
     "adam_beta2": "adam_b2",
     "adam_epsilon": "adam_eps",
+    # verl
+    "lr": "learning_rate",
 }
 
 # field -> other value -> value

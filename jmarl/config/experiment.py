@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.sections import Section
 from jmarl.config.train_config import SECTION_OF, SECTIONS, TrainConfig
-from jmarl.config.validation import Count, CountOrOff, check, check_fields, check_names, did_you_mean
+from jmarl.config.validation import Count, CountOrOff, Positive, Share, check, check_fields, check_names, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +84,19 @@ class TaskConfig(Section):
     """Split to train on, of a data set of the Hub or a saved one."""
     min_reward: float | None = None
     """Leave out texts (algorithm sft) whose sum of rewards is lower; None: none."""
-    reward: str | None = None
-    """Reward of the completions of data, as module:function or directory/module:function; see `jmarl.envs.rewards`. None: data
-    are given pairs or texts."""
+    reward: str | tuple[str, ...] | None = None
+    """Reward of the completions of data, as module:function or directory/module:function, or a list of several, whose weighted
+    sum counts; see `jmarl.envs.rewards`. None: data are given pairs or texts."""
+    reward_weights: tuple[float, ...] = ()
+    """Weights of several reward functions, one for each; empty: all have the same, and they sum to 1."""
+    on_error: Literal["raise", "mask"] | float = "raise"
+    """What happens when a reward function raises or is late: the run ends (raise), its joint actions do not count (mask), or
+    this number takes the place of their reward."""
+    timeout: Positive | None = None
+    """Seconds that one call of a reward function may take; None: no limit."""
+    max_error_share: Share = 0.5
+    """With on_error mask or a number: the run ends if rewards fail on more than this share of the joint actions of the last 5
+    calls; 1 never ends it."""
     formatters: tuple[str, ...] = ()
     """Functions item -> prompt for data, as module:function: one for all agents, or one per agent. For prompts of other fields
     of the item, or that differ in more than an instruction; for an instruction alone, roles are enough. Empty: the item's
@@ -110,6 +120,10 @@ class TaskConfig(Section):
     def check_together(self) -> None:
         trains = self.environment is not None or bool(self.train_envs)
         plays = trains or bool(self.eval_envs)
+        check("reward", self.reward, self.reward != (), "module:function, a list of these, or None")
+        count = len(self.reward_names)
+        fits = len(self.reward_weights) in (0, count)
+        check("reward_weights", self.reward_weights, fits, f"one number for each of the {count} rewards, or empty")
         check("train_envs", self.train_envs, not self.train_envs or self.environment is None, "() beside environment")
         check("data", self.data, (self.data is None) == plays, "set, or one of environment and eval_envs, but not both")
         for name, owner in ONLY_WITH_SETTING.items():
@@ -126,6 +140,11 @@ class TaskConfig(Section):
         unused = self.held_out_split != "test" and not isinstance(self.held_out, str)
         check("held_out_split", self.held_out_split, not unused, "'test' where held_out is a number")
 
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """The reward functions."""
+        return (self.reward,) if isinstance(self.reward, str) else self.reward or ()
+
 
 # A setting of a task -> the setting without which it has no effect.
 ONLY_WITH_SETTING = {
@@ -135,6 +154,10 @@ ONLY_WITH_SETTING = {
     "reward": "data",
     "formatters": "reward",
     "external_transition": "reward",
+    "reward_weights": "reward",
+    "on_error": "reward",
+    "timeout": "reward",
+    "max_error_share": "reward",
 }
 
 

@@ -75,7 +75,10 @@ def read_yaml(path: str | Path) -> YamlFile:
         return parse_yaml(content.decode("utf-8"), name)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{name}, line {line} is not UTF-8 ({error.reason}): save the file as UTF-8") from None
+        column = error.start - content.rfind(b"\n", 0, error.start)
+        raise ValueError(
+            f"{name}, line {line}, column {column} is not UTF-8 (the byte {content[error.start]:#x}): save the file as UTF-8"
+        ) from None
 
 
 def parse_yaml(text: str, name: str) -> YamlFile:
@@ -89,13 +92,23 @@ def parse_yaml(text: str, name: str) -> YamlFile:
         tree = {} if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)  # only some errors of the library have one
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{name}{line} is not YAML: {getattr(error, 'problem', None) or error}") from error
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or error
+        raise ValueError(f"{name}{place} is not YAML: {problem}{_advice(str(problem))}") from error
     finally:
         loader.dispose()
     if not isinstance(tree, dict):
         raise ValueError(f"{name} holds a {type(tree).__name__}: a configuration is a mapping of settings, such as `seed: 1`")
     return YamlFile(name, tree, lines)
+
+
+def _advice(problem: str) -> str:
+    """Return what to do about a problem of pyyaml in the words of its user."""
+    if "'\\t'" in problem:
+        return "; indent with spaces, not with tabs"
+    if "mapping values are not allowed" in problem or "expected <block end>" in problem:
+        return "; indent the keys of a section alike, and put quotes around a text with ': '"
+    return ""
 
 
 def parse_value(text: str) -> Any:

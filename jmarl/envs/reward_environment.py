@@ -27,7 +27,10 @@ Transition = Callable[..., Sequence[str]]  # see `RewardEnvironment`
 def default_formatter(item: dict) -> Any:
     """Return the item's prompt, a text or a list of chat messages: the formatter of agents that have none."""
     if "prompt" not in item:
-        raise ValueError(f"an item has no prompt, but {list(item)}: add a prompt, or pass formatters that write prompts")
+        raise ValueError(
+            f"an item has no prompt, but {list(item)}: add a column prompt, or set formatters (module:function), which write "
+            "prompts of an item"
+        )
     unread = [name for name in ("system", "tools", "chat_template_kwargs", *MEDIA) if not is_empty(item.get(name))]
     if unread:
         raise ValueError(

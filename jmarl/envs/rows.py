@@ -7,6 +7,7 @@ and a missing cell of a CSV file or a DataFrame is None. Left out: rows that are
 from __future__ import annotations
 
 import csv
+import difflib
 import gzip
 import io
 import json
@@ -61,6 +62,7 @@ def read_rows(source: Rows, split: str | None = None) -> list[dict]:
         ValueError: the file is of another kind or broken, or the split must be chosen.
         TypeError: what is given, or a row of it, holds no dicts.
     """
+    path = f"{os.fspath(source)}: " if isinstance(source, str | os.PathLike) else ""
     if isinstance(source, str | os.PathLike):
         source = _read_path(Path(source))
     if _is(source, "datasets", "DatasetDict", "IterableDatasetDict"):
@@ -76,12 +78,14 @@ def read_rows(source: Rows, split: str | None = None) -> list[dict]:
         rows = [source[i] for i in range(len(source))]  # type: ignore[index]
     elif isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
         got = f"a dict of {list(source)}" if isinstance(source, Mapping) else type(source).__name__
-        raise TypeError(f"rows are a series of dicts; got {got}. Give {GIVE}{_advice(source)}")
+        raise TypeError(f"{path}rows are a series of dicts; got {got}. Give {GIVE}{_advice(source)}")
     else:
         rows = _read_once(source) if isinstance(source, Iterator) else list(source)
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise TypeError(f"row {i} is a {type(row).__name__}, not a dict. Give {GIVE}{_advice(source)}")
+            raise TypeError(f"{path}row {i} is a {type(row).__name__}, not a dict. Give {GIVE}{_advice(source)}")
+    if path and not rows:
+        raise ValueError(f"{path}there are no rows in it: give a file with at least one")
     return [row if isinstance(row, dict) else dict(row) for row in rows]
 
 
@@ -176,7 +180,7 @@ def _read_path(path: Path) -> Any:
         has = f"it has the files {', '.join(files)}: give one of them" if files else f"give {GIVE}"
         raise ValueError(f"{path} is a directory that datasets did not save (save_to_disk); {has}")
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: give {GIVE}")
+        raise FileNotFoundError(f"{missing_text(path)}; give {GIVE}")
     data = path.read_bytes()
     if data.startswith(b"\x1f\x8b"):
         try:
@@ -186,6 +190,14 @@ def _read_path(path: Path) -> Any:
     if data.startswith(b"PAR1"):
         return _read_parquet(data, path)
     return _read_text(_decode(data, path), path, _suffix(path))
+
+
+def missing_text(path: Path) -> str:
+    """Return that a file does not exist, where, and the nearest name there."""
+    files = {file.stem: file.name for file in path.parent.iterdir() if file.is_file()} if path.parent.is_dir() else {}
+    near = difflib.get_close_matches(path.stem, files, 1)
+    where = "" if path.is_absolute() else f" in the working directory {os.getcwd()}"
+    return f"{path} does not exist{where}" + (f"; did you mean {files[near[0]]!r}?" if near else "")
 
 
 def _suffix(path: Path) -> str:
@@ -222,8 +234,18 @@ def _decode(data: bytes, path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        byte = f"byte {data[error.start]:#x} at {error.start}"
-        raise ValueError(f"{path} is not text in UTF-8 ({byte}): save it as UTF-8. Give {GIVE}") from error
+        raise ValueError(not_utf8(data, error, path)) from error
+
+
+def not_utf8(data: bytes, error: UnicodeDecodeError, path: str | os.PathLike) -> str:
+    """Return a message with the line and the column of the byte that is not UTF-8."""
+    line_start = data.rfind(b"\n", 0, error.start) + 1
+    line, column = data.count(b"\n", 0, error.start) + 1, len(data[line_start : error.start].decode("utf-8", "replace")) + 1
+    character = data[error.start : error.start + 1].decode("cp1252", "replace")
+    return (
+        f"{path}, line {line}, column {column}: the byte {data[error.start]:#x} ({character!r} in Latin-1) is not UTF-8; save "
+        f"the file as UTF-8, such as with iconv -f latin1 -t utf8 {path}"
+    )
 
 
 def _read_text(text: str, path: Path, suffix: str) -> Any:
@@ -235,15 +257,15 @@ def _read_text(text: str, path: Path, suffix: str) -> Any:
     if suffix not in SUFFIXES and text.lstrip()[0] not in "[{":
         raise ValueError(f"{path} looks like a text without names of columns, {text.strip()[:30]!r}. Give {GIVE}")
     if text.lstrip()[0] == "[":
-        return _parse_json(text, str(path))
+        return _parse_json(text, path)
     lines = enumerate(text.split("\n"), 1)
     if suffix not in (".jsonl", ".ndjson"):
         try:
             return _rows_of_object(_loads(text))
         except json.JSONDecodeError as error:
             if not error.msg.startswith("Extra data"):  # not one dict per line
-                return _parse_json(text, str(path))
-    return [_parse_json(line, f"{path}, line {i},") for i, line in lines if line.strip()]
+                return _parse_json(text, path)
+    return [_parse_json(line, path, i) for i, line in lines if line.strip()]
 
 
 def _rows_of_object(value: Any) -> Any:
@@ -251,14 +273,15 @@ def _rows_of_object(value: Any) -> Any:
     return value["trajectories"] if isinstance(value, dict) and "trajectories" in value else value
 
 
-def _parse_json(text: str, place: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError with its place."""
+def _parse_json(text: str, path: Path, line: int | None = None) -> Any:
+    """Return the value of a JSON text. Raises ValueError with its place. line: of the file, if the text is one of its lines."""
     try:
         return _loads(text)
+    except json.JSONDecodeError as error:
+        place, problem = f"{path}, line {line or error.lineno}, column {error.colno}:", error.msg
     except ValueError as error:
-        raise ValueError(
-            f"{place} is not valid JSON: {error}. Give a .json file, or a .jsonl file with one dict per line"
-        ) from error
+        place, problem = f"{path}, line {line}:" if line else f"{path}:", str(error)
+    raise ValueError(f"{place} not valid JSON: {problem}. Give a .json file, or a .jsonl file with one dict per line")
 
 
 def _loads(text: str) -> Any:
@@ -277,8 +300,8 @@ def _loads(text: str) -> Any:
 def _read_csv(text: str, path: Path, delimiter: str) -> list[dict]:
     """Return the rows of a CSV file, all texts; an empty cell is None."""
     limit = csv.field_size_limit(len(text) + 1)  # it is of the process, and too low for long texts
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         names = next(lines)
         if len(names) == 1 and (other := next((mark for mark in ";\t|," if mark in names[0]), None)):
             raise ValueError(
@@ -296,6 +319,6 @@ def _read_csv(text: str, path: Path, delimiter: str) -> list[dict]:
                 _check_cells(rows[-1], place)
         return rows
     except csv.Error as error:
-        raise ValueError(f"{path} is not valid CSV: {error}") from error
+        raise ValueError(f"{path}, line {lines.line_num}: not valid CSV: {error}") from error
     finally:
         csv.field_size_limit(limit)

@@ -52,12 +52,15 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
         if find_row(policy.algorithm).data != "rollouts":
             raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, ...")
         if group < row.min_group:
-            raise ValueError(f"{name}={group} is too small for algorithm={cfg.algorithm!r}: pairs need 2")
+            raise ValueError(f"{name}={group} is too small for algorithm={cfg.algorithm!r}: pairs need 2; set it higher")
         check_settings(policy)
         return algorithm
     smallest = 2 if row.critic and cfg.critic.critic_type == "q" else row.min_group
     if group < smallest:
-        raise ValueError(f"{name}={group} is too small for algorithm={cfg.algorithm!r}: its baseline needs at least {smallest}")
+        raise ValueError(
+            f"{name}={group} is too small for algorithm={cfg.algorithm!r}: its baseline needs at least {smallest} completions "
+            f"of a prompt; set {name} higher"
+        )
     check_joint_mode(cfg, algorithm)
     check_row(algorithm)
     check_central(cfg, algorithm)

@@ -15,7 +15,8 @@ from jmarl.envs import import_object, make
 from jmarl.envs.data import load_rows
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.reward_environment import Formatter, RewardEnvironment, bind_formatter, default_formatter
-from jmarl.envs.rows import SUFFIXES, is_saved, read_rows
+from jmarl.envs.rewards import RewardFunction, make_reward
+from jmarl.envs.rows import SUFFIXES, is_saved, missing_text, read_rows
 from jmarl.envs.vector import vectorize
 from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.tokenize import with_instruction
@@ -136,8 +137,25 @@ def task_of(task: TaskConfig, team: TeamConfig, *, num_turns: int = 1, seed: int
         return _environment_task(task, team, num_turns, seed)
     rows, held_out = split_held_out(read_rows(read_data(task)), task, read_rows)
     transition = None if task.external_transition is None else import_name("external_transition", task.external_transition)
-    env = RewardEnvironment(import_name("reward", str(task.reward)), formatters_of(task, team), transition)
+    env = RewardEnvironment(reward_of(task, team.size), formatters_of(task, team), transition)
     return Task(env, rows, held_out)
+
+
+def reward_of(task: TaskConfig, num_agents: int) -> RewardFunction:
+    """Return the reward of a task. Raises ValueError for settings beside a `make_reward` of the user, which has its own."""
+    functions = [import_name("reward", name) for name in task.reward_names]
+    for name, function in zip(task.reward_names, functions, strict=True):
+        if isinstance(function, type) and hasattr(function, "step"):
+            raise ValueError(f"reward={name!r} is not allowed: it is an environment; set environment to it, and no data")
+    ready = next((name for name, f in zip(task.reward_names, functions, strict=True) if isinstance(f, RewardFunction)), None)
+    own = {"on_error": task.on_error, "timeout": task.timeout, "max_error_share": task.max_error_share}
+    if ready is None:
+        return make_reward(functions, num_agents=num_agents, weights=task.reward_weights or None, **own)
+    given = [name for name in ("reward_weights", *own) if getattr(task, name) != getattr(TaskConfig, name)]
+    if len(functions) > 1 or given:
+        what = given[0] if given else "a list of rewards"
+        raise ValueError(f"{what} has no effect on reward={ready!r}, which make_reward has made: give it to make_reward")
+    return functions[0]
 
 
 def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: int) -> Task:
@@ -241,6 +259,8 @@ def _read_source(task: TaskConfig, source: str, split: str, defaults: dict[str, 
     for setting, default in defaults.items():
         if (value := getattr(task, setting)) != default:
             raise ValueError(f"{setting}={value!r} has no effect on the file {source}={name!r}: it is for data sets of the Hub")
+    if not Path(name).is_file():
+        raise FileNotFoundError(f"{source}={name!r} is not allowed: {missing_text(Path(name))}")
     return Path(name)
 
 

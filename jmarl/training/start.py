@@ -98,8 +98,8 @@ def say_what_runs(team: Team, params: Sequence[Any], cfg: TrainConfig) -> None:
     if not cfg.run.progress:
         return
     counts = [len(spec.members) for spec in team.stacks]
-    millions = [sum(x.size for x in jax.tree.leaves(stack)) / 1e6 for stack in params]
-    sizes = " + ".join(f"{count} x {size / count:,.1f} M" for count, size in zip(counts, millions, strict=True))
+    totals = [sum(x.size for x in jax.tree.leaves(stack)) for stack in params]
+    sizes = " + ".join(f"{count} x {short_number(total / count)}" for count, total in zip(counts, totals, strict=True))
     devices = jax.devices()
     where = f"written to {cfg.run.output_dir}" if cfg.run.output_dir else "nothing is written (set output_dir)"
     in_bfloat16 = cfg.sampling.compute_dtype == "bfloat16"
@@ -109,6 +109,14 @@ def say_what_runs(team: Team, params: Sequence[Any], cfg: TrainConfig) -> None:
         f"{cfg.algorithm}: {agents} on {len(devices)} x {devices[0].device_kind}, "
         f"{cfg.run.num_updates} update{'s' * (cfg.run.num_updates != 1)}, {where}{precision}"
     )
+
+
+def short_number(count: float) -> str:
+    """Return a number as "135 M", "1.2 M", "12 k" or "850"."""
+    for unit, name in ((1e6, " M"), (1e3, " k")):
+        if count >= 0.9995 * unit:
+            return f"{count / unit:,.{int(count < 9.95 * unit)}f}{name}"
+    return f"{count:.0f}"
 
 
 def say_what_data(data: Sequence[Pair] | Sequence[Trajectory], held_out: Sequence[Any], cfg: TrainConfig) -> None:

@@ -56,7 +56,7 @@ def test_timeouts_are_limits_of_programs():
         ("math", dict(reward_scale="x"), "reward_scale='x' is not allowed: give a number"),
         ("math", dict(reward_clip=[1, 0]), "min_val <= max_val"),
         ("math", dict(problems=[]), "problems is a list of dicts"),
-        ("math", dict(problems="none.json"), "none.json does not exist: give a file "),
+        ("math", dict(problems="none.json"), "none.json does not exist in the working directory .*; give a file "),
     ],
 )
 def test_options_without_use_are_refused(name, options, message):

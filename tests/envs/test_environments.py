@@ -125,9 +125,9 @@ def test_no_message_breaks_an_environment(env, data):
 @pytest.mark.parametrize(
     "text, error, match",
     [
-        (None, FileNotFoundError, "rows.jsonl does not exist: give a file"),
+        (None, FileNotFoundError, "rows.jsonl does not exist.*; give a file"),
         ("", ValueError, "rows.jsonl is empty; needed are the fields"),
-        ("no json at all\n", ValueError, "rows.jsonl, line 1, is not valid JSON: .*; needed are the fields"),
+        ("no json at all\n", ValueError, "rows.jsonl, line 1, column 1: not valid JSON: .*; needed are the fields"),
         ('{"title": "a"}\n', ValueError, "rows.jsonl has no column .*: it has title, needed are"),
     ],
 )

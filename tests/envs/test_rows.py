@@ -97,7 +97,7 @@ OTHERS = {
     "lfs": (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of git-lfs"),
     "utf-16": ("[{}]".encode("utf-16"), "text in UTF-16"),
     "utf-16 without a mark": ("[{}]".encode("utf-16-le"), "binary data"),
-    "latin-1": ('[{"prompt": "é"}]'.encode("latin-1"), "is not text in UTF-8 .byte 0xe9 at 13."),
+    "latin-1": ('[{"prompt": "é"}]'.encode("latin-1"), "line 1, column 14: the byte 0xe9 .'é' in Latin-1. is not UTF-8"),
     "empty": (b"", "is empty"),
     "blank": (b"\xef\xbb\xbf \n\r\n", "is empty"),
     "half a .gz": (gzip.compress(b"[]" * 99)[:-9], "is a broken .gz file"),
@@ -159,7 +159,7 @@ def test_missing_cells_are_none_and_numbers_are_of_python(tmp_path):
         ("a,b\n1,2\n\n1,2,3\n", r"line 4: 3 cells, and 2 columns \(a, b\)"),
         ("a,b\n1\n", "line 2: 1 cells"),
         ("a,a\n1,2\n", "different names"),
-        ('a,b\n"1,2\n', "is not valid CSV"),
+        ('a,b\n"1,2\n', "line 2: not valid CSV"),
         ("prompt,n\n\"[{'role': 'user', 'content': 'x'}]\",1\n", "line 2: prompt is a text with a list of messages"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_run_says_what_it_does(runs):
     (lines, _), directory = runs
     assert lines[0].startswith(f"compiled programs are kept in {directory}")
     assert lines.pop(1).startswith("1 of 1 held-out tasks are also trained on")
-    assert lines[1].startswith("magrpo: 2 agents (2 x 0.0 M parameters) on 1 x cpu, 2 updates, nothing is written")
+    assert lines[1].startswith("magrpo: 2 agents (2 x 35 k parameters) on 1 x cpu, 2 updates, nothing is written")
     assert lines[2].startswith("compiled 3 programs in ")
     assert lines[3].startswith("held-out reward") and lines[3].endswith("after 0 updates")
     assert [line.split("  ")[0] for line in lines[4:6]] == ["step 1/2", "step 2/2"]

@@ -164,19 +164,19 @@ def test_pairs_of_equal_texts_are_left_out():
 def test_a_bad_file_is_an_error_that_names_it(tmp_path):
     (tmp_path / "broken.json").write_text("[{")
     (tmp_path / "empty.json").write_text("[]")
-    with pytest.raises(ValueError, match="broken.json is not valid JSON"):
+    with pytest.raises(ValueError, match=r"broken.json, line \d+, column \d+: not valid JSON"):
         load_pairs(tmp_path / "broken.json")
-    with pytest.raises(ValueError, match="empty.json holds no pairs"):
+    with pytest.raises(ValueError, match="empty.json: there are no rows"):
         load_pairs(tmp_path / "empty.json")
     with pytest.raises(FileNotFoundError, match="nowhere.json does not exist"):
         load_pairs(tmp_path / "nowhere.json")
     with pytest.raises(TypeError, match=r"a series of dicts; got a dict of \['prompt'\]"):
         load_pairs({"prompt": ["a"]})
     (tmp_path / "lines.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n\n{"prompt"')
-    with pytest.raises(ValueError, match="lines.jsonl, line 3, is not valid JSON"):
+    with pytest.raises(ValueError, match=r"lines.jsonl, line 3, column \d+: not valid JSON"):
         load_pairs(tmp_path / "lines.jsonl")
     (tmp_path / "table.csv").write_text("prompt,chosen,rejected")
-    with pytest.raises(ValueError, match="table.csv holds no pairs"):
+    with pytest.raises(ValueError, match="table.csv: there are no rows"):
         load_pairs(tmp_path / "table.csv")
 
 

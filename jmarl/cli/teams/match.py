@@ -175,7 +175,7 @@ def environment_of_run(source: Source, options: dict[str, Any], all_rows: bool =
         return built(entries[0].name, entries[0].options | options)
     if options:
         raise ValueError(f"--option {min(options)} is for one environment, and the run learned in several or from data")
-    name = ", ".join(entry.name for entry in entries) or f"{task.data} with {task.reward}"
+    name = ", ".join(entry.name for entry in entries) or f"{task.data} with {' + '.join(task.reward_names)}"
     roles = [f"agent {i}" for i in range(source.experiment.team.size)]
     return RunTask(source.agents_for(roles, name), source.experiment, all_rows), name, {}
 

@@ -29,6 +29,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jmarl.envs.calls.user_code import defined_text
+
 BY_NAME = ("batch_items", "prompts", "rng")
 COMPLETIONS = "completions"
 NOT_IN_KWARGS = "prompt"  # TRL gives it as `prompts` only
@@ -95,6 +97,7 @@ class BoundReward:
                     f"reward {self.text} needs a column {name!r}, and item {missing} has none, of the columns {sorted(names)}: "
                     f"the first {len(self.lists)} parameters without a default get the completions of the agents, those named "
                     f"{', '.join(BY_NAME)} get these, and all others a column of the items; add the column or a default"
+                    f"{defined_text(self.func)}"
                 )
         for name in [name for name in (*BY_NAME, COMPLETIONS) if name in names and name not in self.fixed]:
             if name in self.names or self.any_name:
@@ -116,7 +119,7 @@ class BoundReward:
             raise TypeError(
                 f"reward {self.text} takes {len(self.lists)} completion lists{requires}; needed: {num_agents} positional "
                 "parameters without a default, one for each agent, or *completions; only "
-                f"{BY_NAME} and columns of the items are passed by name"
+                f"{BY_NAME} and columns of the items are passed by name{defined_text(self.func)}"
             )
         numbered = [re.fullmatch(r"(\D*)(\d+)(\D*)", name) for name in self.lists]
         if len({match and (match[1], match[3]) for match in numbered}) == 1 and numbered[0]:

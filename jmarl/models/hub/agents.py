@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -63,6 +64,7 @@ def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None =
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
+    check_readable(path)
     local = name == SMOLLM2 or path.exists()
     if local and revision is not None:
         raise ValueError(f"revision={revision!r} is for hub ids; {name!r} is local")
@@ -84,6 +86,7 @@ def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelCo
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
+    check_readable(path)
     if path.is_file():
         agent = load_agent(path)
         return agent.config, agent.tokenizer
@@ -91,6 +94,28 @@ def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelCo
         path = _smollm2_directory() if name == SMOLLM2 else _download(name, None, [x for x in HUB_FILES if "model*" not in x])
     tokenizer = load_tokenizer(path) if (path / "tokenizer.json").is_file() else None
     return config_from_hf(_read_json(path / "config.json")), tokenizer
+
+
+def check_readable(path: Path) -> None:
+    """Raise PermissionError if this process may not read a model: the directory above it, itself, or a file in it. A path that
+    does not exist is no error."""
+    files = [path]
+    for file in files:  # grows by the files of a directory
+        try:
+            is_directory = stat.S_ISDIR(file.stat().st_mode)
+        except PermissionError:
+            allowed, file = False, file.parent
+        except OSError:  # it does not exist, such as a hub id
+            return
+        else:
+            allowed = os.access(file, os.R_OK | os.X_OK if is_directory else os.R_OK, effective_ids=True)
+            if allowed and is_directory and file == path:
+                files += sorted({inner for pattern in HUB_FILES for inner in file.glob(pattern)})
+        if not allowed:
+            raise PermissionError(
+                f"the model {path} cannot be read: user {os.geteuid()} has no permission to read {file}; let its owner run "
+                f"chmod -R a+rX {file}, or copy the model"
+            )
 
 
 def save_pretrained(

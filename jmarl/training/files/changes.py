@@ -65,8 +65,10 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
     if errors:
         lines = "".join(f"\n  {error}" for error in errors)
         hint = f"\nallow_changed={','.join(refused)} resumes with the new {' and '.join(refused)}" if refused else ""
+        if len(errors) > len(refused):
+            hint += "\ngive what the run began with, which its config.yaml has, or choose another output_dir for a new run"
         raise CannotGoOn(
-            f"cannot resume from step {step} in {cfg.run.output_dir}: it was made with other settings{lines}{hint}"
+            f"cannot resume from step {step} in {cfg.run.output_dir}: it was made with other settings:{lines}{hint}"
         )
     before, now = (x.get("error_handling", {}) for x in (old, new))
     errors_now = {name: f"{name} of rewards: {before[name]!r} -> {now[name]!r}" for name in before.keys() & now.keys()}

@@ -11,8 +11,8 @@ from typing import Any
 from jmarl.config import SECTION_OF, ExperimentConfig, TrainConfig, flat
 from jmarl.config.yaml_file import dump_yaml, read_yaml
 from jmarl.training.files.lock import reserved
-from jmarl.training.files.run_directory import CHOSEN, CannotGoOn, check_contents, set_aside
-from jmarl.training.files.run_files import CONFIG_FILE, leaves
+from jmarl.training.files.run_directory import CHOSEN, check_contents
+from jmarl.training.files.run_files import CONFIG_FILE, NEW_CONFIG, leaves
 
 
 def plain_config(cfg: ExperimentConfig) -> dict[str, Any]:
@@ -32,9 +32,11 @@ def changed_settings(cfg: ExperimentConfig) -> list[str] | None:
 
 
 def record_choices(cfg: TrainConfig) -> None:
-    """Write the settings that were chosen for a run in place of auto into its config.yaml; a no-op for runs without this file,
-    which did not start from an `ExperimentConfig`."""
-    file = Path(cfg.run.output_dir) / CONFIG_FILE
+    """Write the config.yaml of a run that begins, with the settings that were chosen in place of auto; a no-op for runs that
+    did not start from an `ExperimentConfig`."""
+    file, new = (Path(cfg.run.output_dir) / name for name in (CONFIG_FILE, NEW_CONFIG))
+    if cfg.run.output_dir and new.is_file():
+        new.replace(file)
     if not cfg.run.output_dir or cfg.run.replay_rollout or not file.is_file():
         return
     tree, settings = read_yaml(file).tree, flat(cfg)
@@ -55,10 +57,11 @@ def replace_text(file: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def written_config(cfg: ExperimentConfig) -> Iterator[None]:
-    """Write the settings of the run in the context into its directory, after the files of an earlier run are set aside.
+    """Hold the lock of the directory of the run in the context, and keep its settings in a file beside config.yaml.
 
-    The lock of the directory is held all the time. A run that is refused leaves the old file. Raises `DirectoryInUse` if
-    another process runs in the directory, and `CannotGoOn` if the directory does not allow this run.
+    They become its config.yaml when it begins (`record_choices`), after the files of an earlier run are set aside: a run that
+    is refused before changes nothing. Raises `DirectoryInUse` if another process runs in the directory, and `CannotGoOn` if the
+    directory does not allow this run.
     """
     run = cfg.train.run
     if not run.output_dir or run.replay_rollout:
@@ -67,14 +70,9 @@ def written_config(cfg: ExperimentConfig) -> Iterator[None]:
     with reserved(run.output_dir):
         for single in [cfg.train.for_seed(seed) for seed in cfg.seeds] or [cfg.train]:
             check_contents(single)  # again, because another process may have written before the lock was taken
-        if not run.resume:
-            set_aside(run.output_dir, CONFIG_FILE)
-        file = Path(run.output_dir) / CONFIG_FILE
-        old = file.read_bytes() if file.is_file() else None
-        replace_text(file, dump_yaml(plain_config(cfg)))
+        new = Path(run.output_dir) / NEW_CONFIG
+        replace_text(new, dump_yaml(plain_config(cfg)))
         try:
             yield
-        except CannotGoOn:
-            if old is not None:
-                file.write_bytes(old)
-            raise
+        finally:
+            new.unlink(missing_ok=True)

@@ -49,7 +49,13 @@ def locked(directory: str | Path) -> Iterator[None]:
         finally:
             _reserved.add(key)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise type(error)(
+            f"the output directory {directory} cannot be made, {str(error.strerror).lower()}: {error.filename}; choose another "
+            "output_dir (--output)"
+        ) from error
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # Python closes it in programs that this process starts
     try:
         _take(fd, path)

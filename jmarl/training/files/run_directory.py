@@ -16,6 +16,7 @@ from jmarl.training.files.attempt import attempt
 from jmarl.training.files.changes import CHANGES_PENDING, CannotGoOn, check_changes
 from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
 from jmarl.training.files.lock import check_unlocked, locked
+from jmarl.training.files.run_files import CONFIG_FILE, NEW_CONFIG
 from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.metrics_writer import MetricsWriter
 from jmarl.training.logs.terminal import say
@@ -114,14 +115,26 @@ def chosen_before(cfg: TrainConfig) -> dict[str, Any]:
     return {}
 
 
-def set_aside(directory: str, *more: str) -> None:
+LEARNED = ("checkpoints", "models", "pairs", "history", "reward_model*", "failed_update*")  # of a run that made a step
+LOGS = ("metrics.jsonl", "completions*", "events*", "wandb_id*")
+
+
+def set_aside(directory: str) -> None:
     """Move the files of an earlier run (metrics, completions, attempts, TensorBoard events, checkpoints, models, pairs, reward
-    models) into the folder `earlier_1`, `earlier_2`, ... of its directory. more: patterns of further files."""
+    models, settings) into the folder `earlier_1`, `earlier_2`, ... of its directory.
+
+    A start that failed before its first step left nothing to keep but the log of its attempt, which stays where it is.
+    """
     root = Path(directory)
-    patterns = "checkpoints metrics.jsonl completions* attempts events* models pairs history reward_model* failed_update*"
-    paths = [path for pattern in (*patterns.split(), "wandb_id*", *more) for path in sorted(root.glob(pattern))]
-    if not paths:
+    learned, logs = ([path for pattern in names for path in sorted(root.glob(pattern))] for names in (LEARNED, LOGS))
+    learned = [path for path in learned if path.is_file() or any(path.iterdir())]  # `checkpoints` is made before the first step
+    metrics = root / "metrics.jsonl"
+    if not learned and not (metrics.is_file() and metrics.stat().st_size):
+        for path in logs:
+            path.unlink()
         return
+    config = [root / CONFIG_FILE] if (root / NEW_CONFIG).is_file() and (root / CONFIG_FILE).is_file() else []
+    paths = [*learned, *logs, *root.glob("attempts"), *config]
     target = next(root / f"earlier_{n}" for n in itertools.count(1) if not (root / f"earlier_{n}").exists())
     target.mkdir()
     for path in paths:

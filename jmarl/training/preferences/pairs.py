@@ -5,11 +5,12 @@ A pair is two joint actions on one item, of which the first was preferred; for a
 formats of the rows. Left out: truncation (a text that does not fit the context is an error when it is encoded).
 """
 
+import contextlib
 import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -73,7 +74,8 @@ def load_pairs(source: Rows, num_agents: int = 1) -> list[Pair]:
     with a warning.
     """
     rows = read_rows(source)
-    pairs = [pair_of(row, i, num_agents) for i, row in enumerate(rows)]
+    with naming_file(source):
+        pairs = [pair_of(row, i, num_agents) for i, row in enumerate(rows)]
     equal = [i for i, pair in enumerate(pairs) if pair.chosen == pair.rejected]
     if len(equal) == len(pairs):
         reason = " that differ: chosen and rejected are the same" if pairs else ""
@@ -86,6 +88,17 @@ def load_pairs(source: Rows, num_agents: int = 1) -> list[Pair]:
         )
     warn_of_unread(rows, ["preference"] * len(rows), source_name(source))
     return [pair for pair in pairs if pair.chosen != pair.rejected]
+
+
+@contextlib.contextmanager
+def naming_file(source: Any) -> Iterator[None]:
+    """Put the path of a file in front of an error about one of its rows."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if isinstance(source, str | os.PathLike):
+            error.args = (f"{os.fspath(source)}: {error}",)
+        raise
 
 
 def source_name(source: Any) -> str:
@@ -167,8 +180,9 @@ def load_trajectories(source: Rows, min_reward: float | None = None) -> list[Tra
     min_reward: leave out trajectories with a smaller sum of rewards.
     """
     rows = read_rows(source)
-    formats = [text_format(row, i) for i, row in enumerate(rows)]
-    trajectories = [trajectory_of(row, kind, i) for i, (row, kind) in enumerate(zip(rows, formats, strict=True))]
+    with naming_file(source):
+        formats = [text_format(row, i) for i, row in enumerate(rows)]
+        trajectories = [trajectory_of(row, kind, i) for i, (row, kind) in enumerate(zip(rows, formats, strict=True))]
     if not trajectories:
         raise ValueError(f"{source_name(source)} holds no trajectories")
     warn_of_unread(rows, formats, source_name(source))
