@@ -339,9 +339,7 @@ class Layers:
     def _unknown(self, name: Any, where: str, known: Any, source: YamlFile, path: KeyPath) -> ValueError:
         if name in KEYS and not where:
             keys = ", ".join(KEYS[name])
-            return ValueError(
-                f"{self._place(source, path)}: it is a section, and has keys such as {keys:.80}: write {name}.KEY"
-            )
+            return ValueError(f"{self._place(source, path)}: it is a section with keys such as {keys:.80}: write {name}.KEY")
         hint = did_you_mean(str(name), list(known))
         if not hint and name in PART_OF:
             hint = f"; {name} is a setting outside of {where}"
