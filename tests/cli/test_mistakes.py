@@ -59,8 +59,6 @@ FILES = {
     "broken_rewards_of_tests.py": "import math\n\ndef letters(texts)\n    return [1.0]\n",
     "lazy_rewards_of_tests.py": "import no_such_package_of_tests\n",
     "towns.jsonl": "".join(json.dumps({"prompt": f"Town {i} is", "city": f"c{i}"}) + "\n" for i in range(4)),
-    "conf/towns_beside.jsonl": '{"prompt": "a"}\n',
-    "conf/beside.yaml": "models: [model]\ndata: towns_beside.jsonl\nreward: town_rewards_of_tests:letters\n",
     "empty.json": "[]",
     "only_names.csv": "prompt,answer\n",
     "broken.jsonl": '{"prompt": "a"}\n{"prompt": "b",}\n',
@@ -258,11 +256,6 @@ MISTAKES = {
         setting("data=town.jsonl"),
         "--set data: data='town.jsonl' is not allowed: town.jsonl does not exist in the working directory {root}; did you mean "
         "'towns.jsonl'?",
-    ),
-    "path from another directory": (
-        ["train", "--config", "conf/beside.yaml"],
-        "conf/beside.yaml, line 2: data: data='towns_beside.jsonl' is not allowed: towns_beside.jsonl does not exist in the "
-        "working directory {root}; paths begin at the working directory: write data: conf/towns_beside.jsonl",
     ),
     "pair without a part": (
         ["train", "--config", "dpo.yaml"],
