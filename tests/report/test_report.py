@@ -56,21 +56,30 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
 
 @needs_chromium
 def test_ten_runs_with_long_names_fit_a_narrow_window(tmp_path):
-    """Nothing but tables that scroll by themselves is wider than the page; the table of last values has all runs."""
+    """Nothing but tables that scroll by themselves is wider than the page: each run alone, and log axes, chosen in the page."""
     for n in range(10):
         write_run(tmp_path / f"run_{n}_{'with_a_name_that_is_long' * 8}", n % 2, learning_rate=1e-3 * (n // 2 + 1))
     write_report([tmp_path], tmp_path / "r.html")
-    wider = "!element.closest('.wide') && element.getBoundingClientRect().right > innerWidth"
-    count = f"[...document.querySelectorAll('main *')].filter((element) => {wider}).length"
-    watch = f"<script>setInterval(() => {{ document.body.dataset.wider = {count}; }}, 200)</script></body>"
-    html = (tmp_path / "r.html").read_text().replace("</body>", watch)
+    script = """
+      const timer = setInterval(() => {
+        if (!document.body.dataset.ready) return;
+        clearInterval(timer);
+        const groupings = document.querySelector("select");
+        groupings.value = "1";
+        groupings.dispatchEvent(new Event("change"));
+        document.querySelectorAll("#curves .controls input").forEach((box) => box.click());
+        const isWider = (element) => !element.closest(".wide") && element.getBoundingClientRect().right > innerWidth;
+        document.body.dataset.wider = [...document.querySelectorAll("main *")].filter(isWider).length;
+      }, 100);"""
+    html = (tmp_path / "r.html").read_text().replace("</body>", f"<script>{script}</script></body>")
     (tmp_path / "r.html").write_text(html)
     page = dom(tmp_path / "r.html", tmp_path / "profile", "--window-size=600,900")
     assert re.findall(r'data-wider="(\d+)"', page) == ["0"]
     last = page.split("Last values")[1].split("</table>")[0]
-    assert last.count("<tr>") == 1 + 5 and "…" not in last, "a row for each pair of seeds"
-    assert page.split('id="held-out"')[1].split("</table>")[0].count("0.25") == 5
-    assert page.split('id="goodput"')[1].split("</table>")[0].count('class="bar"') == 5
+    assert last.count("<tr>") == 1 + 10 and "…" not in last and "stands at 1" in page
+    assert page.split('id="held-out"')[1].split("</table>")[0].count("0.25 ± 0.125") == 10
+    assert page.split('id="goodput"')[1].split("</table>")[0].count('class="bar"') == 10
+    assert page.count('class="band"') == 0 and page.count('class="curve"') == 10 + 2 * 10
 
 
 @needs_chromium

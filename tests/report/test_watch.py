@@ -78,7 +78,8 @@ def test_the_page_shows_the_newest_joint_action_and_asks_again(tmp_path):
     assert int(re.findall(r'data-asked="(\d+)"', page)[0]) >= 2 and "Live: asks every 3 s" in page
 
 
-def test_rows_are_read_for_a_small_part_of_the_time(tmp_path):
+def test_rows_are_read_for_a_small_part_of_the_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "SHARE", 1e-6)
     run = write_run(tmp_path / "run")
     with watched(run) as address:
         updates = []
