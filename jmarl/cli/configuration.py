@@ -120,7 +120,8 @@ def located(cfg: ExperimentConfig, folders: Sequence[Path]) -> ExperimentConfig:
     folders = [folder for folder in folders if folder != Path.cwd()]
 
     def path(name: Any) -> Any:
-        return next((str(x) for folder in folders if isinstance(name, str) and (x := folder / name).exists()), name)
+        is_name = isinstance(name, str) and bool(name)
+        return next((str(x) for folder in folders if is_name and (x := folder / name).exists()), name)
 
     def module(name: str | None) -> str | None:
         place = (name or "").rpartition(":")[0]

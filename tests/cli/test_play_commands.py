@@ -210,7 +210,7 @@ def test_any_models_are_evaluated_on_data_with_a_reward(tmp_path):
     for models, more in {("m0",): (), ("m0", "m1"): (), ("full",): formatters}.items():
         output = ("--max-new-tokens", 5, "-o", tmp_path / "t.jsonl")
         (tmp_path / "t.jsonl").unlink(missing_ok=True)
-        assert command("collect", "--model", *models, *data, *more, "-n", 3, *output) == 0
+        assert command("collect", "--model", *models, *data, *more, "-n", 3, "--split", "eval", *output) == 0
         rows = read_rows(tmp_path / "t.jsonl")
         ask = "What? " if more else ""
         assert [row["observations"][0] for row in rows] == [
