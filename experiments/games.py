@@ -165,7 +165,7 @@ def run_method(cfg: GamesConfig, method: str, seed: int) -> Outcome:
         assert result.before and result.after
         curve, before, after = np.array(result.rewards), numbers(result.before), numbers(result.after)
     seconds = time.monotonic() - start
-    outcome = Outcome(curve, before["eval/reward"], after["eval/reward"], after["eval/reward/solved"], seconds)
+    outcome = Outcome(curve, before["eval/reward"], after["eval/reward"], after["eval/measures/solved"], seconds)
     print(f"{method}, seed {seed}: {outcome.before:.3f} -> {outcome.after:.3f} in {seconds:.0f} s", flush=True)
     return outcome
 

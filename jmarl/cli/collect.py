@@ -291,12 +291,12 @@ def rows_of(
             continue
         g = turn.joint[j, agent]
         prompt = turn.prompts[agent][p]
-        k = p * len(turn.joint) + j
+        k, numbers = p * len(turn.joint) + j, turn.parts | turn.measures
         observation: Any = prompt
         if episodes.chat_settings.of(agent) or isinstance(prompt, ChatPrompt):
             messages = prompt.messages if isinstance(prompt, ChatPrompt) else ({"role": "user", "content": prompt},)
             observation = {"messages": [dict(message) for message in messages], "done": False}
-        components = {name: number(values[k]) for name, values in turn.parts.items() if math.isfinite(values[k])}
+        components = {name: number(values[k]) for name, values in numbers.items() if math.isfinite(values[k])}
         steps.append(
             {
                 "observation": observation,

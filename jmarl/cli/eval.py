@@ -1,8 +1,8 @@
-"""`jmarl eval`: play without learning, and print the mean return, the success rate and the parts of the reward.
+"""`jmarl eval`: play without learning, and print the mean return, the success rate, the parts of the reward and the measures.
 
 The 95 % intervals are by Student's t over tasks: episodes of one task, of one or of several seeds, count as one number, their
-mean. The success rate is the mean of the part of the reward called `solved`, which must be 0 or 1, in the last turns of the
-episodes; an environment that has none has no success rate.
+mean. The success rate is the mean of the measure (or part of the reward) called `solved`, which must be 0 or 1, in the last
+turns of the episodes; an environment that has none has no success rate.
 """
 
 import argparse
@@ -24,12 +24,19 @@ EPILOG = """examples:
   jmarl eval --model runs/mine/models/agent_0 another/model --environment math_verifier --output result.json"""
 
 
+GROUPS = {  # of numbers in the result -> heading in the table
+    "parts": "parts of the reward, which add up to that of the last turn:",
+    "measures": "measures in the last turn:",
+}
+
+
 class Scores(NamedTuple):
     """The results of the episodes of one seed, [P, K] by task and episode of the task."""
 
     keys: list[str]  # [P] of the tasks: equal tasks have equal ones
     returns: Any  # return, mean over agents; NaN where invalid
     parts: dict[str, Any]  # parts of the reward in the last turn
+    measures: dict[str, Any]  # other numbers of the last turn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,27 +91,34 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
     """Play the tasks of one seed in batches, with a line of progress after each."""
     import numpy as np
 
-    from jmarl.evaluation.evaluate import evaluate, last_parts
+    from jmarl.evaluation.evaluate import evaluate, last_measures, last_parts
 
     cfg, tasks = match.cfg.replace(seed=seed), tasks_for(match, args, count, seed)
     keys = [json.dumps(task, sort_keys=True, default=str) for task in tasks]
     returns: list[Any] = []
-    parts: list[dict[str, Any]] = []
+    parts, measures = list[dict[str, Any]](), list[dict[str, Any]]()
     start, batches = time.monotonic(), split_batches(tasks, args.batch_size)
     to_stderr(f"seed {seed}: {plural(args.num_episodes, 'episode')}, {len(batches[0]) * args.num_generations} at a time")
     for part, batch in enumerate(batches):
         rollout = evaluate(match.team, match.params, batch, match.env, cfg, part=part).rollout
         returns.append(rollout.joint_returns[0].mean(-1))
         parts.append(last_parts(rollout))
+        measures.append(last_measures(rollout))
         done = np.concatenate(returns)
         mean, _ = by_task(keys[: len(done)], done)
         to_stderr(f"seed {seed}: {done.size}/{args.num_episodes} episodes, mean {mean:.4g}, {time.monotonic() - start:.0f} s")
-    names = dict.fromkeys(name for one in parts for name in one)
-    joined = {
-        name: np.concatenate([one.get(name, np.full_like(r, np.nan)) for one, r in zip(parts, returns, strict=True)])
+    return Scores(keys, np.concatenate(returns), by_name(parts, returns), by_name(measures, returns))
+
+
+def by_name(tables: Sequence[dict[str, Any]], returns: Sequence[Any]) -> dict[str, Any]:
+    """Concatenate the numbers of several batches or seeds by name; NaN where one has none of this name."""
+    import numpy as np
+
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {
+        name: np.concatenate([table.get(name, np.full_like(r, np.nan)) for table, r in zip(tables, returns, strict=True)])
         for name in names
     }
-    return Scores(keys, np.concatenate(returns), joined)
 
 
 def summary(scores: Sequence[Scores]) -> dict[str, Any]:
@@ -117,14 +131,17 @@ def summary(scores: Sequence[Scores]) -> dict[str, Any]:
     returns = np.concatenate([one.returns for one in scores])
     mean, interval = by_task(keys, returns)
     row: dict[str, Any] = {"mean": mean, "ci95": interval, "invalid_episodes": int(np.isnan(returns).sum())}
-    parts = {}
-    for name in dict.fromkeys(name for one in scores for name in one.parts):
-        values = np.concatenate([one.parts.get(name, np.full_like(one.returns, np.nan)) for one in scores])
-        parts[name] = dict(zip(("mean", "ci95"), by_task(keys, values), strict=True))
+    by_seed = [one.returns for one in scores]
+    parts, measures = by_name([one.parts for one in scores], by_seed), by_name([one.measures for one in scores], by_seed)
+    for name, values in (parts | measures).items():
         if is_success(name, values):
             rate = "success_rate" if name in ("solved", "reward/solved") else f"success_rate/{name}"
-            row |= {rate: parts[name]["mean"], f"{rate}_ci95": parts[name]["ci95"]}
-    return row | {"parts": parts}
+            row |= dict(zip((rate, f"{rate}_ci95"), by_task(keys, values), strict=True))
+
+    def means(table: dict[str, Any]) -> dict[str, dict[str, float]]:
+        return {name: dict(zip(("mean", "ci95"), by_task(keys, x), strict=True)) for name, x in table.items()}
+
+    return row | {"parts": means(parts), "measures": means(measures)}
 
 
 def by_task(keys: Sequence[str], values: Any) -> tuple[float, float]:
@@ -148,14 +165,16 @@ def table(result: dict[str, Any]) -> str:
         for name, value in result.items()
         if name.startswith("success_rate") and not name.endswith("_ci95")
     ]
-    rows += [(f"  {name}", part["mean"], part["ci95"]) for name, part in result["parts"].items()]
+    for group, title in GROUPS.items():
+        numbers = [(f"  {name}", x["mean"], x["ci95"]) for name, x in result[group].items()]
+        rows += [(title, None, math.nan), *numbers] if numbers else []
     if len(result["seeds"]) > 1:
         rows += [(f"seed {one['seed']}", one["mean"], one["ci95"]) for one in result["per_seed"]]
-    width = max(len(name) for name, _, _ in rows)
+    width = max(len(name) for name, value, _ in rows if value is not None)
     shown = [(name, value, f"  ± {ci if ci > 1e-12 else 0:.2g}" if math.isfinite(ci) else "") for name, value, ci in rows]
-    lines = [f"{name:<{width}}  {value:>9.4g}{interval}" for name, value, interval in shown]
+    lines = [name if value is None else f"{name:<{width}}  {value:>9.4g}{interval}" for name, value, interval in shown]
     if not any(name.startswith("success_rate") for name in result):
-        lines.append("no success rate: no part of the reward is called solved")
+        lines.append("no success rate: no measure and no part of the reward is called solved")
     if result["invalid_episodes"]:
         lines.append(f"{plural(result['invalid_episodes'], 'episode')} had no valid reward: not counted")
-    return "\n".join([*lines, "± is the 95 % interval over tasks; parts of the reward are those of the last turns"])
+    return "\n".join([*lines, "± is the 95 % interval over tasks"])

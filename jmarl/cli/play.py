@@ -1,4 +1,4 @@
-"""`jmarl play`: print one episode turn by turn: what each agent reads and writes, the reward and its parts."""
+"""`jmarl play`: print one episode turn by turn: what each agent reads and writes, the reward, its parts and measures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def episode_lines(rollout: Rollout, match: Match, task: dict, width: int) -> lis
 
 
 def reward_lines(turn: Any, roles: tuple[str, ...], width: int) -> list[str]:
-    """Return the reward of a turn and its parts as lines."""
+    """Return the reward of a turn, its parts and the measures as lines."""
     from jmarl.cli.collect import number
     from jmarl.training.logs.samples import block
 
@@ -76,7 +76,10 @@ def reward_lines(turn: Any, roles: tuple[str, ...], width: int) -> list[str]:
     lines = [f"reward {numbers_text(rewards, roles)}"]
     if turn.fault:
         lines += block(f"invalid: {turn.fault}", width)
-    return lines + [f"    {name} {values[0]:.4g}" for name, values in turn.parts.items() if math.isfinite(values[0])]
+    for title, numbers in (("parts of the reward, which add up to it:", turn.parts), ("measures:", turn.measures)):
+        shown = [f"    {name} {values[0]:.4g}" for name, values in numbers.items() if math.isfinite(values[0])]
+        lines += [title, *shown] if shown else []
+    return lines
 
 
 def numbers_text(values: list[float | None], roles: tuple[str, ...]) -> str:

@@ -35,6 +35,9 @@ line, `make("my_module:Guess")` does.
 `reset` and `step` are functions of their arguments alone: draw random numbers from `rng` only, and keep what an episode needs
 in its state. Then the steps of a batch can be computed in any order, in other processes, and twice, with the same result.
 
+`info` and `parts` are for the log, as `measures/NAME` and `reward/NAME`; parts must add up to the reward. If `solved` is one of
+them and is 0 or 1, evaluations show a success rate.
+
 See `messages.SimulatedEnvironment` for environments that keep the state in the object, and `reward_environment` for a task that
 is a plain reward function. This file leaves out how episodes are played side by side: see `vector` and `pool`.
 """
@@ -60,8 +63,9 @@ class Step(NamedTuple):
     observations: Observations  # of the next step; ignored when the episode is done
     reward: float | Sequence[float]  # of the team, or one per agent; NaN masks the joint action
     done: bool
-    info: Mapping[str, float] = {}  # reward components and other numbers for the log; NaN: no value
+    info: Mapping[str, float] = {}  # measures: numbers for the log that are no part of the reward; NaN: no value
     truncated: bool = False  # done only because the episode reached max_turns
+    parts: Mapping[str, float] = {}  # terms whose sum is the reward (mean over agents), if it is a sum
 
 
 class Unanswered(RuntimeError):

@@ -5,8 +5,8 @@ roles, and answers with one section per role, `<agent_0>…</agent_0>`. The sect
 environment, which scores it and continues as if separate agents had written it; rewards, transitions and histories see only
 the texts of the roles. It works with any environment, also one of several turns.
 
-The log says how well the model keeps the form, which no reward does: `reward/parse_error` is the share of completions without
-any complete section, `reward/missing_sections` the share of missing sections. Left out: sections without a closing tag (a
+The log says how well the model keeps the form, which no reward does: `measures/parse_error` is the share of completions without
+any complete section, `measures/missing_sections` the share of missing sections. Left out: sections without a closing tag (a
 completion that is cut off loses its last section), and grammars that would enforce the form.
 """
 
@@ -83,11 +83,11 @@ class Centralized:
         sections = [self.sections(text, state) for text, state in zip(actions[0], states, strict=True)]
         answer = self.env.step(states, [[s.texts[agent] for s in sections] for agent in range(self.num_agents)], rng)
         result = answer.result
-        parts = result.parts | {
+        measures = result.measures | {
             "parse_error": np.array([float(s.parse_error) for s in sections]),
             "missing_sections": np.array([s.missing / self.num_agents for s in sections]),
         }
-        return answer._replace(result=result._replace(rewards=result.total[:, None], parts=parts))
+        return answer._replace(result=result._replace(rewards=result.total[:, None], measures=measures))
 
     def sections(self, text: str, state: Any) -> Sections:
         """Return the sections of a completion. state: of its episode."""

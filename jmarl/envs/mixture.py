@@ -16,9 +16,10 @@ class Mixture:
     """A weighted mixture of environments for teams of one size.
 
     The environments share the tasks of a list by weight, to within one task, in an order drawn from the seed. In a step each
-    environment answers all its joint actions at once. Metrics have the environment's name in front, as in `math/correct`;
-    `math/reward` is its reward. If a turn is sampled in parts (`sample_parts`), environments that draw random numbers draw
-    different ones, because they answer other joint actions at once.
+    environment answers all its joint actions at once. The parts of the reward are the rewards of the environments, as in
+    `math/reward`; their own parts and measures are measures with the name in front, as in `math/solved`. If a turn is sampled
+    in parts (`sample_parts`), environments that draw random numbers draw different ones, because they answer other joint
+    actions at once.
 
     Args:
         environments: by name; each a `TextEnvironment`, a `SimulatedEnvironment`, a `LockStep` or another mixture.
@@ -77,6 +78,7 @@ class Mixture:
         total, rewards = np.full(count, np.nan), np.full((count, self.num_agents), np.nan)
         invalid, done = np.zeros(count, bool), np.zeros(count, bool)
         parts: dict[str, np.ndarray] = {}
+        measures: dict[str, np.ndarray] = {}
         faults: dict[int, str] = {}
         for name, indices in _indices_by_name([name for name, _ in states]).items():
             own_actions = [[texts[i] for i in indices] for texts in actions]
@@ -84,13 +86,16 @@ class Mixture:
             result = answer.result
             total[indices], rewards[indices] = result.total, result.rewards
             invalid[indices], done[indices] = result.invalid, answer.done
-            for part, values in (*result.parts.items(), ("reward", result.total)):
-                parts.setdefault(f"{name}/{part}", np.full(count, np.nan))[indices] = values
+            parts[f"{name}/reward"] = np.full(count, np.nan)
+            parts[f"{name}/reward"][indices] = result.total
+            for measure, values in (result.parts | result.measures).items():
+                measures.setdefault(f"{name}/{measure}", np.full(count, np.nan))[indices] = values
             faults |= {indices[j]: f"{name}: {text}" for j, text in result.faults.items()}
             num_raised += result.num_raised
             for i, own_after in zip(indices, answer.after, strict=True):
                 after[i] = (name, own_after)
-        return Answer(RewardResult(total, parts, invalid, rewards, dict(sorted(faults.items())), num_raised), done, after)
+        faults = dict(sorted(faults.items()))
+        return Answer(RewardResult(total, parts, invalid, rewards, faults, num_raised, measures), done, after)
 
     def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
         nexts = {

@@ -25,14 +25,19 @@ class RewardError(RuntimeError):
 
 
 class RewardResult(NamedTuple):
-    """Rewards of one step; arrays of numbers are float64."""
+    """Rewards of one step; arrays of numbers are float64.
+
+    `parts` add up to `total`, so each of them is a share in the reward. All other numbers of a step are `measures`. Logs,
+    reports and commands show them apart: as `reward/NAME` and `measures/NAME`.
+    """
 
     total: np.ndarray  # [J] mean of `rewards` over agents; NaN where invalid
-    parts: dict[str, np.ndarray]  # name -> [J] raw value (mean over agents); NaN where that value is invalid
+    parts: dict[str, np.ndarray]  # name -> [J] terms whose sum is `total` (mean over agents); NaN where that is; {}: unknown
     invalid: np.ndarray  # [J] bool: mask these joint actions
     rewards: np.ndarray  # [J, N] reward of each agent; a joint reward is repeated; NaN where invalid
     faults: Faults  # the first fault of each joint action, also where a number replaced the value
     num_raised: int  # joint actions without an answer: a call raised or was too slow, and was masked or replaced
+    measures: dict[str, np.ndarray] = {}  # name -> [J] other numbers; NaN where there is none
 
 
 def reward_values(
@@ -131,14 +136,22 @@ def with_text_length(processor: Processor) -> BoundProcessor:
     return (lambda x, length: processor(x, text_length=length)) if named else (lambda x, length: processor(x))
 
 
-def reward_result(rewards: np.ndarray, parts: dict[str, np.ndarray], faults: Faults, num_raised: int) -> RewardResult:
+def reward_result(
+    rewards: np.ndarray,
+    parts: dict[str, np.ndarray],
+    faults: Faults,
+    num_raised: int,
+    measures: dict[str, np.ndarray] | None = None,
+) -> RewardResult:
     """Mask the joint actions of `rewards` [J, N] that have a NaN or a number beyond MAX_ABS_REWARD, and average over agents."""
     invalid = np.any(~(np.abs(rewards) <= MAX_ABS_REWARD), axis=1)
     too_large = {
         j: f"reward {rewards[j]} of joint action {j} is beyond {MAX_ABS_REWARD:g}" for j in map(int, np.flatnonzero(invalid))
     }
     rewards = np.where(invalid[:, None], np.nan, rewards)
-    return RewardResult(mean_over_agents(rewards), parts, invalid, rewards, first_faults(faults, too_large), num_raised)
+    parts = {name: np.where(invalid, np.nan, values) for name, values in parts.items()}
+    faults = first_faults(faults, too_large)
+    return RewardResult(mean_over_agents(rewards), parts, invalid, rewards, faults, num_raised, measures or {})
 
 
 def first_faults(*faults: Mapping[int, str]) -> Faults:

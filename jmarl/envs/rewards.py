@@ -12,7 +12,9 @@ actions at once (`calls.awaiting`). Rewards are called in the thread that trains
 
     rewards[j, n] = p( sum_f  w_f * p_f( r_f[j, n] ) )
 
-with raw values r_f (one number for a joint action goes to every agent), weights w_f, processors p_f and p.
+with raw values r_f (one number for a joint action goes to every agent), weights w_f, processors p_f and p. The part of a
+function in the reward is w_f * p_f(r_f), its mean over agents; r_f is a measure of the same name where it differs. With a
+processor p there are no parts, because they would not add up to the reward.
 
 A value that is not a usable number masks its whole joint action: `invalid[j]` is True, `total[j]` and `rewards[j]` are NaN,
 never 0, and `faults[j]` says why (see `reward_values`). The options `on_error`, `timeout` and `max_error_share` handle
@@ -199,23 +201,26 @@ class RewardFunction:
         self.check_items(batch_items)
         text_lengths = [sum(map(len, joint)) for joint in zip(*completions, strict=True)]
         optional = {"batch_items": batch_items, "prompts": prompts}
-        rewards, parts, faults, failed = np.zeros((len(prompts), self.num_agents)), {}, {}, set()
+        rewards, parts, measures, faults, failed = np.zeros((len(prompts), self.num_agents)), {}, {}, {}, set()
         unjudged = {*range(len(prompts))}  # by all functions
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is masked
             for term in self._terms:
                 raw, call_faults, call_failed, skipped = self._raw_values(term, completions, optional, rng)
-                parts[term.name] = mean_over_agents(raw)
+                if self._sum_processor or term.processor or term.weight != 1:
+                    measures[term.name] = mean_over_agents(raw)
                 raw[[*skipped]] = 0.0  # a number, which processors take
                 values, value_faults = process_rewards(term.processor, raw, text_lengths, term.name)
                 values[[*skipped]] = 0.0
                 faults, failed = first_faults(faults, call_faults, value_faults), failed | call_failed
                 rewards += term.weight * values
+                if not self._sum_processor:
+                    parts[term.name] = mean_over_agents(term.weight * values)
                 unjudged &= skipped
             rewards[[*unjudged]] = math.nan
             faults |= {j: f"all reward functions returned None on joint action {j}" for j in sorted(unjudged)}
             rewards, sum_faults = process_rewards(self._sum_processor, rewards, text_lengths, "the weighted sum")
         self._check_errors(failed, len(prompts), faults)
-        return reward_result(rewards, parts, first_faults(faults, sum_faults), len(failed))
+        return reward_result(rewards, parts, first_faults(faults, sum_faults), len(failed), measures)
 
     def check_items(self, items: Sequence[dict]) -> None:
         """Raise a ValueError if a function needs a column that the items lack, or if a name has two meanings."""

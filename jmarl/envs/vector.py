@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +89,7 @@ def step_once(env: TextEnvironment, state: Any, messages: Sequence[str], seed: i
 
     def call() -> Step:
         result = awaited(env.step(copy.deepcopy(state), list(messages), np.random.default_rng(seed)))
-        if not isinstance(result, tuple) or len(result) not in (4, 5, 6):
+        if not isinstance(result, tuple) or not 4 <= len(result) <= 7:
             raise TypeError(
                 f"{class_name(env)}.step returned {result!r:.80}: return Step(state, observations, reward, done, info)"
             )
@@ -216,13 +216,35 @@ class LockStep:
         name = class_name(self.env)
         rewards = [math.nan if isinstance(step, Fault) else self._in_range(step.reward) for step in steps]
         values, value_faults = reward_values(rewards, self.num_agents, f"reward {name!r}")
-        parts = {} if self._processor is None else {name: mean_over_agents(values)}
+        raw = mean_over_agents(values)
+        parts = self._columns("parts", [{} if isinstance(step, Fault) else step.parts for step in steps], 0.0)
+        measures = self._columns("info", [{} if isinstance(step, Fault) else step.info for step in steps], math.nan)
+        self._check_parts(parts, raw)
+        if self._processor is not None:  # the parts are those of the raw reward
+            parts, measures = {}, {name: raw} | parts | measures
         values, processor_faults = process_rewards(self._processor, values, text_lengths, "the weighted sum")
-        infos = [{} if isinstance(step, Fault) else step.info for step in steps]
-        for key in dict.fromkeys(key for info in infos for key in info):
-            parts[key] = np.array([self._number(key, info.get(key, math.nan)) for info in infos])
         faults = {j: step.reason for j, step in enumerate(steps) if isinstance(step, Fault)}
-        return reward_result(values, parts, first_faults(value_faults | faults, processor_faults), len(faults))
+        return reward_result(values, parts, first_faults(value_faults | faults, processor_faults), len(faults), measures)
+
+    def _columns(self, field: str, entries: Sequence[Mapping[str, float]], missing: float) -> dict[str, np.ndarray]:
+        """Return the numbers in a field of steps as an array [J] for each name. missing: where a step does not have it."""
+        names = dict.fromkeys(name for entry in entries for name in entry)
+        return {
+            name: np.array([self._number(f"{field}[{name!r}]", entry.get(name, missing)) for entry in entries])
+            for name in names
+        }
+
+    def _check_parts(self, parts: Mapping[str, np.ndarray], reward: np.ndarray) -> None:
+        """Raise if parts do not add up to the reward [J] of each step that has a valid one."""
+        if not parts:
+            return
+        total = np.sum(list(parts.values()), axis=0)
+        for j in np.flatnonzero(np.isfinite(reward) & ~np.isclose(total, reward, 1e-6, 1e-6)):
+            own = ", ".join(f"{name} {values[j]:g}" for name, values in parts.items())
+            raise ValueError(
+                f"{class_name(self.env)} returned the reward {reward[j]:g} and parts that add up to {total[j]:g} ({own}): "
+                "parts are the terms of the reward; put other numbers into info"
+            )
 
     def _in_range(self, reward: Any) -> Any:
         """Return a reward; raise if it is no number or outside reward_range. NaN is allowed."""
@@ -241,11 +263,11 @@ class LockStep:
                 )
         return reward
 
-    def _number(self, key: str, value: Any) -> float:
+    def _number(self, place: str, value: Any) -> float:
         try:
             return float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{class_name(self.env)} returned info[{key!r}] = {value!r:.80}: return a number") from None
+            raise ValueError(f"{class_name(self.env)} returned {place} = {value!r:.80}: return a number") from None
 
     def _warn_truncated(self, count: int) -> None:
         """Warn once that episodes were truncated."""

@@ -77,24 +77,40 @@ def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
 
 def last_parts(rollout: Rollout) -> dict[str, np.ndarray]:
     """Return each part of the reward in the last turn of each episode [P, J]; NaN where it has no value."""
-    names = dict.fromkeys(name for turn in rollout.turns for name in turn.parts)
-    return {name: in_last_turn(rollout, [turn.part(name) for turn in rollout.turns]) for name in names}
+    return last_numbers(rollout, [turn.parts for turn in rollout.turns])
+
+
+def last_measures(rollout: Rollout) -> dict[str, np.ndarray]:
+    """Return each measure in the last turn of each episode [P, J]; NaN where it has no value."""
+    return last_numbers(rollout, [turn.measures for turn in rollout.turns])
+
+
+def last_numbers(rollout: Rollout, tables: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the numbers of the last turn of each episode [P, J] by name. tables: of each turn, name -> [P * J]."""
+    missing = [np.full(turn.rewards[..., 0].size, np.nan) for turn in rollout.turns]
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {
+        name: in_last_turn(rollout, [table.get(name, nan) for table, nan in zip(tables, missing, strict=True)])
+        for name in names
+    }
 
 
 def is_success(name: str, values: np.ndarray) -> bool:
-    """Return whether a part of the reward says if episodes succeeded: it is called `solved` and is 0 or 1."""
+    """Return whether a part of the reward or a measure says if episodes succeeded: it is called `solved` and is 0 or 1."""
     return name.split("/")[-1] == "solved" and set(values[np.isfinite(values)]) <= {0.0, 1.0}  # `math/solved` of a mixture too
 
 
 def numbers(result: Evaluation) -> dict[str, float]:
     """Return what is logged of an evaluation.
 
-    The return; the mean of each part of the reward in the last turns of the episodes; if a part called `solved` is 0 or 1,
-    pass@k for k = 1, 2, 4, ... and all samples, with 95 % intervals over prompts; and its notes.
+    The return; the mean of each part of the reward and of each measure in the last turns of the episodes; if one of them is
+    called `solved` and is 0 or 1, pass@k for k = 1, 2, 4, ... and all samples, with 95 % intervals over prompts; and its notes.
     """
     row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
-    for name, last in last_parts(result.rollout).items():
-        row[f"eval/reward/{name}"] = float(valid_mean(last.reshape(-1)))
+    parts, measures = last_parts(result.rollout), last_measures(result.rollout)
+    row |= {f"eval/reward/{name}": float(valid_mean(last.reshape(-1))) for name, last in parts.items()}
+    row |= {f"eval/measures/{name}": float(valid_mean(last.reshape(-1))) for name, last in measures.items()}
+    for name, last in (parts | measures).items():
         if is_success(name, last):
             prefix = name.removesuffix("solved")
             samples = last.shape[1]

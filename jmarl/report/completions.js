@@ -10,12 +10,14 @@ function meanOf(values) {
 
 /** Return the joint actions of node p in turn t, the best first; those without a valid reward last. */
 function jointActions(record, t, p) {
-  const turn = record.turns[t], names = Object.keys(turn.parts);
+  const turn = record.turns[t];
+  const numbersOf = (table, j) => Object.entries(table || {}).map(([name, x]) => [name, x[p][j]]).filter(([, x]) => x !== null);
   const actions = turn.joint.map((chosen, j) => ({
     record, t, p, j,
     rewards: turn.rewards[p][j],
     reward: meanOf(turn.rewards[p][j]),
-    parts: names.map((name) => [name, turn.parts[name][p][j]]).filter(([, value]) => value !== null),
+    parts: numbersOf(turn.parts, j),
+    measures: numbersOf(turn.measures, j), // runs of older versions have all numbers in parts
     texts: turn.completions.map((agent, n) => (turn.acts[n][p] ? agent[p][chosen[n]] : null)),
   }));
   return actions.sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
@@ -48,7 +50,7 @@ function rewardText(rewards) {
   return different ? rewards.map(number).join(" | ") : number(rewards[0]);
 }
 
-/** Return a joint action: its reward and the parts of it, then the completions of all agents side by side. */
+/** Return a joint action: its reward, the parts of it and measures, then the completions of all agents side by side. */
 function drawAction([tag, action], query, before) {
   const cells = action.texts.map((text, n) => {
     const agent = { "data-agent": `agent ${n}: ` }; // shown where the agents do not fit beside each other
@@ -58,6 +60,8 @@ function drawAction([tag, action], query, before) {
   const head = make("div", {}, before || null, make("div", {}, make("span", { class: "reward" }, rewardText(action.rewards)), " ",
     tag ? make("span", { class: "tag" }, tag) : null),
   ...action.parts.map(([name, value]) => make("div", { class: "part" }, `${name} ${number(value)}`)),
+  action.measures.length ? make("div", { class: "part heading" }, "measures") : null,
+  ...action.measures.map(([name, value]) => make("div", { class: "part" }, `${name} ${number(value)}`)),
   make("div", { class: "part" }, `joint action ${action.j + 1}`));
   const line = make("div", { class: "joint" }, head, ...cells);
   line.style.setProperty("--agents", action.texts.length);

@@ -10,6 +10,7 @@ import numpy as np
 from jmarl.config import Episodes
 from jmarl.envs.base import Answer
 from jmarl.envs.reward_values import RewardResult
+from jmarl.rollout.turns import concatenate_numbers
 
 
 def num_parts(count: int, episodes: Episodes) -> int:
@@ -23,20 +24,16 @@ def join_answers(answers: Sequence[Answer]) -> Answer:
     if len(answers) == 1:
         return answers[0]
     results = [answer.result for answer in answers]
-    starts = np.cumsum([0, *(len(result.total) for result in results)])
-    names = dict.fromkeys(name for result in results for name in result.parts)
+    sizes = [len(result.total) for result in results]
+    starts = np.cumsum([0, *sizes])
     joined = RewardResult(
         np.concatenate([result.total for result in results]),
-        {name: np.concatenate([_part(result, name) for result in results]) for name in names},
+        concatenate_numbers([result.parts for result in results], sizes),
         np.concatenate([result.invalid for result in results]),
         np.concatenate([result.rewards for result in results]),
         {int(start) + j: why for result, start in zip(results, starts, strict=False) for j, why in result.faults.items()},
         sum(result.num_raised for result in results),
+        concatenate_numbers([result.measures for result in results], sizes),
     )
     after = [state for answer in answers for state in answer.after]
     return Answer(joined, np.concatenate([answer.done for answer in answers]), after)
-
-
-def _part(result: RewardResult, name: str) -> np.ndarray:
-    """Return a part of the reward [J]; NaN if there is none of this name."""
-    return result.parts.get(name, np.full(len(result.total), np.nan))

@@ -305,6 +305,7 @@ def make_turn(
         encoded=encoded,
         completions=completions,
         max_nodes=nodes.max_nodes,
+        measures=result.measures,
     )
 
 

@@ -22,7 +22,7 @@ class Turn(NamedTuple):
     texts: list[list[list[str]]]  # [N][P][G]; empty for agents that do not act
     joint: np.ndarray  # [J, N] the completion g of each agent; the same J joint actions at every node
     rewards: np.ndarray  # [P, J, N] after processing; NaN where invalid
-    parts: dict[str, np.ndarray]  # reward function -> [P * J] raw values
+    parts: dict[str, np.ndarray]  # name -> [P * J] terms of the reward, see `RewardResult`
     invalid: int  # joint actions whose reward was invalid
     fault: str  # what was wrong with the first of them, or with a value that was replaced; empty: nothing
     parents: np.ndarray  # [P] the joint action of the turn before that the node follows, in [P * J]; first turn: 0 to P - 1
@@ -30,6 +30,7 @@ class Turn(NamedTuple):
     encoded: Encoded  # per stack: prompts with their history [A, R * P', S] and lengths; the last P' - P nodes are padding
     completions: tuple[Completions, ...]  # per stack, of P' nodes; on the host
     max_nodes: int  # nodes if no episode had ended before this turn
+    measures: dict[str, np.ndarray] = {}  # name -> [P * J] other numbers, see `RewardResult`
 
     @property
     def group_size(self) -> int:
@@ -40,10 +41,6 @@ class Turn(NamedTuple):
     def padded_size(self) -> int:
         """P'"""
         return padded_size(len(self.items), self.max_nodes)
-
-    def part(self, name: str) -> np.ndarray:
-        """Return the values [P * J] of one reward function; NaN if the turn has none of this name."""
-        return self.parts.get(name, np.full(self.rewards[..., 0].size, np.nan))
 
 
 class Rollout(NamedTuple):
@@ -112,6 +109,7 @@ def join_turns(team: Team, turns: Sequence[Turn]) -> Turn:
         return [sum(rows, []) for rows in zip(*lists, strict=True)]
 
     real = [slice(len(turn.items)) for turn in turns]
+    sizes = [turn.rewards[..., 0].size for turn in turns]
     prompts = [take_rows_of_nodes(team, turn.encoded, nodes) for turn, nodes in zip(turns, real, strict=True)]
     completions = [take_completions(team, turn.completions, nodes) for turn, nodes in zip(turns, real, strict=True)]
     return Turn(
@@ -120,10 +118,7 @@ def join_turns(team: Team, turns: Sequence[Turn]) -> Turn:
         texts=join_rows([turn.texts for turn in turns]),
         joint=turns[0].joint,
         rewards=np.concatenate([turn.rewards for turn in turns]),
-        parts={
-            name: np.concatenate([turn.part(name) for turn in turns])
-            for name in dict.fromkeys(name for turn in turns for name in turn.parts)
-        },
+        parts=concatenate_numbers([turn.parts for turn in turns], sizes),
         invalid=sum(turn.invalid for turn in turns),
         fault=next((turn.fault for turn in turns if turn.fault), ""),
         parents=np.concatenate([turn.parents for turn in turns]),
@@ -131,18 +126,31 @@ def join_turns(team: Team, turns: Sequence[Turn]) -> Turn:
         encoded=join_prompts(team, prompts),
         completions=join_completions(team, completions),
         max_nodes=sum(turn.max_nodes for turn in turns),
+        measures=concatenate_numbers([turn.measures for turn in turns], sizes),
     )
+
+
+def concatenate_numbers(tables: Sequence[Mapping[str, np.ndarray]], sizes: Sequence[int]) -> dict[str, np.ndarray]:
+    """Concatenate the numbers of joint actions by name; NaN where a table has none of this name. sizes: of the tables."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    filled = {name: [table.get(name, np.full(n, np.nan)) for table, n in zip(tables, sizes, strict=True)] for name in names}
+    return {name: np.concatenate(arrays) for name, arrays in filled.items()}
 
 
 def take_nodes(team: Team, turn: Turn, nodes: np.ndarray, max_nodes: int) -> Turn:
     """Return a turn of some nodes, padded as a turn of up to `max_nodes` nodes. Parents and items do not change."""
     rewards, padded = turn.rewards[nodes], nodes[padded_nodes(len(nodes), max_nodes)]
+
+    def take(numbers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: x.reshape(len(turn.items), -1)[nodes].reshape(-1) for name, x in numbers.items()}
+
     return turn._replace(
         prompts=[[prompts[p] for p in nodes] for prompts in turn.prompts],
         acts=turn.acts[:, nodes],
         texts=[[texts[p] for p in nodes] for texts in turn.texts],
         rewards=rewards,
-        parts={name: x.reshape(len(turn.items), -1)[nodes].reshape(-1) for name, x in turn.parts.items()},
+        parts=take(turn.parts),
+        measures=take(turn.measures),
         invalid=int(np.isnan(rewards).any(-1).sum()),
         parents=turn.parents[nodes],
         items=turn.items[nodes],

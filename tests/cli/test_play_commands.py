@@ -142,7 +142,7 @@ def test_eval_and_collect_play_the_same_episodes(tmp_path, capsys):
     assert len(returns) == 6 and result["mean"] == pytest.approx(returns.mean())
     assert result["ci95"] == pytest.approx(2.5706 * returns.std(ddof=1) / 6**0.5, rel=1e-4)
     solved = [row["rewards"][0]["components"]["solved"] for row in rows if row["metadata"]["agent"] == 0]
-    assert result["success_rate"] == result["parts"]["solved"]["mean"] == np.mean(solved)
+    assert result["success_rate"] == result["measures"]["solved"]["mean"] == np.mean(solved)
     assert result["max_new_tokens"] == 5 and "pears eval 0 5" in rows[-1]["observations"][0]
     assert {**read(tmp_path / "c.json"), "seconds": 0, "model": ""} == {**result, "seconds": 0, "model": ""}
     assert "mean return over tasks" in out and "success rate" in out and "seed 0: 3/6 episodes" in err

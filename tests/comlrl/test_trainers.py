@@ -365,7 +365,8 @@ def test_several_rewards_weights_and_processors(model):
         tiny_trainer(model, **functions, **options).train()
         (row,) = rows("out")
         assert row["reward/mean"] == pytest.approx(expected)
-        assert (row["reward/one"], row["reward/two"]) == (1.0, 2.0)
+        raw = {name: row.get(f"measures/{name}", row.get(f"reward/{name}")) for name in ("one", "two")}
+        assert raw == {"one": 1.0, "two": 2.0}
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

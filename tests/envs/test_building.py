@@ -69,8 +69,8 @@ WALL_CASES = {  # messages of both builders, coverage, extra, adjacent, builders
 def test_the_worth_of_a_wall_equals_that_computed_by_hand(name):
     first, second, coverage, extra, adjacent, missing = WALL_CASES[name]
     step = play_turn(StrBuild(), {"string": "I"}, first, second)
-    assert step.info["coverage"] == pytest.approx(2 * coverage) and step.info["extra"] == pytest.approx(-1.5 * extra)
-    assert step.info["adjacent"] == pytest.approx(-adjacent) and step.info["palette"] == -0.25 * missing
+    assert step.parts["coverage"] == pytest.approx(2 * coverage) and step.parts["extra"] == pytest.approx(-1.5 * extra)
+    assert step.parts["adjacent"] == pytest.approx(-adjacent) and step.parts["palette"] == -0.25 * missing
     assert step.reward == pytest.approx(2 * coverage - 1.5 * extra - adjacent - 0.25 * missing) and step.done
 
 
@@ -89,7 +89,7 @@ def test_each_builder_has_half_of_the_commands():
     text = "\n".join([place([(0, 0, 0)], "air")] * 149 + [place(LETTER_I[:2], "stone")])
     step = play_turn(StrBuild(), {"string": "I"}, text, text)
     assert step.info["accepted"] == 150 + 149 and step.info["refused"] == 1  # builder 2 has no stone
-    assert step.info["coverage"] == pytest.approx(2 / 9)
+    assert step.parts["coverage"] == pytest.approx(2 / 9)
     assert play_turn(StrBuild(max_commands=2), {"string": "I"}, place(LETTER_I, "stone"), "").info["accepted"] == 1
 
 
@@ -140,7 +140,7 @@ def test_the_reward_of_a_house_equals_that_computed_by_hand(name):
     step = play_turn(HouseBuild(), task, first, second)
     expected = {"match": 2 * match, "extra": -0.5 * extra, "idle": -0.25 * idle, "overlap": -0.5 * overlap}
     expected["short"] = -0.25 * short
-    assert {part: step.info[part] for part in expected} == pytest.approx(expected)
+    assert {part: step.parts[part] for part in expected} == pytest.approx(expected)
     assert step.reward == pytest.approx(sum(expected.values())) and step.info["solved"] == (match == 1)
 
 
@@ -214,7 +214,7 @@ def test_used_blocks_remain_used_in_later_turns():
     )
     assert step.reward == pytest.approx(2 * 2 / 6 - 0.5 * 2 / 4 - 0.25)
     step = env.step(step.state, ("/fill 0 1 0 1 1 0 air\n" + BACK, "/setblock 0 0 1 stone"), RNG)
-    assert step.info["worth"] == pytest.approx(2 * 3 / 4 - 0.25) and step.info["short"] == -0.25
+    assert step.info["worth"] == pytest.approx(2 * 3 / 4 - 0.25) and step.parts["short"] == -0.25
     assert step.reward == pytest.approx(1.25 - (2 / 3 - 0.5) - 0.25) and step.done
 
 
@@ -281,7 +281,7 @@ def test_rewards_of_any_commands_are_in_range_and_sum_to_the_worth(make, data):
         texts = [[data.draw(st.lists(line, max_size=12).map("\n".join))] for _ in range(2)]
         answer = lockstep.step(states, texts, rng)
         total += answer.result.rewards[0, 0] if answer.result.rewards.ndim > 1 else answer.result.rewards[0]
-        worth = answer.result.parts["worth"][0]
+        worth = answer.result.measures["worth"][0]
         penalties += sum(answer.result.parts[name][0] for name in ("overlap", "short") if name in answer.result.parts)
         if answer.done[0]:
             break

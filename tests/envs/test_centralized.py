@@ -86,7 +86,9 @@ def test_a_joint_action_has_the_reward_that_it_has_for_a_team():
     np.testing.assert_array_equal(answer.result.rewards, expected.rewards.mean(1, keepdims=True))
     np.testing.assert_array_equal(answer.result.parts["reward"], expected.parts["reward"])
     assert answer.result.invalid.tolist() == [False, False, True] and answer.result.faults == expected.faults
-    form = central.step(states, [[tagged(*pair) for pair in ("ab",)] + ["nothing", "<agent_1>b</agent_1>"]], rng).result.parts
+    form = central.step(
+        states, [[tagged(*pair) for pair in ("ab",)] + ["nothing", "<agent_1>b</agent_1>"]], rng
+    ).result.measures
     assert form["parse_error"].tolist() == [0, 1, 0] and form["missing_sections"].tolist() == [0, 1, 0.5]
 
 
@@ -180,7 +182,9 @@ def test_a_model_learns_to_write_sections_for_both_roles(speaker, tmp_path):
     result = train(Team.of([speaker]), env, ITEMS * 2, cfg, eval_items=ITEMS * 2)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert result.before.mean < 0.4 and result.after.mean > result.before.mean + 0.25
-    missing = [row["reward/missing_sections"] for row in rows if "reward/missing_sections" in row]
+    missing = [row["measures/missing_sections"] for row in rows if "measures/missing_sections" in row]
     rewards = [row["reward/agree"] for row in rows if "reward/agree" in row]
     assert missing[-1] < missing[0] - 0.3 and rewards[-1] > rewards[0] + 0.2
-    assert all(0 <= row["reward/parse_error"] <= row["reward/missing_sections"] for row in rows if "reward/parse_error" in row)
+    assert all(
+        0 <= row["measures/parse_error"] <= row["measures/missing_sections"] for row in rows if "measures/parse_error" in row
+    )

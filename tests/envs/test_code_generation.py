@@ -230,7 +230,7 @@ def test_weak_tests_do_not_count_as_passed(env):
     equal = "class E:\n    def __eq__(self, o): return True\n" + "def squares(a, b):\n    aux(a)\n    return E()"
     answer, score = play_turn(env, AUX, f"```python\n{equal}\n```", item=item)
     assert score.result.outcome == "weak" and "1 of 2 tests pass; 1 more held only because" in score.problems[0]
-    assert score.parts["level_3"] == pytest.approx(0.5) and not score.solved and answer.result.parts["solved"] == [0.0]
+    assert score.parts["level_3"] == pytest.approx(0.5) and not score.solved and answer.result.measures["solved"] == [0.0]
 
 
 def test_a_batch_gives_the_rewards_of_its_joint_actions(env):

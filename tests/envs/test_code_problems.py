@@ -119,7 +119,7 @@ def test_mrlm_rewards_equal_those_computed_by_hand(name):
     penalties = [answer.result.parts[part][0] for part in ("syntax_error", "runtime_error")]
     errs = unreadable or "raise" in name or name.startswith(("an assertion", "an endless", "an early"))
     assert penalties == ([-0.5, 0] if unreadable else [0, -0.5 * errs])  # syntax apart from what the tests say
-    assert env.reward_range == (-0.5, 2.0) and answer.result.parts["solved"] == [float(expected == 2)]
+    assert env.reward_range == (-0.5, 2.0) and answer.result.measures["solved"] == [float(expected == 2)]
 
 
 def test_a_helper_with_a_wrapper_earns_the_maximum_without_the_bonus_for_more():

@@ -143,9 +143,11 @@ def trained(agents, tmp_path_factory):
 def test_metrics_of_levels_and_pass_at_k_are_logged(trained):
     rows = [json.loads(line) for line in (trained[0] / "metrics.jsonl").read_text().splitlines()]
     steps, evaluations = [row for row in rows if "reward/mean" in row], [row for row in rows if "eval/reward" in row]
-    names = ("level_1", "level_2", "level_3", "bonus", "solved", "limited")
-    assert len(steps) == 2 and all(f"reward/{name}" in row for row in steps for name in names)
-    assert len(evaluations) == 2 and all(f"eval/reward/{name}" in row for row in evaluations for name in names)
+    parts = [f"reward/{name}" for name in ("level_1", "level_2", "level_3", "bonus")]
+    names = [*parts, "measures/solved", "measures/limited"]
+    assert len(steps) == 2 and all(name in row for row in steps for name in names)
+    assert len(evaluations) == 2 and all(f"eval/{name}" in row for row in evaluations for name in names)
+    assert all(sum(row[name] for name in parts) == pytest.approx(row["reward/mean"]) for row in steps)
     assert all(f"eval/pass@{k}" in row and f"eval/pass@{k}_ci95" in row for row in evaluations for k in (1, 2))
 
 

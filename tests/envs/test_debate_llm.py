@@ -173,7 +173,7 @@ def test_a_service_that_prefers_a_side_has_no_position_bias(server, monkeypatch)
     server.answer = prefers("for")
     answer = play(LLMJudge(model_at(server, api_key_env="SOME_KEY"), 2))
     assert answer.result.rewards.tolist() == [[0.8, pytest.approx(0.3)]]
-    parts = {name: values[0] for name, values in answer.result.parts.items()}
+    parts = {name: values[0] for name, values in answer.result.measures.items()}
     assert parts["position_bias"] == 0 and parts["order_agreement"] == parts["pro_wins"] == 1
     assert len(server.seen) == 2 and {key for _, key in server.seen} == {"Bearer secret"}
     (first, _), (second, _) = server.seen
@@ -183,7 +183,7 @@ def test_a_service_that_prefers_a_side_has_no_position_bias(server, monkeypatch)
 def test_a_service_that_prefers_the_first_debater_has_position_bias(server):
     """Both sides get the same score."""
     server.answer = lambda body: ["A=9 B=2"] * body["n"]
-    parts = play(LLMJudge(model_at(server))).result.parts
+    parts = play(LLMJudge(model_at(server))).result.measures
     assert parts["position_bias"][0] == pytest.approx(0.7) and parts["order_agreement"][0] == 0
     assert parts["pro_score"][0] == parts["con_score"][0] == pytest.approx(0.55) and parts["draw"][0] == 1
 
@@ -201,7 +201,7 @@ def test_failed_requests_are_repeated(server, failures):
                 return failure if script[prompt] <= failures else prefers("against")(body)
 
         server.answer = answer
-        assert play(LLMJudge(model_at(server))).result.parts["con_wins"] == [1]
+        assert play(LLMJudge(model_at(server))).result.measures["con_wins"] == [1]
 
 
 def hang(body):
@@ -271,7 +271,7 @@ def test_a_judge_behind_a_service_works_in_a_pool(server):
     with Pool(env, workers=1) as pool:
         world = LockStep(pool)
         states, _ = world.reset([TASK], np.random.default_rng(0))
-        assert world.step(states, [["a"], ["b"]], np.random.default_rng(0)).result.parts["pro_wins"] == [1]
+        assert world.step(states, [["a"], ["b"]], np.random.default_rng(0)).result.measures["pro_wins"] == [1]
     assert json.dumps(env.describe()) and env.describe()["judge"]["model"]["model"] == "judge"
 
 
@@ -341,7 +341,7 @@ def test_a_server_that_serves_a_jmarl_agent(server, judge_model, random_model):
 
     server.answer = answer
     result = play(LLMJudge(model_at(server, timeout_s=60)), 2).result
-    assert result.num_raised == 0 and result.parts["position_bias"] == pytest.approx(0.4, abs=0.1)
+    assert result.num_raised == 0 and result.measures["position_bias"] == pytest.approx(0.4, abs=0.1)
     assert result.rewards == pytest.approx(np.full((2, 2), 0.5), abs=0.1)
     server.answer = lambda body: answer(body, random_model)
     assert play(LLMJudge(model_at(server, timeout_s=60)), 2).result.num_raised == 2
@@ -370,7 +370,7 @@ def test_training_continues_when_the_judge_fails(server, speaker, tmp_path):
         train(team, env, [TASK], SHORT.replace(output_dir=str(tmp_path)), params=params)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(calls) == 4 + 4 * 3
-    assert rows[0]["turn_1/reward/pro_wins"] == 1 and rows[0]["turn_1/reward/position_bias"] == 0
+    assert rows[0]["turn_1/measures/pro_wins"] == 1 and rows[0]["turn_1/measures/position_bias"] == 0
     assert (rows[0]["turn_0/agent_0/return"], rows[0]["turn_1/agent_1/return"]) == (0.5, -0.5)
     assert [row["turn_1/reward/invalid"] for row in rows] == [0, 2]
     assert rows[1]["agent_0/grad_norm"] == rows[1]["agent_1/grad_norm"] == 0

@@ -58,8 +58,11 @@ def play(env, write, tasks, seed=0):
             for columns in zip(write(t, len(states)), prompts, strict=True)
         ]
         answer = lock_step.step(states, actions, rng)
-        parts = {name: values.tolist() for name, values in answer.result.parts.items()}
-        record += [actions, answer.result.rewards.tolist(), parts, answer.done.tolist()]
+        result = answer.result
+        if result.parts:  # with those of NASTY messages, for every environment
+            np.testing.assert_allclose(sum(result.parts.values()), result.total, rtol=0, atol=1e-6)
+        numbers = {name: values.tolist() for name, values in (result.parts | result.measures).items()}
+        record += [actions, result.rewards.tolist(), numbers, answer.done.tolist()]
         active = np.flatnonzero(~answer.done)
         if not active.size:
             return record, True

@@ -75,7 +75,7 @@ def test_terms_of_the_reward_equal_those_computed_by_hand(name):
     first, second, *shares = CASES[name]
     step = play(TASK, first, second)
     expected = {term: WEIGHTS[term] * share for term, share in zip(TERMS, shares, strict=True)}
-    assert {term: step.info[term] for term in TERMS} == pytest.approx(expected)
+    assert {term: step.parts[term] for term in TERMS} == pytest.approx(expected)
     assert step.reward == pytest.approx(sum(expected.values())) and step.done
     assert step.info["solved"] == shares[TERMS.index("exact")]
 
@@ -99,7 +99,7 @@ def test_either_agent_may_have_the_odd_call():
     task = TASK | {"ground_truth": [*TASK["ground_truth"], {"h": {"a": [1]}}]}
     for texts in (("f(a=1)\nh(a=1)", 'g(b="x")'), ("h(a=1)", 'g(b="x")\nf(a=1)')):
         assert play(task, *texts).reward == pytest.approx(1.10)
-    assert play(task, 'f(a=1)\nh(a=1)\ng(b="x")', "").info["balance"] == pytest.approx(0.15 / 3)
+    assert play(task, 'f(a=1)\nh(a=1)\ng(b="x")', "").parts["balance"] == pytest.approx(0.15 / 3)
 
 
 @settings(max_examples=150, deadline=None)
@@ -110,7 +110,9 @@ def test_rewards_stay_in_the_range_and_ignore_the_order_of_agents(data):
     step = play(TASK, *texts)
     assert ATTAINABLE[0] - 1e-9 <= step.reward <= ATTAINABLE[1] + 1e-9
     assert play(TASK, *texts[::-1]).reward == pytest.approx(step.reward)
-    assert (step.reward > 1.10 - 1e-9) == (step.info["solved"] and step.info["balance"] == 0.15 and not step.info["duplicate"])
+    assert (step.reward > 1.10 - 1e-9) == (
+        step.info["solved"] and step.parts["balance"] == 0.15 and not step.parts["duplicate"]
+    )
 
 
 @pytest.mark.parametrize(

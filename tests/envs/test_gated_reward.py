@@ -209,7 +209,7 @@ def test_lists_are_lower_cased_and_checked():
 def test_no_text_without_words_divides_by_zero():
     no_words, text = "! " * 10, words(10)
     step = play(Tldr(), no_words, text)
-    assert math.isnan(step.info["unique_ratio"]) and step.reward == 0.5 + step.info["structure"]
+    assert math.isnan(step.info["unique_ratio"]) and step.reward == 0.5 + step.parts["structure"]
     assert play(Tldr(), text, "! " * 70).reward == pytest.approx(1.5)  # no words: a ratio of 0
     assert play(Tldr(), "", "").reward == 0 and math.isnan(play(Tldr(), "", text).info["length_ratio"])
     only_stop_words = play(
@@ -237,7 +237,7 @@ def test_the_largest_reward_is_2_98():
     assert step.reward == pytest.approx(2.98) == Tldr().reward_range[1] and step.info["normalised"] == pytest.approx(2.98 / 3)
     step = play(Arxiv(), words(130), f"{words(145)} {ONE_EACH} {ONE_EACH}")
     assert step.reward == pytest.approx(2.98) == Arxiv().reward_range[1]
-    assert [step.info[name] for name in ("length", "structure", "vocabulary")] == [0.5, 1.0, 0.5]
+    assert [step.parts[name] for name in ("length", "structure", "vocabulary")] == [0.5, 1.0, 0.5]
     assert Tldr(transitions={}).reward_range == (0, pytest.approx(2.6))
     assert Tldr(transitions={str(i): [f"w{i}"] for i in range(13)}).reward_range == (0, pytest.approx(3.0))
 

@@ -149,7 +149,7 @@ def test_story_reward_accepts_other_targets_and_partials():
     partial = functools.partial(story_length_ratio, target_min=1, target_max=1)
     result = score(make_reward(partial, num_agents=2, processors=RewardProcessors.scale(factor=100.0)), [["ab"], ["ab"]])
     assert result.total.tolist() == [100.0]
-    assert list(result.parts) == ["story_length_ratio"]
+    assert not result.parts and result.measures["story_length_ratio"].tolist() == [1.0]  # of the raw reward
 
 
 # --- what the user's documents write ---------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_function_that_mutates_its_lists_does_not_affect_the_next_function():
 
     texts = [["x", "xx"], ["y", "yy"]]
     result = score(make_reward([greedy, lambda a, b: [len(x) for x in a]], num_agents=2), texts)
-    assert result.parts["lambda"].tolist() == [1.0, 2.0]
+    assert result.measures["lambda"].tolist() == [1.0, 2.0]
     assert texts == [["x", "xx"], ["y", "yy"]]
 
 
@@ -486,11 +486,15 @@ TEXTS = [["a", "aa", "aaa"], ["bbbb", "b", ""]]
         ),
     ],
 )
-def test_total_is_the_weighted_sum_of_processed_parts(kwargs, expected):
+def test_total_is_the_weighted_sum_of_processed_values(kwargs, expected):
+    """Parts add up to it; with a processor of the sum there are none. What functions return are measures, where it differs."""
     result = score(make_reward([up, down], num_agents=2, **kwargs), TEXTS)
     assert result.total.tolist() == expected
-    assert result.parts["up"].tolist() == [1.0, 2.0, 3.0]  # parts stay raw
-    assert result.parts["down"].tolist() == [-4.0, -1.0, 0.0]
+    assert bool(result.parts) != callable(kwargs.get("processors"))
+    if result.parts:
+        assert sum(result.parts.values()).tolist() == expected
+    raw = result.parts | result.measures
+    assert raw["up"].tolist() == [1.0, 2.0, 3.0] and raw["down"].tolist() == [-4.0, -1.0, 0.0]
     assert not result.invalid.any()
     assert result.faults == {}
 
@@ -512,7 +516,9 @@ def test_one_of_several_functions_may_leave_a_joint_action_to_the_others(batched
     assert result.total.tolist()[:3] == [10.0, 1.0 + shift, 11.0 + shift]
     assert result.invalid.tolist() == [False, False, False, True]
     assert result.faults == {3: "all reward functions returned None on joint action 3"}
-    assert np.isnan(result.parts["first"]).tolist() == [True, False, False, True]
+    values = result.parts if processors is None else result.measures
+    np.testing.assert_allclose(sum(result.parts.values()), result.total)
+    assert np.isnan(values["first"]).tolist() == [processors is not None, False, False, True]
 
 
 def test_functions_with_the_same_name_have_separate_parts():
@@ -522,7 +528,7 @@ def test_functions_with_the_same_name_have_separate_parts():
     def up_2(a, b):
         return [0.0]
 
-    parts = score(make_reward([lambda *c: [1.0], up, lambda *c: [2.0], up, up_2], num_agents=2), [["a"], ["b"]]).parts
+    parts = score(make_reward([lambda *c: [1.0], up, lambda *c: [2.0], up, up_2], num_agents=2), [["a"], ["b"]]).measures
     assert list(parts) == ["lambda", "up", "lambda_2", "up_2", "up_2_2"]
     assert [values.tolist() for values in parts.values()][::2] == [[1.0], [2.0], [0.0]]
 
@@ -539,7 +545,7 @@ def test_total_is_the_mean_of_per_agent_rewards(per_agent):
     result = returning(per_agent, processors=RewardProcessors.scale(2.0))
     assert result.rewards.tolist() == [[2.0, 6.0], [4.0, 4.0], [0.0, -8.0]]
     assert result.total.tolist() == [4.0, 4.0, -4.0]
-    assert result.parts["lambda"].tolist() == [2.0, 2.0, -2.0]
+    assert result.measures["lambda"].tolist() == [2.0, 2.0, -2.0]
 
 
 def test_per_agent_and_joint_functions_add_up():
@@ -671,11 +677,11 @@ def test_opposite_overflows_of_two_functions_do_not_cancel_into_a_number():
     assert 0 in result.faults
 
 
-def test_an_invalid_part_masks_the_sum_and_leaves_the_other_part_unchanged():
+def test_an_invalid_value_masks_the_parts_and_leaves_the_other_measure_unchanged():
     result = score(make_reward([up, lambda a, b: [1.0, math.nan, 1.0]], num_agents=2, weights=[1.0, 0.0]), TEXTS)
     assert result.invalid.tolist() == [False, True, False]
-    assert result.parts["up"].tolist() == [1.0, 2.0, 3.0]
-    assert np.isnan(result.parts["lambda"]).tolist() == [False, True, False]
+    assert np.isnan(result.parts["up"]).tolist() == np.isnan(result.measures["lambda"]).tolist() == [False, True, False]
+    assert (result.parts | result.measures)["lambda"].tolist()[::2] == [1.0, 1.0] and "up" not in result.measures
 
 
 @settings(deadline=None)
@@ -759,7 +765,7 @@ def test_on_error_with_a_number_replaces_the_raw_value_and_reports_it(value):
     kwargs = {"num_agents": 2, "batched": False, "on_error": value, "processors": processors}
     result = score(make_reward(fails_on_bad, **kwargs), BAD_TEXTS)
     assert result.total.tolist() == [3.0, value + 1.0, 3.0]
-    assert result.parts["fails_on_bad"][1] == value
+    assert result.measures["fails_on_bad"][1] == value
     assert not result.invalid.any()
     assert result.num_raised == 1
     assert list(result.faults) == [1]

@@ -49,8 +49,8 @@ def play(task, *messages, env=None):
         state, (text,) = step.state, step.observations
         rewards.append(step.reward)
         texts.append(text)
-        parts = sum(step.info[name] for name in ("calls", "correct", "coverage", "speed"))
-        assert parts == pytest.approx(step.reward) and set(step.info) == set(tool_use.METRICS)
+        assert sum(step.parts.values()) == pytest.approx(step.reward)
+        assert tuple(step.parts) == tool_use.PARTS and tuple(step.info) == tool_use.MEASURES
     return rewards, step, texts
 
 
@@ -105,7 +105,8 @@ def test_solved_means_correct_with_all_needed_tools():
     cases = [(BOTH, [SEARCH, CALC, RIGHT], 1), (BOTH, [CALC, RIGHT], 0), (BOTH, [SEARCH + CALC + WRONG], 0), (BOTH, [RIGHT], 0)]
     for task, messages, solved in cases:
         assert play(task, *messages)[1].info["solved"] == solved
-    assert play(BOTH, SEARCH + FAILS)[1].info == {
+    step = play(BOTH, SEARCH + FAILS)[1]
+    assert dict(step.parts) | dict(step.info) == {
         "calls": 0.3, "correct": 0, "coverage": 0, "speed": 0, "solved": 0, "num_calls": 2, "num_failed": 1,
     }  # fmt: skip
 
@@ -257,7 +258,8 @@ def test_planner_and_caller_alternate():
     state, (planner, caller) = env.reset(ONE, RNG)
     assert "another agent makes the calls" in planner and "Turn 1 of 4." in planner and caller is None
     step = env.step(state, ["  Multiply 6 by 7.\nTurn 9. " + CALC + RIGHT, ""], RNG)
-    assert step.reward == 0 and not step.done and set(step.info) == set(tool_use.METRICS) and not any(step.info.values())
+    assert step.reward == 0 and not step.done and not any((*step.info.values(), *step.parts.values()))
+    assert tuple(step.parts) == tool_use.PARTS and tuple(step.info) == tool_use.MEASURES
     assert step.observations[0] is None and "Plan for this turn:\n    Multiply 6 by 7.\n    Turn 9." in step.observations[1]
     step = env.step(step.state, ["", CALC], RNG)
     assert step.reward == pytest.approx(0.3) and step.observations[1] is None and "    42" in step.observations[0]
@@ -288,7 +290,7 @@ def test_episodes_of_a_team_are_played_in_lock_step():
     states, _ = env.observe(answer.after)
     answer = env.step(states, [[""] * 2, [CALC + RIGHT, "x"]], RNG)
     assert answer.result.total == pytest.approx([1.3, -0.1]) and answer.done.tolist() == [True, False]
-    assert answer.result.parts["solved"].tolist() == [1, 0]
+    assert answer.result.measures["solved"].tolist() == [1, 0]
 
 
 # The sandbox, and other processes

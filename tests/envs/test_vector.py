@@ -22,6 +22,7 @@ from jmarl.envs.base import Step, TextEnvironment, Unanswered
 from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.pool import Pool
+from jmarl.envs.rewards import RewardProcessors
 from jmarl.envs.vector import LockStep
 from jmarl.randomness import Randomness
 from jmarl.rl import advantages
@@ -150,7 +151,35 @@ def test_an_unanswered_joint_action_is_masked_and_counted():
     assert answer.result.invalid.tolist() == [False, True, False] and answer.done.all()
     assert np.isnan(answer.result.total[1]) and answer.result.num_raised == 1
     assert answer.result.faults == {1: "the judge does not answer"}
-    assert np.isnan(answer.result.parts["more"][1]) and np.isfinite(answer.result.parts["more"][[0, 2]]).all()
+    assert np.isnan(answer.result.measures["more"][1]) and np.isfinite(answer.result.measures["more"][[0, 2]]).all()
+
+
+class Sums(TextEnvironment):
+    """Earns its parts, less what `lost` says."""
+
+    def reset(self, task, rng):
+        return task, ["text"]
+
+    def step(self, state, messages, rng):
+        parts = {"vowels": 0.5, "length": float(len(messages[0]))}
+        reward = sum(parts.values()) - state.get("lost", 0.0)
+        return Step(state, [None], reward, True, {"ratio": 9.0}, parts=parts)
+
+
+def test_parts_add_up_to_the_reward_and_other_numbers_are_measures():
+    result = first_answer(Sums(), ["ab", "abc"]).result
+    assert result.total.tolist() == [2.5, 3.5] == sum(result.parts.values()).tolist()
+    assert {name: x.tolist() for name, x in result.measures.items()} == {"ratio": [9.0, 9.0]}
+    message = r"Sums returned the reward 1.5 and parts that add up to 2.5 \(vowels 0.5, length 2\): .* into info"
+    with pytest.raises(ValueError, match=message):
+        first_answer(Sums(), ["abc", "ab"], tasks=[{}, {"lost": 1.0}])
+    scaled = LockStep(Sums(), processor=RewardProcessors.scale(10.0))
+    states, _ = scaled.reset([{}], np.random.default_rng(0))
+    result = scaled.step(states, [["ab"]], np.random.default_rng(0)).result
+    assert result.total.tolist() == [25.0] and not result.parts
+    assert {name: x.tolist() for name, x in result.measures.items()} == {
+        "Sums": [2.5], "vowels": [0.5], "length": [2.0], "ratio": [9.0],
+    }  # fmt: skip
 
 
 def test_invalid_results_of_an_environment_are_errors():
@@ -199,7 +228,7 @@ def test_the_pool_kills_calls_that_hang_and_repeats_lost_calls(tmp_path, monkeyp
             if message in ("bug", "unpicklable error"):
                 assert re.match(r"in .*test_vector\.py, line \d+, in step", raised.value.__notes__[0])
         local = first_answer(Troubled(), ["fine"] * 6)
-        assert answer.result.parts["more"][[0, 3, 5]].tolist() == local.result.parts["more"][[0, 3, 5]].tolist()
+        assert answer.result.measures["more"][[0, 3, 5]].tolist() == local.result.measures["more"][[0, 3, 5]].tolist()
 
 
 @pytest.mark.slow
@@ -214,7 +243,7 @@ def test_equal_trajectories_in_the_pool_and_in_process():
                 record = [prompts]
                 for _ in range(lock.env.max_turns):
                     answer = lock.step(states, [[words] * len(states)] * lock.num_agents, rng)
-                    record += [answer.result.total.tolist(), {k: str(v.tolist()) for k, v in answer.result.parts.items()}]
+                    record += [answer.result.total.tolist(), {k: str(v.tolist()) for k, v in answer.result.measures.items()}]
                     active = np.flatnonzero(~answer.done)
                     if not active.size:
                         break
@@ -310,7 +339,7 @@ def test_a_mixture_shares_tasks_by_weight_and_names_metrics():
     answer = both.step(states, [["up"] * 30] * 2, rng)
     result = answer.result
     easy = np.array([t["environment"] == "easy" for t in tasks])
-    assert (np.isfinite(result.parts["easy/solved"]) == easy).all()
+    assert (np.isfinite(result.measures["easy/solved"]) == easy).all()
     assert (np.isfinite(result.parts["hard/reward"]) == ~easy).all()
     np.testing.assert_array_equal(result.parts["easy/reward"][easy], result.total[easy])
 
@@ -331,7 +360,7 @@ def test_an_environment_in_a_mixture_plays_as_it_does_alone():
         own_answer = alone.step(own, [texts[: len(own)] for texts in messages], np.random.default_rng(1))
         mine = [i for i, (name, _) in enumerate(states) if name == "long"]
         np.testing.assert_array_equal(answer.result.total[mine], own_answer.result.total)
-        np.testing.assert_array_equal(answer.result.parts["long/closeness"][mine], own_answer.result.parts["closeness"])
+        np.testing.assert_array_equal(answer.result.measures["long/closeness"][mine], own_answer.result.measures["closeness"])
         active, own_active = np.flatnonzero(~answer.done), np.flatnonzero(~own_answer.done)
         assert [i for i in active if states[i][0] == "long"] == [mine[i] for i in own_active]
         if not own_active.size:
@@ -397,7 +426,7 @@ def test_a_simulated_environment_is_trained_on_copies(tiny_pair):
         partial(sample_team, team, params), team, tasks, lock, SETTINGS, Episodes(num_turns=3), 2, Randomness(seed=0, step=0)
     )
     assert [len(turn.items) for turn in rollout.turns] == [3, 6, 12] and rollout.turns[1].prompts == [["1"] * 6]
-    assert rollout.turns[2].parts["n"].tolist() == [3.0] * 24 and not hasattr(env, "texts")
+    assert rollout.turns[2].measures["n"].tolist() == [3.0] * 24 and not hasattr(env, "texts")
     cfg = TrainConfig.of(num_updates=1, num_generations=2, max_new_tokens=2, num_turns=3, branching="chain", progress=False)
     assert train(team, env, tasks, cfg, params=params).rewards == [1.5]
     with pytest.raises(ValueError, match="num_turns=1, and an episode of this environment has up to 3: set num_turns=3"):
@@ -704,7 +733,7 @@ def test_the_example_of_the_base_module_runs(tiny_pair):
     assert prompts == [["Guess a number below 1000."]]
     for text in ("1", "seven", " 7\n"):
         answer = lock.step(states, [[text]], rng)
-        rewards.append([answer.result.total[0], answer.result.parts["solved"][0], answer.done[0]])
+        rewards.append([answer.result.total[0], answer.result.measures["solved"][0], answer.done[0]])
         if not answer.done.all():
             states, prompts = lock.observe(answer.after)
             assert prompts == [["Wrong. Guess again."]]

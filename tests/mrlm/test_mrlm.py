@@ -129,7 +129,7 @@ def test_the_quick_start_runs(agents, tmp_path):
     before = weights(trainer)
     assert len(trainer.train(num_iterations=2).rewards) == 2
     assert any((x != y).any() for x, y in zip(before, weights(trainer), strict=True))
-    assert {"eval/reward", "eval/reward_ci95", "eval/reward/unparsable"} <= trainer.evaluate(num_episodes=3).keys()
+    assert {"eval/reward", "eval/reward_ci95", "eval/measures/unparsable"} <= trainer.evaluate(num_episodes=3).keys()
     trainer.save_model(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path / "agent_0").vocab_size == agents[0].tokenizer.vocab_size
 

@@ -37,7 +37,8 @@ def turn(step: int, t: int, rng: random.Random, words: int) -> dict:
         return f"<i>step {step} turn {t} agent {agent} prompt {p} completion {g}</i> & {drawn}"
 
     rewards = [[[0.5 - g / 4, 0.5 - g / 4] for g in range(3)], [[None, None], [1.0, 0.0], [0.125, 0.125]]]
-    return {
+    measures = {} if t else {"measures": {"ratio": [[2.5, 2.25, 2.0], [None, 1.5, 1.25]]}}  # files of older versions have none
+    return measures | {
         "prompts": [["Name a <b>fruit</b>:", "Name a city:"]] * 2,
         "acts": [[True, True], [True, t == 0]],
         "completions": [[[text(agent, p, g) for g in range(3)] for p in range(2)] for agent in range(2)],

@@ -48,6 +48,7 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
     for agent in (0, 1):
         assert f"&lt;i&gt;step 3 turn 0 agent {agent} prompt 0 completion {2 - 2 * agent}&lt;/i&gt; &amp;" in worst
     assert "&lt;b&gt;fruit&lt;/b&gt;" in page and "step 4 (4 recorded)" in page
+    assert '<div class="part heading">measures</div><div class="part">ratio 2.5</div>' in page
     assert "1 | 0" in page and "solved 0.5" in page and "does not act" in page and "after joint action 2" in page
     labels = re.findall(r'<text x="([^"]*)"[^>]* text-anchor="middle">', page)
     assert labels and max(map(float, labels)) <= 420 - 18, "half of the last label fits beside the curve"

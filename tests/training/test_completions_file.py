@@ -130,7 +130,11 @@ def test_a_run_keeps_all_that_was_written_and_how_it_was_rewarded(directory):
         assert [task["prompt"] for task in record["tasks"]] == turn["prompts"][0] == turn["prompts"][1]
         (first, second), joint = turn["completions"], turn["joint"]
         values = [[overlap([first[p][a]], [second[p][b]])[0] for a, b in joint] for p in range(2)]
-        assert turn["parts"] == {"overlap": values} and turn["rewards"] == [[[x, x] for x in row] for row in values]
+        assert (
+            turn["parts"] == {"overlap": values}
+            and not turn["measures"]
+            and turn["rewards"] == [[[x, x] for x in row] for row in values]
+        )
         row = next(row for row in rows if row["step"] == record["step"] and "reward/mean" in row)
         assert row["reward/mean"] == pytest.approx(sum(map(sum, values)) / 6)
 

@@ -176,7 +176,7 @@ def test_a_score_does_not_depend_on_its_batch(model):
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
 
 
-def test_the_reward_is_the_score_and_the_tasks_own_is_a_part(model):
+def test_the_reward_is_the_score_and_the_tasks_own_is_a_measure(model):
     task = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
     env, rng = LearnedReward(task), np.random.default_rng(0)
     env.model = model[0]
@@ -185,7 +185,7 @@ def test_the_reward_is_the_score_and_the_tasks_own_is_a_part(model):
     actions = [["aeiou", "xyz"], ["a", "b"]]
     answer = env.step(states, actions, rng)
     np.testing.assert_allclose(answer.result.total, model[0].score(prompts, actions), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(answer.result.parts["task"], both(*actions))
+    np.testing.assert_allclose(answer.result.measures["task"], both(*actions))
     assert answer.result.rewards.shape == (2, 2) and (answer.result.rewards == answer.result.total[:, None]).all()
 
 
@@ -202,13 +202,13 @@ def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
     reward model is saved."""
     result = trained(agents, HELD_OUT, output_dir=str(tmp_path))
     assert result.after.mean - result.after.interval > result.before.mean + result.before.interval
-    logged = [row for row in rows(tmp_path) if "reward/task" in row]
+    logged = [row for row in rows(tmp_path) if "measures/task" in row]
     assert logged[0]["pairs"] > 100 and logged[0]["reward_model/accuracy"] > 0.55, "on pairs of held-out prompts"
     pairs, saved = load_round(tmp_path / "pairs", 0), load_reward_model(tmp_path / "reward_model")
     sides = [list(zip(*(getattr(pair, side) for pair in pairs), strict=True)) for side in ("prompts", "chosen", "rejected")]
     right = saved.score(sides[0], sides[1]) > saved.score(sides[0], sides[2])
     assert right.mean() > 0.65, "on its training pairs"
-    assert np.mean([r["reward/task"] for r in logged[-4:]]) > np.mean([r["reward/task"] for r in logged[:4]])
+    assert np.mean([r["measures/task"] for r in logged[-4:]]) > np.mean([r["measures/task"] for r in logged[:4]])
 
 
 def test_parts_faults_and_states_of_the_task_are_passed_on(model):
@@ -218,7 +218,7 @@ def test_parts_faults_and_states_of_the_task_are_passed_on(model):
     env.model = model[0]
     got = env.step([(None, ("the", "a"))] * 2, SOME[1], np.random.default_rng(0))
     assert (got.result.faults, got.result.num_raised, got.after) == ({1: "no number"}, 3, ["one", "two"])
-    assert got.done.tolist() == [True, False] and list(got.result.parts) == ["length", "task"]
+    assert got.done.tolist() == [True, False] and list(got.result.measures) == ["length", "task"] and not got.result.parts
 
 
 def test_each_rounds_reward_model_starts_from_the_last(monkeypatch):

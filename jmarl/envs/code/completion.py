@@ -18,8 +18,8 @@ given constructor, one snippet per method, and the other methods that agents add
 the same method, a hash of the task and the completions picks one, so that the choice is random but reproducible. A method that
 takes neither `self` nor `cls` becomes static. If the result is no valid program, the reward is 0.
 
-Metrics: `reward/snippets`, `reward/tests`, `reward/overlap`, `reward/solved`, `reward/limited`. Turns and feedback are those of
-`generation.py`. Left out: functions outside the class, and showing tests in feedback.
+Columns: `reward/snippets`, `reward/tests`, `reward/overlap`, `measures/solved`, `measures/limited`. Turns and feedback are
+those of `generation.py`. Left out: functions outside the class, and showing tests in feedback.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Reward of a joint action, the same for all agents, from -0.5 to 2, in parts for 
     all_passed     + 1 if all tests passed
     runtime_error  - 0.5 if any test raised an exception, or if the program was stopped at a limit before its last test
 
-Metrics: the four terms (`reward/syntax_error`, ...), `reward/solved`, `reward/limited`. Left out: levels for the form of the
-code and a bonus for cooperation, which `generation.py` has.
+Columns: the four terms (`reward/syntax_error`, ...), `measures/solved`, `measures/limited`. Left out: levels for the form of
+the code and a bonus for cooperation, which `generation.py` has.
 """
 
 from __future__ import annotations

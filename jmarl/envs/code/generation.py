@@ -18,7 +18,7 @@ all hidden tests in a sandbox (`scoring.py`):
 
 A program that is stopped at a limit keeps the tests that passed before. The joint action is masked if nobody can say what the
 program is worth: the sandbox failed twice, or the tests of the item do not run.
-Metrics: `reward/level_1` to `level_3`, `reward/bonus`, `reward/solved` (all tests passed), `reward/limited` (stopped at a
+Columns: `reward/level_1` to `level_3`, `reward/bonus`, `measures/solved` (all tests passed), `measures/limited` (stopped at a
 limit).
 
 Turns: all agents write again in every turn. From the second turn on they read the problem, everyone's last code, and feedback:
@@ -147,7 +147,10 @@ class CodeGeneration:
 
         reward = RewardFunction(code_generation, num_agents=self.num_agents, processors=self.processor)
         result = reward(actions, [state.item["prompt"] for state in states], [state.item for state in states], rng)
-        return Answer(result._replace(parts=scoring.score_metrics(scores)), np.zeros(len(states), bool), after)
+        parts, measures = scoring.score_parts(scores), scoring.score_measures(scores)
+        if self.processor is not None:  # the parts are those of the raw reward
+            parts, measures = {}, parts | measures
+        return Answer(result._replace(parts=parts, measures=measures), np.zeros(len(states), bool), after)
 
     def observe(self, after: Sequence[CodeEpisode]) -> tuple[list[CodeEpisode], list[list[str]]]:
         """Return the states [B] and the prompts [N][B] of the next turn."""

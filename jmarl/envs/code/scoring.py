@@ -6,6 +6,7 @@ almost never match.
 """
 
 import ast
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ class FormScore(NamedTuple):
 class CodeScore(NamedTuple):
     """Reward of one joint action."""
 
-    parts: dict[str, float]  # the terms of the reward by metric name; the reward is their sum
+    parts: dict[str, float]  # the terms of the reward by name; the reward is their sum
     problems: tuple[str, ...]  # what was wrong, for feedback; never what a test expects
     result: ExecutionResult | None  # of the tests; None if they were not run
 
@@ -133,10 +134,15 @@ def add_test_problem(problems: tuple[str, ...], result: ExecutionResult | None) 
     return (*problems, f"{result.passed} of {result.total} tests pass{weak if num_weak else ''}{stopped}")
 
 
-def score_metrics(scores: Sequence[CodeScore]) -> dict[str, np.ndarray]:
-    """Return what is logged of a batch of scores: arrays [B] by metric name, NaN where masked."""
-    columns = {name: [score.parts[name] for score in scores] for name in (scores[0].parts if scores else ())}
-    columns["solved"] = [float(score.solved) for score in scores]
-    columns["limited"] = [float(score.result is not None and bool(score.result.limit_hit)) for score in scores]
+def score_parts(scores: Sequence[CodeScore]) -> dict[str, np.ndarray]:
+    """Return the parts of the reward of a batch of scores: arrays [B] by name, NaN where masked."""
+    names = scores[0].parts if scores else ()
+    return {name: np.array([math.nan if score.masked else score.parts[name] for score in scores]) for name in names}
+
+
+def score_measures(scores: Sequence[CodeScore]) -> dict[str, np.ndarray]:
+    """Return what else is logged of a batch of scores: arrays [B] by name, NaN where masked."""
+    limited = [float(score.result is not None and bool(score.result.limit_hit)) for score in scores]
+    columns = {"solved": [float(score.solved) for score in scores], "limited": limited}
     masked = np.array([score.masked for score in scores])
     return {name: np.where(masked, np.nan, values) for name, values in columns.items()}

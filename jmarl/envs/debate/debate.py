@@ -152,7 +152,7 @@ DebateEnvironment = Debate  # MRLM's name
 class DebateScripted(Debate):
     """One trained agent against a script (`script.py`). Both speak `speeches` times, which is as many turns.
 
-    Agent 0, the only one, is con if the task says `swapped`; if the task does not say, its side is drawn. The metric `solved`
+    Agent 0, the only one, is con if the task says `swapped`; if the task does not say, its side is drawn. The measure `solved`
     is 1 if it won. The arguments are those of `Debate`.
     """
 

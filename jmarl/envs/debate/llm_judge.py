@@ -6,7 +6,7 @@ other half con, so a model that prefers the first debater gives both sides the s
     scores (default)  a line `A=7 B=4`, numbers from 0 to 10; the scores of a sample are these / 10
     winner            `A` or `B`, which small models can do; the scores of a sample are 1 and 0, their means shares of votes
 
-Scores, in [0, 1], and metrics:
+Scores, in [0, 1], and measures:
 
     score of a side     mean over the two orders of the mean over the samples that could be read
     position_bias       mean over the two orders of (score of A - score of B), in [-1, 1]; 0 for an unbiased judge

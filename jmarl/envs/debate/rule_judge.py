@@ -26,7 +26,7 @@ share of the speech's characters that count.
       coverage    mean over the side's own key points of min(1, share / .6), where share is the largest share of the point's
                   content words in one speech. Without key points the score is (.6 argument + .2 consistency) / .8.
 
-Scores are in [0, 1]. Metrics: the terms of each side, such as `pro_length`; `kept` is the factor min(1, share / .8).
+Scores are in [0, 1]. Measures: the terms of each side, such as `pro_length`; `kept` is the factor min(1, share / .8).
 Left out: whether a claim is true or makes sense, grammar, and languages other than English, whose sentences do not count.
 Nonsense can win: invented syllables and words of motion and notes between random function words, with two markers per sentence,
 scored 0.91 on this project's motions (mean; the script 0.76), and 0.53 where the function words hardly vary. Reading out three

@@ -4,9 +4,9 @@ Builders act in their order: what a later one places overwrites what an earlier 
 max_commands / N commands are read.
 
 With several turns the building remains, and the next commands continue from it. A building has a worth (the sum of `score`).
-The first turn earns the worth of the building, a later turn the change of its worth, plus the turn's own `penalties`. So the
-rewards of an episode (gamma 1) sum to the worth of the final building plus all penalties. An episode ends when the building is
-right.
+The first turn earns the worth of the building, a later turn the change of its worth, plus the turn's own `penalties`; so do the
+parts of the reward. So the rewards of an episode (gamma 1) sum to the worth of the final building plus all penalties. An
+episode ends when the building is right.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ class BuildingState(NamedTuple):
     stocks: tuple[dict[str, float], ...]  # [N] blocks left, by kind; infinite if there is no limit
     turn: int = 0
     worth: float = 0.0  # of the building
+    parts: dict[str, float] = {}  # whose sum is the worth
 
 
 class Building(TextEnvironment):
@@ -99,17 +100,18 @@ class Building(TextEnvironment):
             reports.append(apply_commands(world, agent, stocks[agent], commands, size))
         parts, solved = self.score(task, world)
         penalties, worth = self.penalties(task, reports), sum(parts.values())
-        after = BuildingState(task, world, stocks, state.turn + 1, worth)
+        after = BuildingState(task, world, stocks, state.turn + 1, worth, parts)
         done = solved or after.turn >= self.max_turns
         observations = [] if done else [f"{prompt}\n\n{self.feedback(after)}" for prompt in self.prompts(after)]
-        metrics = {
+        measures = {
             "worth": worth,
             "solved": float(solved),
             "accepted": float(sum(report.accepted for report in reports)),
             "refused": float(sum(report.refused for report in reports)),
         }
         reward = worth - state.worth + sum(penalties.values())
-        return Step(after, observations, reward, done, parts | penalties | metrics)
+        changes = {name: value - state.parts.get(name, 0.0) for name, value in parts.items()}
+        return Step(after, observations, reward, done, measures, parts=changes | penalties)
 
     def solve(self, state: BuildingState) -> list[str | None]:
         """Return the solution of a task; None if something is built already."""

@@ -13,7 +13,7 @@ Joint reward of a turn, from -0.5 to 1: by how much the turn raises
 for the walker's place at the end of the turn, where d is the length of the shortest way to the goal and d0 that of the task. So
 the rewards of an episode sum to its last phi, in [0, 1]. An episode ends when a turn ends at the goal, or after `max_turns`.
 
-Metrics: `solved`, `closeness` (phi), `bumps` (moves into a wall or the border). Data: generated; the size, the walls and the
+Measures: `solved`, `closeness` (phi), `bumps` (moves into a wall or the border). Data: generated; the size, the walls and the
 places make a task. `solve` writes moves that reach the goal. Left out, to keep the game small: diagonal moves, several walkers,
 agents that see only a part.
 """

@@ -21,10 +21,10 @@ Nothing built: -0.5. The house shared without an overlap: 2. Both put blocks onl
 many: -2. Of several turns see `building.py`; stocks are for the whole episode, and used blocks remain used.
 
 Data: `tasks` draws houses of 4 to 6 by 4 to 6 cells, 4 to 7 high, or from a JSON file (`data=`, rows with inventory and
-target_spec, as the published ten have them; these have five different plans, and equal plans are one task). Metrics: the five
-parts in points, `worth`, `solved` (all cells are right, air too), `accepted` and `refused` commands. Left out: the direction of
-stairs and doors and the enemies of the published variant, because commands cannot express them; and its reward, the share of
-right cells of the whole box with air included, by which an empty answer earns up to 0.5.
+target_spec, as the published ten have them; these have five different plans, and equal plans are one task). Parts of the
+reward: the five in points. Measures: `worth`, `solved` (all cells are right, air too), `accepted` and `refused` commands. Left
+out: the direction of stairs and doors and the enemies of the published variant, because commands cannot express them; and its
+reward, the share of right cells of the whole box with air included, by which an empty answer earns up to 0.5.
 """
 
 from __future__ import annotations

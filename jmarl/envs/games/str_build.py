@@ -18,10 +18,10 @@ So an empty wall is worth 0 - 0 - 0 - 0.5 = -0.5. The letter I all of stone, a k
 reaches 1.75. The minimum is a wall with all cells filled except those of the letters, in one kind.
 
 Data: any string can be a task. `tasks` draws from all strings of 1 to 4 letters (475,254), or from a CSV file (`data=`) with a
-column `string`, as the published ten have it. The shapes of the letters are this project's own. Metrics: the four parts in
-points, `worth`, `solved` (worth 2), `accepted` and `refused` commands. Left out: a server that shows the wall, because the
-reward does not need the game; kinds that look alike, because a name is enough to tell blocks apart (the published reward counts
-stone and stone bricks as one texture).
+column `string`, as the published ten have it. The shapes of the letters are this project's own. Parts of the reward: the four
+in points. Measures: `worth`, `solved` (worth 2), `accepted` and `refused` commands. Left out: a server that shows the wall,
+because the reward does not need the game; kinds that look alike, because a name is enough to tell blocks apart (the published
+reward counts stone and stone bricks as one texture).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Joint reward of a step, from -1 to 1: by how much the step raises
 
 So the rewards of an episode sum to its last phi, in [0, 1]. A checker's step itself earns nothing; its return is what follows.
 
-Metrics: `solved`, `right` (share of right blanks), and of a checker's step `flagged_wrong` (share of the wrong blanks that it
+Measures: `solved`, `right` (share of right blanks), and of a checker's step `flagged_wrong` (share of the wrong blanks that it
 named) and `flagged_right` (share of the right ones). Data: generated, from the 288 filled squares, with any blanks that leave
 one solution. With `single=True` one agent plays both roles. `solve` plays both roles without a mistake. Left out, to keep the
 game small: larger squares.

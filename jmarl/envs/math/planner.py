@@ -4,7 +4,7 @@ Task: as in `reasoning.py`. Two turns: the planner reads the question and writes
 the plan and answers. Joint reward: 0 for the plan, then the score of the answer as in `reasoning.py`, from -0.3 to 1.
 
 A planner may simply write the answer. That is allowed, and measured: `plan_has_answer` is 1 if the right answer is the plan's
-answer or, for a single number, one of its numbers. Other metrics: `solved`, `unparsable`. Left out, because there is no exact
+answer or, for a single number, one of its numbers. Other measures: `solved`, `unparsable`. Left out, because there is no exact
 check for it: whether the plan is good.
 """
 

@@ -14,7 +14,7 @@ question and whose result is new: neither of the two numbers, nor a number of th
 After a wrong attempt the solver reads the question, its last attempt, and that it is wrong or what kind of answer could not be
 read: never the right answer, nor how close the attempt is.
 
-Metrics: `solved` (the last answer is correct), `unparsable`, and `steps` if there is a bonus for them.
+Measures: `solved` (the last answer is correct), `unparsable`, and `steps` if there is a bonus for them.
 `verifier.py` and `planner.py` have the environments of two agents. Left out, because no exact check exists: partial credit,
 judging the steps of a solution, answers with variables, proofs.
 """

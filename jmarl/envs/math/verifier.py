@@ -15,7 +15,7 @@ So right verdicts sum to 1 whatever the solver does, and the verifier gains noth
 not depend on what the solver makes of the verdict. As long as hardly any solution is right, WRONG is nearly always the right
 verdict.
 
-Metrics: `solved` and `unparsable` of the last answer; `verdict_right` and `verdict_read` of the last verdict; `revised` of the
+Measures: `solved` and `unparsable` of the last answer; `verdict_right` and `verdict_read` of the last verdict; `revised` of the
 last revision (1 better, 0 equal, -1 worse); NaN before there is one. Left out, because there is no exact check for it: whether
 the verifier's reasons are right.
 """

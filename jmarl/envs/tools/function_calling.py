@@ -25,7 +25,7 @@ at least -0.25 (both agents write the same 2n wrong calls). Two empty answers ea
 
 Data: generated requests (`function_requests.py`), or a JSON Lines file (`data=`) with the fields of
 OpenMLRL/BFCL-V4-Parallel-Native: user_prompt, function, ground_truth.
-Metrics: each term times its weight; `solved` (exact); `made` (m).
+Parts of the reward: each term times its weight. Measures: `solved` (exact), `made` (m).
 Left out: running the functions; requests over several turns; requests that need no call.
 """
 
@@ -172,9 +172,9 @@ class FunctionCalling(TextEnvironment):
         parameters = {function["name"]: list(properties_of(function)) for function in task["function"]}
         schemas = {function["name"]: function.get("parameters") or {} for function in task["function"]}
         terms, merged = score([read_calls(text, parameters, schemas) for text in messages], expected_calls(task))
-        metrics = {name: WEIGHTS[name] * value for name, value in terms.items()}
-        metrics |= {"solved": terms["exact"], "made": float(len(merged))}
-        return Step(Request(task, tuple(merged)), [], reward_of(terms), True, metrics)
+        parts, reward = {name: WEIGHTS[name] * value for name, value in terms.items()}, reward_of(terms)
+        measures = {"solved": terms["exact"], "made": float(len(merged))}
+        return Step(Request(task, tuple(merged)), [], reward, True, measures, parts=parts)
 
     def render(self, state: Request) -> str:
         """Return the expected calls and those that were made as text."""

@@ -33,7 +33,7 @@ search that finds something, with a wrong answer in the same message, earn 0.8 i
 Prompts show an example of each tool and end with the question in the same form, because small models copy that best without a
 chat template. A result is cut at 800 characters; all results together at 3000, by leaving out older ones. If a tool is not
 available (the sandbox, a service), the joint action is masked.
-Metrics: `calls` (reward for calls), `correct`, `coverage`, `speed` (terms of the reward), `solved` (correct, and all needed
+Parts of the reward: `calls` (reward for calls), `correct`, `coverage`, `speed`. Measures: `solved` (correct, and all needed
 tools succeeded), `num_calls`, `num_failed`.
 
 Left out: judging whether an answer follows from the results (an agent that knows the answer may give it at once); tasks about
@@ -83,7 +83,7 @@ MAX_GAIN, MAX_PENALTY = 0.6, -1.0  # of the calls of an episode
 CORRECT, COVERAGE, SPEED = 0.5, 0.3, 0.2
 MAX_PLAN = 600  # characters
 TOOLS = ("calculator", "web_search", "python_repl", "file_system")
-METRICS = ("calls", "correct", "coverage", "speed", "solved", "num_calls", "num_failed")
+PARTS, MEASURES = ("calls", "correct", "coverage", "speed"), ("solved", "num_calls", "num_failed")
 
 
 def create_default_tool_registry(
@@ -158,22 +158,21 @@ class ToolUse(TextEnvironment):
     def step(self, state: ToolEpisode, messages: Sequence[str], rng: np.random.Generator) -> Step:
         """Make the calls of the message and score it."""
         del rng
-        after, reward, done, metrics = self.play_message(state, messages[0])
-        return Step(after, [self.prompt(after)], reward, done, metrics)
+        played = self.play_message(state, messages[0])
+        return played._replace(observations=[self.prompt(played.state)])
 
-    def play_message(self, state: ToolEpisode, text: str) -> tuple[ToolEpisode, float, bool, dict[str, float]]:
-        """Make the calls of a message and score it. Return the next state, the reward, whether it is done, and the metrics."""
+    def play_message(self, state: ToolEpisode, text: str) -> Step:
+        """Make the calls of a message and score it. Return the step without what the agents read next."""
         message = parse_message(text, {name: tool.parameters for name, tool in self.registry.tools.items()})
         after, num_failed = self._make_calls(state, message)
         calls = after.gain - state.gain + after.penalty - state.penalty
         needed = set(state.task["tools"])
         coverage = len(after.used_tools) / len(needed) if needed else 1.0
         answer = self._score_answer(message.answer, state, coverage)
-        metrics = {"calls": calls} | answer
-        metrics["solved"] = float(answer["correct"] > 0 and coverage == 1)
-        metrics["num_calls"], metrics["num_failed"] = float(len(message.calls)), float(num_failed)
+        solved = float(answer["correct"] > 0 and coverage == 1)
+        measures = {"solved": solved, "num_calls": float(len(message.calls)), "num_failed": float(num_failed)}
         done = bool(message.answer) or after.turn >= self.max_turns
-        return after, calls + sum(answer.values()), done, metrics
+        return Step(after, [], calls + sum(answer.values()), done, measures, parts={"calls": calls} | answer)
 
     def _score_answer(self, answer: str, state: ToolEpisode, coverage: float) -> dict[str, float]:
         """Return the terms of the reward for an answer; zeros if there is none."""
@@ -311,9 +310,10 @@ class ToolTeam(ToolUse):
         """Store the planner's plan, or make the caller's calls and score them."""
         if state.plan is None:
             after = state._replace(turn=state.turn + 1, plan=cut(clean(messages[0].strip()), MAX_PLAN))
-            return Step(after, [None, self.prompt(after)], 0.0, False, dict.fromkeys(METRICS, 0.0))
-        after, reward, done, metrics = self.play_message(state, messages[1])
-        return Step(after, [self.planner_prompt(after), None], reward, done, metrics)
+            zeros = dict.fromkeys(PARTS, 0.0)
+            return Step(after, [None, self.prompt(after)], 0.0, False, dict.fromkeys(MEASURES, 0.0), parts=zeros)
+        played = self.play_message(state, messages[1])
+        return played._replace(observations=[self.planner_prompt(played.state), None])
 
     def solve(self, state: ToolEpisode) -> list[str | None]:
         """Return the next message of the solution; for the planner the same in words."""

@@ -1,8 +1,9 @@
 """Story (`story`): agent 0 (`setup`) writes a sentence that sets up a story, agent 1 (`story`) tells it; one turn.
 
 Joint reward, from 0 to 1, in characters (`jmarl.envs.rewards.story_length_ratio`): 1 if length 2 / length 1 is in [2, 3], else
-exp(-distance to that interval); 0 if text 1 is empty. The published reward is 100 times this:
-`LockStep(env, processor=RewardProcessors.scale(100))`. Metric: `length_ratio` (NaN if text 1 is empty).
+exp(-distance to that interval); 0 if text 1 is empty. The published reward is 100 times this: `LockStep(env,
+processor=RewardProcessors.scale(100))`. Measure: `length_ratio` (length 2 / length 1, no part of the reward; NaN if text 1 is
+empty).
 
 The prompts do not mention the ratio. Baseline: `single=True`, see `two_texts.py`. Data: 32 topics to train on and 16 to
 evaluate on, as in the experiment `story_length`. Left out, to be a quick demonstration: whether the text is a story.
@@ -16,7 +17,7 @@ import numpy as np
 
 from jmarl.envs.data import check_split
 from jmarl.envs.rewards import story_length_ratio
-from jmarl.envs.writing.two_texts import SEPARATOR, TwoTexts
+from jmarl.envs.writing.two_texts import SEPARATOR, Score, TwoTexts
 
 TOPICS = [
     "a city in the clouds", "a new holiday", "a bedtime for a dragon", "a teleporter that went wrong",
@@ -64,6 +65,6 @@ class Story(TwoTexts):
             f"{setup_prompt(task)} Then write {SEPARATOR}, and behind it tell the story.",
         )
 
-    def score(self, first: str, second: str) -> tuple[float, dict[str, float]]:
+    def score(self, first: str, second: str) -> Score:
         ratio = len(second) / len(first) if first else math.nan
-        return story_length_ratio([first], [second])[0], {"length_ratio": ratio}
+        return Score(story_length_ratio([first], [second])[0], {}, {"length_ratio": ratio})

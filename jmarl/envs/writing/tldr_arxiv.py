@@ -12,8 +12,8 @@ Joint reward, from 0 to 2.98 (nominally 3.0; twelve categories of transition wor
     tldr        8 to 256         1.1, full 1.6 to 3.2, 5.0       1.3, full from 2.0 on           0.03      text 2
     arxiv       128 to 256       0.8, full 1.3 to 1.6, 2.0       0.5, full 0.7 to 1.3, 1.7       0.23      both, joined
 
-Metrics: the levels `length`, `structure`, `vocabulary`, `style`, whose sum is the reward; `normalised`, the reward / 3; and the
-measures that they score (`tokens_1`, `tokens_2`, `length_ratio`, `unique_ratio`, `categories`, `jaccard`; NaN if undefined).
+Parts of the reward: the levels `length`, `structure`, `vocabulary`, `style`. Measures: `normalised`, the reward / 3, and what
+the levels score (`tokens_1`, `tokens_2`, `length_ratio`, `unique_ratio`, `categories`, `jaccard`; NaN if undefined).
 
 Data: `trl-lib/tldr` (field `prompt`) and `OpenMLRL/arXiv_abstract` (`abstract_text`), from the hub (`data="hub"`) or from a
 JSON Lines file with these fields; by default 40 posts and 40 abstracts written for this project, whose contents are made up. A
@@ -37,7 +37,7 @@ import numpy as np
 from jmarl.envs.data import check_split, load_rows, split_of
 from jmarl.envs.writing import word_lists
 from jmarl.envs.writing.gated_reward import ARXIV, NOMINAL_MAX, TLDR, Gates, WordLists, max_reward, measure, score_levels
-from jmarl.envs.writing.two_texts import SEPARATOR, TwoTexts
+from jmarl.envs.writing.two_texts import SEPARATOR, Score, TwoTexts
 
 TEXTS = Path(__file__).with_name("texts.json")
 
@@ -84,11 +84,11 @@ class Writing(TwoTexts):
             return [{self.field: text} for text in json.loads(TEXTS.read_text(encoding="utf-8"))[self.texts_name]]
         return load_rows(self.data_sets[0], (self.field,), path=None if self.data == "hub" else self.data)
 
-    def score(self, first: str, second: str) -> tuple[float, dict[str, float]]:
+    def score(self, first: str, second: str) -> Score:
         measures = measure(first, second, self.gates, self.word_lists, self.substring)
         levels = score_levels(measures, self.gates)
         reward = sum(levels.values())
-        return reward, levels | {"normalised": reward / NOMINAL_MAX} | measures
+        return Score(reward, levels, {"normalised": reward / NOMINAL_MAX} | measures)
 
     def describe(self) -> dict[str, Any]:
         words = json.dumps([sorted(self.word_lists.stop_words), self.word_lists.transitions])

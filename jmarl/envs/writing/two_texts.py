@@ -2,7 +2,7 @@
 
 The single agent is a baseline (`single=True`). It writes `[PARAGRAPH_SPLIT]` between the texts. Text 1 is what comes before the
 first separator, text 2 all that comes after it (further separators are words of text 2), both without surrounding white space.
-Without a separator the reward is 0. The metric `form` is 1 if there is exactly one separator.
+Without a separator the reward is 0. The measure `form` is 1 if there is exactly one separator.
 
 Subclasses define the prompts and the score. Left out, because the published rewards have none: later turns, in which the agents
 could read each other's text.
@@ -27,6 +27,14 @@ class WritingState(NamedTuple):
     texts: tuple[str, ...] = ()
 
 
+class Score(NamedTuple):
+    """The reward of two texts."""
+
+    reward: float
+    parts: dict[str, float]  # terms that add up to the reward; {} if it is no sum
+    measures: dict[str, float]  # other numbers for the log
+
+
 class TwoTexts(TextEnvironment):
     """Two texts with one joint reward; see the module.
 
@@ -48,8 +56,8 @@ class TwoTexts(TextEnvironment):
         """Return the prompts of the first writer, of the second writer, and of a single writer of both texts."""
         raise NotImplementedError
 
-    def score(self, first: str, second: str) -> tuple[float, dict[str, float]]:
-        """Return the reward of two texts, and metrics."""
+    def score(self, first: str, second: str) -> Score:
+        """Return the reward of two texts."""
         raise NotImplementedError
 
     def source(self, task: dict) -> str:
@@ -66,13 +74,15 @@ class TwoTexts(TextEnvironment):
 
     def step(self, state: WritingState, messages: Sequence[str], rng: np.random.Generator) -> Step:
         if not self.single:
-            reward, info = self.score(*messages)
-            return Step(state._replace(texts=tuple(messages)), [None, None], reward, True, info)
+            reward, parts, measures = self.score(*messages)
+            return Step(state._replace(texts=tuple(messages)), [None, None], reward, True, measures, parts=parts)
         (text,) = messages
         first, separator, second = (part.strip() for part in text.partition(SEPARATOR))
-        reward, info = self.score(first, second)
-        info["form"] = float(text.count(SEPARATOR) == 1)
-        return Step(state._replace(texts=(first, second)), [None], reward if separator else 0.0, True, info)
+        reward, parts, measures = self.score(first, second)
+        measures = measures | {"form": float(text.count(SEPARATOR) == 1)}
+        if not separator:
+            reward, parts = 0.0, dict.fromkeys(parts, 0.0)
+        return Step(state._replace(texts=(first, second)), [None], reward, True, measures, parts=parts)
 
     def render(self, state: WritingState) -> str:
         texts = [f"{name}:\n{text}" for name, text in zip(self.writers, state.texts, strict=False)]

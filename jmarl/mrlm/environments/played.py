@@ -51,7 +51,7 @@ class PlayedByMessages:
         if not done:
             played["states"], prompts = engine.observe(answer.after)
             played["prompts"] = [column[0] for column in prompts]
-        info = {name: float(np.ravel(values)[0]) for name, values in answer.result.parts.items()}
+        info = {name: float(np.ravel(values)[0]) for name, values in (answer.result.parts | answer.result.measures).items()}
         rewards = answer.result.rewards[0]
         value = float(rewards[0]) if len(rewards) == 1 else [float(x) for x in rewards]
         return self._observation(done, info), Reward(value, info)

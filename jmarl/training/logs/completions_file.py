@@ -5,7 +5,10 @@ A record has `step`; `kind`, "train" or "eval"; `tasks`, one per item (empty for
 replaced some); `updates`, of an evaluation; and `turns`. P nodes, N agents, G completions, J joint actions per node:
 
     prompts [N][P]         acts [N][P]            completions [N][P][G]    joint [J][N], the completion of each agent
-    rewards [P][J][N]      parts {name: [P][J]}   parents [P]              items [P], see `rollout.turns.Turn`
+    rewards [P][J][N]      parts {name: [P][J]}   measures {name: [P][J]}
+    parents [P]            items [P], see `rollout.turns.Turn`
+
+Files of older versions have no `measures`; their `parts` hold all numbers.
 
 Numbers that are not finite are null. When the file reaches its largest size, every second step is dropped, then three of four,
 and so on, so that what remains is spread over the whole run; held-out completions are dropped last. While the disk is full, up

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,11 @@ def completions_record(experience: Played) -> dict[str, Any]:
 
 def turn_records(rollout: Rollout) -> list[dict[str, Any]]:
     """Return the turns of a rollout as JSON values, see `completions_file`."""
+
+    def numbers_of(turn: Turn, table: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        shape = (len(turn.items), -1)
+        return {name: finite(np.round(np.asarray(x, float), 6).reshape(shape).tolist()) for name, x in table.items()}
+
     return [
         {
             "prompts": turn.prompts,
@@ -109,10 +115,8 @@ def turn_records(rollout: Rollout) -> list[dict[str, Any]]:
             "completions": turn.texts,
             "joint": turn.joint.tolist(),
             "rewards": finite(np.round(np.asarray(turn.rewards, float), 6).tolist()),
-            "parts": {
-                name: finite(np.round(np.asarray(x, float), 6).reshape(len(turn.items), -1).tolist())
-                for name, x in turn.parts.items()
-            },
+            "parts": numbers_of(turn, turn.parts),
+            "measures": numbers_of(turn, turn.measures),
             "parents": turn.parents.tolist(),
             "items": turn.items.tolist(),
         }
@@ -150,7 +154,8 @@ def rollout_metrics(team: Team, rollout: Rollout) -> dict[str, float]:
 
 
 def turn_metrics(team: Team, turn: Turn, returns: np.ndarray) -> dict[str, float]:
-    """Return statistics of rewards and their parts, of lengths, and the share of completions that the agents ended themselves.
+    """Return statistics of rewards, their parts, measures and lengths, and the share of completions that the agents ended
+    themselves.
 
     returns: [N, P, G].
     """
@@ -159,8 +164,9 @@ def turn_metrics(team: Team, turn: Turn, returns: np.ndarray) -> dict[str, float
     row = {"reward/invalid": float(turn.invalid)}
     if valid.size:
         row |= {"reward/mean": mean_of(valid), "reward/std": valid.std(), "reward/max": valid.max()}
-    for name, values in turn.parts.items():
-        row[f"reward/{name}"] = mean_of(values[np.isfinite(values)])
+    for group, numbers_of_group in (("reward", turn.parts), ("measures", turn.measures)):
+        for name, values in numbers_of_group.items():
+            row[f"{group}/{name}"] = mean_of(values[np.isfinite(values)])
     counts, ended = token_counts(team, turn), to_agents(team, [np.asarray(done.ended) for done in turn.completions])
     for agent, acts in enumerate(turn.acts):
         if acts.any():

@@ -185,7 +185,7 @@ def fit_reward_model(
 
 
 class LearnedReward:
-    """An environment whose reward is the score of a reward model, set later; the task's own is a part named `task`."""
+    """An environment whose reward is the score of a reward model, set later; the task's own is a measure named `task`."""
 
     def __init__(self, env: Environment):
         self.env, self.special_tokens = env, special_tokens(env)
@@ -202,8 +202,8 @@ class LearnedReward:
         task = answer.result
         total = np.where(task.invalid, np.nan, self.model.score(list(zip(*prompts, strict=True)), actions))
         rewards = np.repeat(total[:, None], task.rewards.shape[1], 1)
-        parts = task.parts | {"task": task.total}
-        return answer._replace(result=task._replace(total=total, parts=parts, rewards=rewards))
+        measures = task.parts | task.measures | {"task": task.total}
+        return answer._replace(result=task._replace(total=total, parts={}, rewards=rewards, measures=measures))
 
     def observe(self, after: Sequence[Any]) -> Any:
         raise ValueError("a reward model scores single turns: set num_turns to 1")
