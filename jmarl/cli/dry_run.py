@@ -1,13 +1,15 @@
-"""What `jmarl train --dry-run` shows: everything that a run checks before its first step, settings, prompts and data. Of a run
-that resumes it reads the checkpoint, so what the run would refuse is refused.
+"""What `jmarl train --dry-run` shows: everything that a run checks before its first step, settings, prompts and data, and one
+turn of the first task: what the agents write, what reward and environment return, and what the agents read next. Of a run that
+resumes it reads the checkpoint, so what the run would refuse is refused.
 
-All is checked before anything is shown, so that an error stands alone. It loads the models and prepares the initial state,
-which takes as long and as much memory as the start of the run. Left out: compiling and sampling, and what only happens later,
-such as the prompts of later turns.
+All is checked before anything is shown, so that an error, also one of a reward, stands alone. It loads the models and prepares
+the initial state, which takes as long and as much memory as the start of the run, and compiles a program that samples one short
+completion. Left out: compiling the programs of the run, and later turns.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import shutil
@@ -17,6 +19,7 @@ from typing import Any
 
 from jmarl.algorithms import find_row
 from jmarl.cli.main import plural, to_stderr
+from jmarl.cli.play import WIDTH, block, reward_lines
 from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.config.yaml_file import dump_yaml
@@ -26,6 +29,7 @@ from jmarl.models import sharding
 from jmarl.models.hub.special_tokens import special_tokens
 from jmarl.models.hub.tokenize import decode, encode_prompts
 from jmarl.randomness import TRAIN, Randomness
+from jmarl.rollout.play import Game, continued_actions, first_nodes, next_nodes, play_turn
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.sampling.generate import NO_LIMIT
 from jmarl.team import Team, initial_params, to_checkpoint
@@ -38,11 +42,14 @@ from jmarl.training.fit import check_data, check_fit, prepare_fit
 from jmarl.training.preferences.encoding import AgentTokens, encode_pairs, encode_trajectories
 from jmarl.training.preferences.pairs import shared_examples
 from jmarl.training.preferences.reward_model import policy_config
+from jmarl.training.rollouts import sampler_of
 from jmarl.training.seeds import check_seeds, common_step, prepare_seeds
 from jmarl.training.start import settle, start
 from jmarl.training.train import prepare
+from jmarl.types import TeamState
 
 SHOWN = 3  # prompts and examples
+FIRST_TOKENS = 64  # largest number of tokens of the completions that are rewarded
 LEGEND = "special tokens are in ⟨ ⟩; everything else is text, whatever it spells"
 
 
@@ -78,7 +85,8 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
     if level := sandbox_level(describe(env)):
         lines.append(f"sandbox level {level}")
     lines.append(LEGEND)
-    chats = settle(cfg.train, cfg.train.for_seed(int(cfg.seeds[0])) if cfg.seeds else None).episodes.chat_settings
+    settled = settle(cfg.train, cfg.train.for_seed(int(cfg.seeds[0])) if cfg.seeds else None)
+    chats = settled.episodes.chat_settings
     _, prompts = env.reset(items[:SHOWN], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
     for number in range(min(SHOWN, len(items))):
         for agent, spec in enumerate(team.agent_specs):
@@ -91,26 +99,52 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
     if cfg.train.run.replay_rollout:
         read_failed_update(cfg.train)
     if cfg.train.run.resume:
-        more, size = checked_resume(cfg, team, task)
-        return lines + more, size
-    return lines, checkpoint_bytes(team, policy_config(cfg.train) if find_row(cfg.train.algorithm).learned else cfg.train)
+        resumed, state = checked_resume(cfg, team, task)
+    else:
+        resumed = []
+        state = first_state(team, policy_config(cfg.train) if find_row(cfg.train.algorithm).learned else cfg.train)
+    to_stderr("checking: playing one turn of the first task; it waits for the compiler")
+    lines += first_turn(team, state, items[0], env, settled)
+    return lines + resumed, nbytes(to_checkpoint(state))
 
 
-def checked_resume(cfg: ExperimentConfig, team: Team, task: Task) -> tuple[list[str], int]:
+def first_turn(team: Team, state: TeamState, item: dict, env: Any, cfg: TrainConfig) -> list[str]:
+    """Play one turn of an item with short completions, as the run does. Returns lines with the completions, what reward and
+    environment return, and what the agents read next. Raises what the reward or the environment raises."""
+    tokens = min(FIRST_TOKENS, cfg.sampling.max_new_tokens)
+    fewest = min(tokens, cfg.sampling.min_new_tokens)
+    sampling = dataclasses.replace(cfg.sampling, max_new_tokens=tokens, min_new_tokens=fewest)
+    randomness, episodes = Randomness(cfg.run.seed, 0), cfg.eval_episodes()
+    game = Game(sampler_of(team, state), team, env, sampling, episodes, randomness, randomness.environment_rng())
+    nodes = first_nodes(game, [item])
+    played = play_turn(game, nodes, 0, 1)
+    lines = [f"--- task 0, one turn: completions of up to {plural(tokens, 'token')}, sampled by the models as they are now"]
+    turn, roles = played.turn, tuple(f"agent {agent}" for agent in range(team.num_agents))
+    for agent, role in enumerate(roles):
+        if turn.acts[agent, 0]:
+            lines += [f"{role} writes:", *block(turn.texts[agent][0][0], WIDTH)]
+    lines += reward_lines(turn, roles, WIDTH)
+    continuing = continued_actions(played.answer, turn.rewards, episodes)
+    if episodes.num_turns == 1 or not continuing.size:
+        return lines + (["the episode is over"] if episodes.num_turns > 1 else [])
+    for role, prompts in zip(roles, next_nodes(game, nodes, played, continuing).prompts, strict=True):
+        lines += [f"{role} reads next:", *block(prompts[0], WIDTH)] if prompts and prompts[0] is not None else []
+    return lines
+
+
+def checked_resume(cfg: ExperimentConfig, team: Team, task: Task) -> tuple[list[str], TeamState]:
     """Resume a run on completions, or several seeds, up to the first step. Returns lines with what has changed since the
-    checkpoint, and the bytes of a checkpoint. Nothing is written."""
+    checkpoint, and the state, of several seeds that of the first. Nothing is written."""
     quiet = cfg.train.replace(progress=False)
     if cfg.seeds:
         seeds = prepare_seeds(team, task.env, task.items, quiet, cfg.seeds, None, task.held_out)
-        step, size = common_step(seeds.runs.cfgs), nbytes(to_checkpoint(seeds.states[0]))
-        runs = zip(seeds.runs.cfgs, seeds.states, strict=True)
-        changes = [read_state(run_cfg, state, seeds.identity, step)[1] for run_cfg, state in runs][0]
+        step, runs = common_step(seeds.runs.cfgs), zip(seeds.runs.cfgs, seeds.states, strict=True)
+        state, changes = [read_state(run_cfg, initial, seeds.identity, step) for run_cfg, initial in runs][0]
     else:
         run = prepare(team, task.env, task.items, quiet, None, task.held_out)
-        size = nbytes(to_checkpoint(run.state))
         state, changes = read_state(run.cfg, run.state, run.identity)
         step = int(state.step)
-    return resume_lines(step, cfg.train.run.num_updates, changes), size
+    return resume_lines(step, cfg.train.run.num_updates, changes), state
 
 
 def resume_lines(step: int, num_updates: int, changes: Sequence[str]) -> list[str]:
@@ -197,11 +231,11 @@ def agents_line(team: Team) -> str:
     return f"{plural(team.num_agents, 'agent')}, context of {' or '.join(map(str, contexts))} tokens"
 
 
-def checkpoint_bytes(team: Team, cfg: TrainConfig) -> int:
-    """Return the size of a checkpoint of a run on completions."""
+def first_state(team: Team, cfg: TrainConfig) -> TeamState:
+    """Return the initial state of a run on completions."""
     mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     params = with_adapters(team, initial_params(team, None, cfg.lora.lora_rank > 0), cfg, mesh)
-    return nbytes(to_checkpoint(start(team, params, cfg)[1]))
+    return start(team, params, cfg)[1]
 
 
 def disk_line(cfg: ExperimentConfig, size: int) -> str:

@@ -32,6 +32,12 @@ from jmarl import Step, TextEnvironment
 def letters(texts):
     return [float(text.count("e") + len(text) % 3) for text in texts]
 
+def broken(texts):
+    raise LookupError("no such city")
+
+def again(prompt, **history):
+    return ["Again: " + prompt]
+
 def interrupting(texts):
     calls = pathlib.Path("calls")
     calls.write_text(calls.read_text() + "." if calls.exists() else ".")
@@ -211,6 +217,22 @@ def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):
     assert "learning_rate: 0.01\n" in out and "4 tasks to train on, 2 held out" in out and "all checks passed" in out
     assert "--- task 2, agent 0: " in out and "Item 2 is" in out and "--- task 3" not in out
     assert out.endswith("nothing was trained or written; the run would write to out/dry\n") and not Path("out/dry").exists()
+
+
+def test_the_dry_run_plays_one_turn_of_the_first_task(capsys):
+    """With what the models write; of two turns it shows what the agent reads next. An error of the reward stands alone."""
+    flags = ["train", "--config", "run.yaml", "--output", "out/dry", "--dry-run"]
+    assert main(flags) == 0
+    out = capsys.readouterr().out
+    assert "--- task 0, one turn: completions of up to 4 tokens" in out and "agent 0 writes:\n    " in out
+    text, reward = re.search(r"agent 0 writes:\n    (.*)\nreward (.*)\n", out).groups()
+    assert "reads next" not in out and float(reward) >= text.count("e")
+    turns = ["num_turns=2", "branching=chain", "external_transition=own_rewards_of_tests:again"]
+    assert main([*flags, "--set", *turns]) == 0
+    assert "agent 0 reads next:\n    Again: Item 0 is\n" in capsys.readouterr().out
+    assert main([*flags, "--set", "reward=own_rewards_of_tests:broken"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "no such city" in err.splitlines()[-1] and not Path("out/dry").exists()
 
 
 def test_the_dry_run_shows_prompts_with_the_date_of_the_run(monkeypatch):
