@@ -19,7 +19,7 @@ from typing import Any
 
 from jmarl.algorithms import find_row
 from jmarl.cli.main import plural, to_stderr
-from jmarl.cli.play import WIDTH, block, reward_lines
+from jmarl.cli.play import WIDTH, reward_lines
 from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.config.yaml_file import dump_yaml
@@ -39,6 +39,7 @@ from jmarl.training.files.checkpoint import nbytes
 from jmarl.training.files.failed_update import read_failed_update
 from jmarl.training.files.run_directory import read_state, resolve_resume
 from jmarl.training.fit import check_data, check_fit, prepare_fit
+from jmarl.training.logs.samples import block
 from jmarl.training.preferences.encoding import AgentTokens, encode_pairs, encode_trajectories
 from jmarl.training.preferences.pairs import shared_examples
 from jmarl.training.preferences.reward_model import policy_config
