@@ -120,8 +120,7 @@ def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
     assert metrics("out/again") == whole and len(whole) == 5  # three updates and two evaluations
     lines = capsys.readouterr().out.splitlines()
     ends = [f"{row['eval/reward']:.3f}" for row in whole if "eval/reward" in row]
-    assert lines[-1] == "look at it: jmarl report out/again, or play with the team: jmarl play --model out/again"
-    assert lines[0].startswith("run: loading ") and lines[-2] == (
+    assert lines[0].startswith("run: loading ") and lines[-1] == (
         f"out/again: 3 updates made, reward of the last one {whole[-2]['reward/mean']:.3f}; held-out reward {ends[0]} before "
         f"training, {ends[1]} after 3 updates"
     )
@@ -147,7 +146,7 @@ def test_an_interrupted_run_ends_with_75_and_resumes_to_the_same_metrics(whole, 
 def test_a_run_with_no_update_left_says_so(whole, capsys):
     assert main(["train", "--config", "out/whole", "--resume"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].startswith("out/whole: 3 updates made, none of them now; held-out reward ") and "before" not in lines[-2]
+    assert lines[-1].startswith("out/whole: 3 updates made, none of them now; held-out reward ") and "before" not in lines[-1]
 
 
 def test_a_run_resumes_from_a_step_or_a_path(whole):
@@ -302,8 +301,8 @@ def test_settings_of_a_sweep_change_together_under_a_free_name():
 def test_a_run_without_held_out_rows_says_nothing_about_them(capsys):
     assert main(["train", "--config", "pairs.yaml", "--output", "out/pairs", "--set", "progress=true", "num_updates=1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"out/pairs: 1 update made, loss of the last one \d\.\d{3}", lines[-2])
-    assert lines[-1] == "look at it: jmarl report out/pairs"
+    assert re.fullmatch(r"out/pairs: 1 update made, loss of the last one \d\.\d{3}", lines[-1])
+    assert lines[-2] == "next: jmarl report out/pairs"
     assert lines[1].startswith("dpo: 1 agent (1 x ") and ", 1 update, written to out/pairs" in lines[1]
 
 
