@@ -1,4 +1,6 @@
-"""The report of runs: one HTML file with curves, settings, held-out results, goodput and all completions.
+"""The report of runs: one HTML file with curves, settings, held-out results, goodput and all completions, or a page that follows
+them.
 
-Reads run directories and imports no jax. Open `page.py` first; `page.html`, `*.css` and `*.js` are what the file consists of.
+Reads run directories and imports no jax. Open `page.py` first; `page.html`, `*.css` and `*.js` are what the file consists of, and
+`serve.py` serves it.
 """

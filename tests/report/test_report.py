@@ -71,11 +71,14 @@ def test_ten_runs_with_long_names_fit_a_narrow_window(tmp_path):
         document.querySelectorAll("#curves .controls input").forEach((box) => box.click());
         const isWider = (element) => !element.closest(".wide") && element.getBoundingClientRect().right > innerWidth;
         document.body.dataset.wider = [...document.querySelectorAll("main *")].filter(isWider).length;
+        const heldOut = document.querySelector("#held-out .wide");
+        document.body.dataset.scrolled = heldOut.scrollWidth - heldOut.clientWidth;
       }, 100);"""
     html = (tmp_path / "r.html").read_text().replace("</body>", f"<script>{script}</script></body>")
     (tmp_path / "r.html").write_text(html)
     page = dom(tmp_path / "r.html", tmp_path / "profile", "--window-size=600,900")
     assert re.findall(r'data-wider="(\d+)"', page) == ["0"]
+    assert re.findall(r'data-scrolled="(\d+)"', page) == ["0"], "held-out results fit without scrolling"
     last = page.split("Last values")[1].split("</table>")[0]
     assert last.count("<tr>") == 1 + 10 and "…" not in last and "stands at 1" in page
     assert page.split('id="held-out"')[1].split("</table>")[0].count("0.25 ± 0.125") == 10
