@@ -1,6 +1,5 @@
-"""The report of runs: one HTML file with curves, settings, held-out results, goodput and all completions, or a page that follows
-them.
+"""The report of runs: one HTML file with curves, settings, held-out results, goodput and completions, or a live page.
 
-Reads run directories and imports no jax. Open `page.py` first; `page.html`, `*.css` and `*.js` are what the file consists of, and
-`serve.py` serves it.
+Reads run directories and imports no jax. Open `page.py` first; `page.html`, `*.css` and `*.js` are what the file consists
+of, and `serve.py` serves it while a run goes on.
 """
