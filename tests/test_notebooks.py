@@ -66,7 +66,7 @@ def execute(tiny_dir, tmp_path, monkeypatch) -> Callable[[str, str], Any]:
         last = nbformat.v4.new_code_cell(f"import json\n\nprint(json.dumps({expression}))")
         notebook.cells.append(last)
         resources = {"metadata": {"path": str(tmp_path)}}
-        nbclient.NotebookClient(notebook, timeout=180, kernel_name="python3", resources=resources).execute()
+        nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
         errors = [output.text for cell in code_cells(notebook) for output in cell.outputs if output.get("name") == "stderr"]
         assert not errors, f"{name} shows red boxes"
         assert any("image/png" in output.get("data", {}) for output in curve.outputs), f"{name} does not end with a curve"
