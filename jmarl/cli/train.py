@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="latest|auto|STEP|PATH",
         help="continue from the newest checkpoint (auto: begin if there is none), that of a step, or of a run's directory",
     )
-    how_to.add_argument("--dry-run", action="store_true", help="check everything, show settings, prompts and data, and end")
+    how_to.add_argument(
+        "--dry-run", action="store_true", help="check everything, play one turn, show it with settings and data, end"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

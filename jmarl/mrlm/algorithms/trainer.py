@@ -188,7 +188,7 @@ class Trainer(Policies):
 
     def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
         """Return the mean return over held-out tasks (default: eval_episodes of them, else 20) with its 95 % interval, and the
-        parts of the reward."""
+        parts of the reward and measures."""
         tasks = self.env.tasks("eval", num_episodes or self.num_held_out or NUM_EPISODES, self.config.run.seed)
         return numbers(evaluate(self.team, self.params, tasks, self.env, self.config))
 
