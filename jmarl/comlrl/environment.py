@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from jmarl.envs.calls.user_code import calling, excerpt
 from jmarl.envs.reward_environment import Dialogue, Formatter, RewardEnvironment, Transition, append, bind_formatter
 from jmarl.envs.rewards import RewardFunction
 from jmarl.models.hub.tokenize import as_prompt
@@ -54,8 +55,12 @@ class TrainerEnvironment(RewardEnvironment):
     def observe(self, after: Sequence[Dialogue]) -> tuple[list[Dialogue], list[list[Any]]]:
         columns, states = [], []
         for state in after:
-            texts = self._transition_texts(state, allow_none=True)
-            prompts = [write(dict(state.item), text) for write, text in zip(self._later_prompts, texts, strict=True)]
+            with calling("the transition", f"item {excerpt(state.item)}", function=self.transition):
+                texts = self._transition_texts(state, allow_none=True)
+            prompts = []
+            for agent, (write, text) in enumerate(zip(self._later_prompts, texts, strict=True)):
+                with calling(f"the formatter of agent {agent}", f"item {excerpt(state.item)}"):
+                    prompts.append(write(dict(state.item), text))
             self._check_next(prompts, state)
             seen = [
                 prompt if self.prompt_per_agent or text is None else text for prompt, text in zip(prompts, texts, strict=True)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.envs.base import Answer, Environment, Texts, describe, special_tokens
+from jmarl.envs.calls.user_code import calling
 
 
 class Sections(NamedTuple):
@@ -102,4 +103,5 @@ class Centralized:
         """Return the prompts [1][P] of the one agent for those of the roles, [N][P]."""
         if any(text is None for column in prompts for text in column):
             raise ValueError("one model writes for all roles in every turn, but in this environment the roles act in turns")
-        return [[self.write_prompt(texts) for texts in zip(*prompts, strict=True)]]
+        with calling("write_prompt", function=self.write_prompt):
+            return [[self.write_prompt(texts) for texts in zip(*prompts, strict=True)]]

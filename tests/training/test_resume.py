@@ -65,8 +65,9 @@ def test_what_no_error_advises_is_refused_by_name():
     cfg, new = meta(temperature=0.5, top_p=0.9, chat=True, kl_coef=0.1, max_new_tokens=5)
     with pytest.raises(CannotGoOn) as refused:
         check_changes(cfg, meta()[1], new, 4)
-    lines = [line.split(":")[0].strip() for line in str(refused.value).splitlines()[1:]]
-    assert lines == ["temperature", "top_p", "chat", "kl_coef"]
+    *lines, advice = str(refused.value).splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in lines] == ["temperature", "top_p", "chat", "kl_coef"]
+    assert advice == "give what the run began with, which its config.yaml has, or choose another output_dir for a new run"
     assert set(SECTION_OF) > MAY_CHANGE - {"held_out"} and set(SECTION_OF) > ADVISED and not MAY_CHANGE & ADVISED
 
 
