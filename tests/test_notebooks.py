@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +48,42 @@ def risen(rewards: list[float]) -> float:
     return float(np.mean(rewards[-quarter:]) - np.mean(rewards[:quarter]))
 
 
-@pytest.fixture
-def execute(tiny_dir, tmp_path, monkeypatch) -> Callable[[str, str], Any]:
-    """`execute(name, expression)` runs a notebook in an empty directory and returns the value of an expression at its end."""
-    nbclient = pytest.importorskip("nbclient", reason="pip install 'jmarl[notebooks]'")
+@pytest.fixture(scope="module")
+def kernel(tiny_dir, tmp_path_factory) -> Iterator[Any]:
+    """The process in which guides run one after the other: it imports and compiles once what they have in common."""
+    pytest.importorskip("nbclient", reason="pip install 'jmarl[notebooks]'")
     pytest.importorskip("matplotlib", reason="pip install 'jmarl[notebooks]'")
     pytest.importorskip("ipykernel", reason="pip install 'jmarl[notebooks]'")
+    from jupyter_client import KernelManager
+
     settings = SETTINGS | {"MODEL": str(tiny_dir("llama", max_position_embeddings=512))}
-    for name, value in settings.items():
-        monkeypatch.setenv(f"JMARL_NOTEBOOK_{name}", value)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    env = os.environ | {f"JMARL_NOTEBOOK_{name}": value for name, value in settings.items()}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+    env["IPYTHONDIR"] = str(tmp_path_factory.mktemp("ipython"))
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(env=env)
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def execute(kernel, tmp_path) -> Callable[[str, str], Any]:
+    """`execute(name, expression)` runs a notebook in an empty directory and returns the value of an expression at its end."""
+    import nbclient
 
     def run(name: str, expression: str) -> Any:
         notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
         curve = code_cells(notebook)[-1]
+        first = nbformat.v4.new_code_cell(f"%reset -f\nimport os\n\nos.chdir({str(tmp_path)!r})")
         last = nbformat.v4.new_code_cell(f"import json\n\nprint(json.dumps({expression}))")
-        notebook.cells.append(last)
-        resources = {"metadata": {"path": str(tmp_path)}}
-        nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+        notebook.cells = [first, *notebook.cells, last]
+        if any(cell.source.startswith("!") for cell in code_cells(notebook)):
+            kernel.restart_kernel(now=True)  # it starts commands, which is no good once JAX has started threads
+        client = nbclient.NotebookClient(notebook, km=kernel, timeout=600)
+        try:
+            client.execute()
+        finally:
+            client.kc.stop_channels()
         errors = [output.text for cell in code_cells(notebook) for output in cell.outputs if output.get("name") == "stderr"]
         assert not errors, f"{name} shows red boxes"
         assert any("image/png" in output.get("data", {}) for output in curve.outputs), f"{name} does not end with a curve"
