@@ -132,6 +132,8 @@ def _problem(value: Any, hint: Any) -> tuple[type[Exception], str] | None:
             ranges = [x for x in typing.get_args(arguments[0]) if isinstance(x, Range)]
             allowed = ranges[0] if ranges else _type_name(arguments[0])
             return (ValueError if wrong_values else TypeError), f"{allowed}, or 'auto'"
+        if float in arguments and any(typing.get_origin(option) is Literal for option in arguments):
+            or_none = f", or a number{or_none}"
         return (ValueError, wrong_values[0][1] + or_none) if wrong_values else (TypeError, f"of type {_type_name(hint)}")
     if origin is dict:
         named = isinstance(value, dict) and all(isinstance(name, str) for name in value)

@@ -199,6 +199,10 @@ MISTAKES = {
         "--set reward_weights: reward_weights=(1, 2) is not allowed: reward_weights must be one number for each of the 1 "
         "rewards, or empty",
     ),
+    "misspelled choice": (
+        setting("on_error=msk"),
+        "--set on_error: on_error='msk' is not allowed: on_error must be one of ('raise', 'mask'), or a number",
+    ),
     "reward settings of an environment": (
         ["train", "--config", "doors.yaml", "--set", "timeout=3"],
         "--set timeout: timeout=3 is not allowed: timeout must be None without reward",
