@@ -296,7 +296,7 @@ MAX_LINES = 250
 SECTIONS = [  # in the order in which a reader decides; what comes later has its place among them
     "Install", "Beside CoMLRL, TRL and verl", "Speed", "Sizes that fit", "From the command line", "Looking at a run",
     "Algorithms", "Environments", "One training step", "Where things are", "What is promised under faults", "Limitations",
-    "Guides and other front ends", "Contributing", "Citation",
+    "Guides and other front ends", "Contributing and citation",
 ]  # fmt: skip
 
 
