@@ -21,6 +21,8 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from jmarl.lazy import modules_of
+
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _MODULES
     from jmarl.comlrl.trainers.dpo import DPOConfig as DPOConfig
     from jmarl.comlrl.trainers.dpo import DPOTrainer as DPOTrainer
@@ -188,6 +190,7 @@ _MODULES = {  # module -> the public names that it defines
     ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_room = modules_of(__name__)
 
 # transformers advises to install PyTorch when it is imported. Only its tokenizers are used here, which work without.
 logging.getLogger("transformers").addFilter(lambda record: not record.getMessage().startswith("PyTorch was not found"))
@@ -197,10 +200,13 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"jmarl.{_MODULE_OF[name]}"), name)
+    try:
+        return _room(name)
+    except AttributeError as error:
         nearest = difflib.get_close_matches(name, _MODULE_OF, n=1, cutoff=0.0)[0]
-        raise AttributeError(f"module 'jmarl' has no attribute {name!r}; the nearest name is {nearest!r}, dir(jmarl) lists all")
-    return getattr(importlib.import_module(f"jmarl.{_MODULE_OF[name]}"), name)
+        raise AttributeError(f"{error}; the nearest name is {nearest!r}, dir(jmarl) lists all") from None
 
 
 def __dir__() -> list[str]:

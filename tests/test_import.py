@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,20 @@ def test_names_that_are_imported_lazily_are_visible_to_type_checkers():
 def test_the_error_for_an_unknown_name_has_the_nearest_name():
     with pytest.raises(AttributeError, match="the nearest name is 'cross_play'"):
         _ = jmarl.cross_paly
+
+
+def test_what_the_readme_asks_for_help_on_has_one_after_import_jmarl():
+    """In one fresh process, in which nothing else is imported before. Rooms and modules are attributes too."""
+    calls = list(dict.fromkeys(re.findall(r"help\(jmarl[^)]*\)", (ROOT / "README.md").read_text())))
+    assert "help(jmarl)" in calls and len(calls) > 1
+    script = "\n".join(["import jmarl, sys", "assert 'jmarl.envs' not in sys.modules", *reversed(calls)])
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"Help on {kind} {name}" in done.stdout for kind, name in map(kind_and_name, calls))
+
+
+def kind_and_name(call: str) -> tuple[str, str]:
+    """Return what the first line of a help says of a module: what it is, and its name."""
+    name = call.removeprefix("help(").removesuffix(")")
+    path = ROOT / name.replace(".", "/")
+    return ("package" if path.is_dir() else "module"), name

@@ -21,6 +21,7 @@ MAX_COMMANDS = 16  # files of jmarl/cli: each command has one
 MAX_TOP = 10  # modules directly under jmarl/
 
 ORDER = [
+    "lazy",
     "types",
     "config",
     "randomness",
@@ -61,7 +62,8 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
-    "models.hub", "envs", "sandbox", "rl.returns", "rollout.counterfactual", "evaluation.statistics", "evaluation.zero_shot",
+    "lazy", "models.hub", "envs", "sandbox", "rl.returns", "rollout.counterfactual", "evaluation.statistics",
+    "evaluation.zero_shot",
     "training.preferences.pairs", "training.preferences.formats",
     "training.logs.metrics_writer", "training.logs.log_file", "training.logs.tables",
     "training.logs.samples", "training.logs.sinks", "training.logs.terminal", "training.logs.completions_file",

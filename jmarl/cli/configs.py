@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 
 from jmarl.config.validation import did_you_mean
@@ -17,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="print a file; `jmarl configs show NAME > my.yaml` makes it yours")
     show.add_argument("name", metavar="NAME", help="a name of `jmarl configs list`")
     settings = actions.add_parser("settings", help="all settings, with their defaults and what they do")
-    settings.add_argument("word", nargs="?", default="", metavar="WORD", help="only those with it in their name, alias or text")
+    settings.add_argument(
+        "word", nargs="?", default="", metavar="WORD", help="only those with a word that begins so, in name, alias or text"
+    )
     settings.add_argument("--aliases", action="store_true", help="also other names of settings, and the keys of MRLM's files")
 
 
@@ -26,7 +32,12 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "show":
         print(find_config(args.name).read_text(encoding="utf-8"), end="")
     elif args.action == "settings":
-        print("\n".join(settings_lines(args.word, args.aliases)) or no_setting(args.word))
+        lines = settings_lines(args.word, args.aliases)
+        if sys.stdout.isatty():
+            width = shutil.get_terminal_size().columns
+            wrap = textwrap.TextWrapper(width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+            lines = [wrap.fill(line) for line in lines]
+        print("\n".join(lines) or no_setting(args.word))
     else:
         for name, path in shipped_configs().items():
             print(f"{name:<16} {first_line(path)}")
@@ -60,14 +71,16 @@ def settings_lines(word: str = "", aliases: bool = False) -> list[str]:
     """Return a line for each setting: name = default | what is allowed | meaning.
 
     Args:
-        word: only settings with this word in their line or their other names; a setting shows the names that have it.
+        word: only settings with a word that begins so in their line or their other names (turn is in num_turns, and not in
+            return); a setting shows the names that have it.
         aliases: show all other names, and the keys of MRLM.
     """
     from jmarl.config.experiment import TOP_SETTINGS, ExperimentConfig, TaskConfig, TeamConfig
     from jmarl.config.train_config import SECTIONS, TrainConfig
     from jmarl.config.validation import explain
 
-    word, lines, others = word.lower(), [], other_names()
+    lines, others = [], other_names()
+    has_word = re.compile(rf"(?<![^\W_]){re.escape(word)}", re.IGNORECASE).search
     classes = {"team": TeamConfig, "task": TaskConfig, "": TrainConfig, **SECTIONS, "experiment": ExperimentConfig}
     for section, cls in classes.items():
         for name, text in explain(cls).items():
@@ -75,12 +88,12 @@ def settings_lines(word: str = "", aliases: bool = False) -> list[str]:
                 continue  # parts and sections
             path = name if section in ("", "experiment") else f"{section}.{name}"
             line, also = f"{path} = {text}", others.get(name, [])
-            if not aliases and word in line.lower():
+            if not aliases and has_word(line):
                 also = []
             elif not aliases:
-                also = [other for other in also if word in other.lower()]
+                also = [other for other in also if has_word(other)]
             lines.append(line + (f" | also {', '.join(also)}" if also else ""))
-    return [line for line in [*lines, *(mrlm_lines() if aliases else [])] if word in line.lower()]
+    return [line for line in [*lines, *(mrlm_lines() if aliases else [])] if has_word(line)]
 
 
 def other_names() -> dict[str, list[str]]:

@@ -14,6 +14,10 @@ import pkgutil
 import sys
 from typing import Any
 
+from jmarl.lazy import modules_of
+
+__getattr__ = modules_of(__name__)  # such as jmarl.envs.rewards
+
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class; the tests of all environments cover what is listed here
     "arxiv": "jmarl.envs.writing.tldr_arxiv:Arxiv",
     "debate": "jmarl.envs.debate.debate:Debate",

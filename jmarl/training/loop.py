@@ -109,9 +109,10 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
             raise
         finally:
             log.flush()
-        if interrupted:
-            saves.save(int(state.step), state)
-        unsaved = saves.finish(int(state.step))
+        with CLOCK.phase("checkpoint"):
+            if interrupted:
+                saves.save(int(state.step), state)
+            unsaved = saves.finish(int(state.step))
     if interrupted and run.progress:
         place = f", saved in {run.output_dir}: resume continues from there" if saves.savers and not unsaved else ""
         say(f"interrupted after update {int(state.step)} of {run.num_updates}{place}")
@@ -169,7 +170,8 @@ def run_training(
         result = run_loop(setup, opened.state, source, log, Saves(cfg.run, opened.savers))
         # Models with a score head are not written, because their directories would not hold the head.
         if not result.interrupted and setup.algorithm.row.margin != "score":
-            result = result._replace(unsaved=write_models(cfg.run, setup.team, result.state) or result.unsaved)
+            with CLOCK.phase("checkpoint"):
+                result = result._replace(unsaved=write_models(cfg.run, setup.team, result.state) or result.unsaved)
         if complete := bool(cfg.run.output_dir) and not (result.interrupted or result.unsaved):
             mark_complete(cfg.run.output_dir, cfg.run.num_updates)
     if complete and cfg.run.progress:

@@ -51,9 +51,9 @@ class TrainResult(NamedTuple):
 
     def __repr__(self) -> str:  # without weights and texts
         last = f"the last of {len(self.rewards)} with reward {self.rewards[-1]:.3f}" if self.rewards else "none of them now"
-        before, after = (f"{result.mean:.3f}" if result else None for result in (self.before, self.after))
+        ends = [f"{result.mean:.3f}" if result else "" for result in (self.before, self.after)]
         stopped = ", interrupted" * self.interrupted
-        return f"TrainResult({int(self.state.step)} updates, {last}, held out {before} -> {after}{stopped})"
+        return f"TrainResult({int(self.state.step)} updates, {last}{held_out_text(*ends)}{stopped})"
 
 
 class FitResult(NamedTuple):
@@ -74,4 +74,12 @@ class FitResult(NamedTuple):
     def __repr__(self) -> str:  # without weights
         last = f"the last of {len(self.losses)} with loss {self.losses[-1]:.4g}" if self.losses else "none of them now"
         stopped = ", interrupted" * self.interrupted
-        return f"FitResult({int(self.state.step)} updates, {last}, held out {self.before} -> {self.after}{stopped})"
+        ends = [str(result) if result else "" for result in (self.before, self.after)]
+        return f"FitResult({int(self.state.step)} updates, {last}{held_out_text(*ends)}{stopped})"
+
+
+def held_out_text(before: str, after: str) -> str:
+    """Return the held-out results of a run as the end of a sentence; an empty text is one that there is not."""
+    if before and after:
+        return f", held out {before} -> {after}"
+    return f", held out {before} before" * bool(before) + f", held out {after} after" * bool(after)

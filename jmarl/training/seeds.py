@@ -92,7 +92,8 @@ def train_seeds(
         log = SeedsLog(team, runs.cfgs[0], logs, writer)
         saves = Saves(cfg.run, savers, lambda state, i: state_of_run(state, i, runs))
         result = run_loop(runs.joint_setup, state, source, log, saves)
-        results = [result_of_run(runs, result, i, log) for i in range(len(runs.cfgs))]
+        with CLOCK.phase("checkpoint"):
+            results = [result_of_run(runs, result, i, log) for i in range(len(runs.cfgs))]
     if cfg.run.output_dir and cfg.run.progress and not any(one.interrupted or one.unsaved for one in results):
         say(next_commands(cfg.run.output_dir, seeds))
     return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -81,6 +82,9 @@ def test_settings_are_found_by_name_alias_and_text(capsys):
         "no setting has the word 'lerning_rate'; did you mean 'learning_rate'? (with --aliases this command looks in the keys "
         "of MRLM too)"
     ]
+    turn = lines("turn")
+    assert any(line.startswith("episodes.num_turns = ") for line in turn)
+    assert all(re.search("(?<![a-z])turn", line) for line in turn), "return has no word that begins so"
     everything = lines()
     assert not any("(MRLM)" in line for line in everything) and all(line.count(" | ") == 2 for line in everything)
 

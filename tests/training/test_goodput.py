@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -142,6 +143,31 @@ def test_the_seconds_of_a_slow_reward_are_in_its_column(random_agent, tiny_confi
     assert rows[0]["time/compiling"] > rows[2]["time/compiling"] and rows[1]["time/update"] > 0
     assert rows[1]["time/checkpoint"] > 0 and rows[1]["time/sampling"] > 0 and rows[1]["time/evaluation"] == 0
     assert sum(row[f"time/{phase}"] for row in rows for phase in PHASES) <= wall
+
+
+def test_models_are_written_in_the_phase_that_is_named_saving(random_agent, tiny_config, tiny_tokenizer, tmp_path, monkeypatch):
+    """A file stands where their directory should be, and the phase is that of the warning of it."""
+    from jmarl.config import TrainConfig
+    from jmarl.team import make_team
+    from jmarl.training.logs.terminal import WORDS
+    from jmarl.training.train import train
+
+    def reward(a, b):
+        (tmp_path / "models").write_text("no directory")
+        return slow(a, b)
+
+    phases: dict[str, str] = {}
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: phases.setdefault(str(message), CLOCK.current))
+    team, params = make_team([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)])
+    cfg = TrainConfig.of(
+        num_updates=1, num_prompts=1, num_generations=3, max_new_tokens=4, progress=False, output_dir=str(tmp_path),
+        save_every=1, log_every=1,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        result = train(team, reward, [{"prompt": "apples"}], cfg, params=params)
+    [phase] = [phase for text, phase in phases.items() if "the models in" in text]
+    assert result.unsaved and WORDS[phase] == "saving"
 
 
 def test_a_run_inside_another_one_counts_for_the_phase_of_the_outer_one():

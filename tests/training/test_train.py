@@ -24,6 +24,7 @@ from jmarl.algorithms import ALGORITHMS, AlgorithmRow, resolve
 from jmarl.config import Optimizer, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardError, make_reward
+from jmarl.evaluation.evaluate import Evaluation
 from jmarl.learning.optimizer import init_state, steps_done
 from jmarl.models.hub import agents as weights
 from jmarl.randomness import tasks_of
@@ -270,7 +271,10 @@ def test_a_plain_function_is_a_reward(pair):
     plain, wrapped = (train(Team.of(pair), r, items, cfg) for r in (share_of_e, make_reward(share_of_e, num_agents=2)))
     assert plain.rewards == wrapped.rewards
     last = f"the last of 1 with reward {plain.rewards[0]:.3f}"
-    assert repr(plain) == f"TrainResult(1 updates, {last}, held out None -> None)"
+    assert repr(plain) == f"TrainResult(1 updates, {last})"
+    held_out = Evaluation(0.5, 0.1, None)
+    assert repr(plain._replace(before=held_out, after=held_out)).endswith("held out 0.500 -> 0.500)")
+    assert repr(plain._replace(after=held_out)).endswith("held out 0.500 after)"), "of a run that resumed"
 
 
 @pytest.mark.parametrize(

@@ -2,3 +2,7 @@
 
 Imports nothing of this package. Open `arguments.py` first: the parameters of reward functions.
 """
+
+from jmarl.lazy import modules_of
+
+__getattr__ = modules_of(__name__)

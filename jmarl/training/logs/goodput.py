@@ -9,13 +9,14 @@ phase only, the innermost one. The device works asynchronously, so what counts i
     data        drawing given pairs and texts, in place of sampling and rewards
     update      making batches, starting the update, and waiting for it, which happens before the next sampling or row; what the
                 host does meanwhile (logs, tokenization) counts for its own phase, although the device updates
-    checkpoint  copying the state to the host and starting to write it; the rest is written in the background
+    checkpoint  copying the state to the host and starting to write it; the rest is written in the background. At the end of
+                the run: waiting for the last one, and writing the models
     evaluation  held-out evaluations, their sampling and rewards included
     compiling   lowering and compiling programs, whichever phase needed them; tracing counts for that phase
     idle        the host is in none of these: it writes logs, or the loop itself runs
 
 The columns `time/…` of a step have the seconds since the row of the step before. So the update and the checkpoint of a step are
-in the row of the next one, and what follows the last step (its evaluation and checkpoint) is in no row.
+in the row of the next one, and what follows the last step (its evaluation, checkpoint and models) is in no row.
 """
 
 from __future__ import annotations
