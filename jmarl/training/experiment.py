@@ -26,6 +26,8 @@ from jmarl.training.files.config_file import written_config
 from jmarl.training.files.run_directory import resolve_resume
 from jmarl.training.fit import check_data, check_fit, fit
 from jmarl.training.imitation import collect_solutions
+from jmarl.training.logs.goodput import CLOCK
+from jmarl.training.logs.terminal import watched
 from jmarl.training.preferences.pairs import load_pairs, load_trajectories
 from jmarl.training.records import FitResult, TrainResult
 from jmarl.training.seeds import check_seeds, train_seeds
@@ -86,7 +88,7 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
     else:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
-    team = team_of(cfg.team)
+    team = load_team(cfg)
     with written_config(cfg):
         if cfg.seeds:
             return train_seeds(team, task.env, task.items, cfg.train, seeds=cfg.seeds, eval_items=task.held_out)
@@ -104,7 +106,7 @@ def _fit(cfg: ExperimentConfig) -> FitResult:
     check_fit(cfg.train, None)
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
-    team = team_of(cfg.team)
+    team = load_team(cfg)
     with written_config(cfg):
         return fit(team, data, cfg.train, eval_data=held_out, wandb_config=wandb_config(vars(cfg)))
 
@@ -116,6 +118,12 @@ def wandb_config(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     tags = list(settings.get("tags") or ())
     described = {"name": settings.get("experiment_name"), "notes": settings.get("description"), "tags": tags}
     return {name: value for name, value in described.items() if value} | dict(settings["wandb"])
+
+
+def load_team(cfg: ExperimentConfig) -> Team:
+    """Load the team of a run, and show that, if it takes long."""
+    with watched("loading the models", cfg.train.run.progress, CLOCK.reader()):
+        return team_of(cfg.team)
 
 
 def team_of(team: TeamConfig) -> Team:

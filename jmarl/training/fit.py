@@ -22,7 +22,8 @@ from jmarl.team import Team, initial_params
 from jmarl.training.files import fingerprint
 from jmarl.training.files.run_directory import check_directory, resolve_resume
 from jmarl.training.logs.data_log import DataLog
-from jmarl.training.logs.terminal import say
+from jmarl.training.logs.goodput import CLOCK
+from jmarl.training.logs.terminal import say, watched
 from jmarl.training.loop import repeat_update, run_training
 from jmarl.training.precompile import keep_programs
 from jmarl.training.preferences.data_source import check_micro_batches, data_source, encode, longest_update
@@ -56,12 +57,14 @@ def fit(
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
     cfg = settle(resolve_resume(cfg))
-    setup, params, identity = prepare_fit(team, data, cfg, params, eval_data, wandb_config)
-    algorithm, mesh = setup.algorithm, sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
-    examples, held_out = (encode(team, params, part, algorithm, cfg) for part in (data, eval_data))
-    state = initial_state(team, params, algorithm, cfg.run, mesh)
-    setup, cfg = settle_updates(setup, state, cfg, partial(longest_update, setup, state, examples))
-    source = data_source(setup, examples, held_out)
+    with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
+        setup, params, identity = prepare_fit(team, data, cfg, params, eval_data, wandb_config)
+        algorithm, mesh = setup.algorithm, sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
+        with CLOCK.phase("reference" if algorithm.row.data == "pairs" else "data"):
+            examples, held_out = (encode(team, params, part, algorithm, cfg) for part in (data, eval_data))
+        state = initial_state(team, params, algorithm, cfg.run, mesh)
+        setup, cfg = settle_updates(setup, state, cfg, partial(longest_update, setup, state, examples))
+        source = data_source(setup, examples, held_out)
     if cfg.run.replay_rollout:
         return FitResult(team, repeat_update(setup, state, source, identity, cfg)[0], [], None, None)
     result, log = run_training(setup, state, source, identity, cfg, DataLog, wandb_config)
@@ -130,9 +133,12 @@ def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> Algorithm:
     settings, defaults = flat(cfg), flat(TrainConfig())
     for name in sorted(UNUSED_BY_DATA):
         if settings[name] != defaults[name]:
+            is_size = name == "num_prompts"
+            also = " (per_device_train_batch_size in TRL)" if is_size else ""
+            size = "set batch_size, the number of pairs or texts of an update, and " if is_size else ""
             raise ValueError(
-                f"{name}={settings[name]!r} has no effect for algorithm={cfg.algorithm!r}, which trains on given data; "
-                f"leave it at {defaults[name]!r}"
+                f"{name}={settings[name]!r}{also} has no effect for algorithm={cfg.algorithm!r}, which trains on given data; "
+                f"{size}leave it at {defaults[name]!r}"
             )
     algorithm = resolve(cfg)
     check_micro_batches(algorithm)

@@ -52,6 +52,7 @@ class Source(NamedTuple):
     evaluate: Callable[[TeamState], Any] | None = None  # state -> evaluation on held-out items; None without held-out items
     prepare: Callable[[TeamState], None] | None = None  # called once, to compile programs or read earlier rounds
     carry: Callable[[TeamState], TeamState] = lambda state: state  # adds to the state what `play` has begun
+    waits: Callable[[int], bool] = lambda step: False  # whether a step on pairs needs the update before, e.g. to sample them
 
 
 class LoopResult(NamedTuple):
@@ -81,9 +82,11 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
             for step in range(first, run.num_updates):
                 if interrupted := signals.requested:
                     break
+                if source.waits(step):
+                    log.flush()  # the step before ends with its update
                 with CLOCK.phase("rewards"):
                     experience = source.play(step, state)
-                played_at = time.monotonic()  # the next two calls may wait for the update before; a step ends with its rewards
+                played_at = time.monotonic()  # the next two calls may wait for the update before; a step on rollouts ends here
                 with CLOCK.phase("update"):
                     batches = source.make_batches(state, experience)
                     old = state.pending

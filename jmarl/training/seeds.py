@@ -44,7 +44,7 @@ from jmarl.training.lock_step import CallersEnvironment
 from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.rollout_log import RolloutLog
 from jmarl.training.logs.seeds_log import SeedsLog
-from jmarl.training.logs.terminal import say
+from jmarl.training.logs.terminal import say, watched
 from jmarl.training.loop import LoopResult, Source, run_loop
 from jmarl.training.precompile import Updates, keep_programs, longest_prompts, longest_update
 from jmarl.training.records import Played, TrainResult
@@ -75,7 +75,8 @@ def train_seeds(
         team, reward, items, cfg, eval_items: see `train`.
     """
     cfg = resolve_resume(cfg, seeds)
-    runs, states, source, identity, cfg = prepare_seeds(team, reward, items, cfg, seeds, params, eval_items)
+    with CLOCK.running(), watched("preparing the runs", cfg.run.progress, CLOCK.reader()):
+        runs, states, source, identity, cfg = prepare_seeds(team, reward, items, cfg, seeds, params, eval_items)
     with contextlib.ExitStack() as opened, explain_memory(), CLOCK.running():
         writer = None
         if cfg.run.output_dir:

@@ -20,8 +20,9 @@ from jmarl.team import Team, initial_params
 from jmarl.training.checks import check_run, check_team, environment_of
 from jmarl.training.files.run_directory import resolve_resume
 from jmarl.training.logs.data_log import DataLog
+from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.rollout_log import RolloutLog, mean_return
-from jmarl.training.logs.terminal import say
+from jmarl.training.logs.terminal import say, watched
 from jmarl.training.loop import Source, repeat_update, run_training
 from jmarl.training.precompile import Updates, keep_programs, longest_prompts, longest_update
 from jmarl.training.preferences import data_source
@@ -71,7 +72,8 @@ def train(
         eval_metrics: (eval_items, their rollout) -> further metrics of an evaluation by name, logged as `eval/<name>`.
     """
     cfg = resolve_resume(cfg)
-    run = prepare(team, reward, items, cfg, params, eval_items, wandb_config, eval_metrics)
+    with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
+        run = prepare(team, reward, items, cfg, params, eval_items, wandb_config, eval_metrics)
     if cfg.run.replay_rollout:
         state, experience = repeat_update(run.setup, run.state, run.source, run.identity, run.cfg)
         return TrainResult(team, state, [mean_return(experience.rollout)] if run.plays else [], None, None)

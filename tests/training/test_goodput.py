@@ -170,6 +170,41 @@ def test_models_are_written_in_the_phase_that_is_named_saving(random_agent, tiny
     assert result.unsaved and WORDS[phase] == "saving"
 
 
+def test_a_step_on_given_data_ends_with_its_own_update(random_agent, tiny_config, tiny_tokenizer, tmp_path):
+    """Of three updates of which the second takes long, started one after the other, only the second row is long."""
+    from jmarl.config import TrainConfig
+    from jmarl.team import make_team
+    from jmarl.training.logs.data_log import DataLog
+    from jmarl.training.logs.metrics_writer import MetricsWriter
+    from jmarl.training.records import Drawn
+
+    @jax.jit
+    def update(products):
+        start = jnp.full((200, 200), 1 / 200)
+        return jax.lax.fori_loop(0, products, lambda i, x: x @ start, start)[0, :1]
+
+    jax.block_until_ready(update(1))
+    start = time.monotonic()
+    jax.block_until_ready(update(1000))
+    long = time.monotonic() - start
+    team, _ = make_team([random_agent(tiny_config(), tiny_tokenizer, 0)])
+    options = dict(total_steps=3, tensorboard=False, progress=False)
+    with MetricsWriter(str(tmp_path), {}, **options) as writer, CLOCK.running():
+        log = DataLog(team, TrainConfig.of(algorithm="dpo"), writer)
+        for step, products in enumerate((1, 1000, 1)):
+            with CLOCK.phase("update"):
+                metrics = [{"loss": update(products)}]
+            log.step(step, Drawn((), 30), metrics, time.monotonic())
+        log.flush()
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    for column in ("time/step_s", "time/update"):
+        first, second, third = (row[column] for row in rows)
+        assert second > 0.5 * long > max(first, third), column
+    assert [row["tokens_per_s"] for row in rows] == pytest.approx([30 / row["time/step_s"] for row in rows])
+    seconds = [sum(row[f"time/{phase}"] for phase in PHASES) for row in rows]
+    assert seconds == pytest.approx([row["time/step_s"] for row in rows], abs=0.02)
+
+
 def test_a_run_inside_another_one_counts_for_the_phase_of_the_outer_one():
     clock = Clock()
     with clock.running():

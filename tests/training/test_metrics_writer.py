@@ -395,6 +395,9 @@ def test_the_line_of_a_step_shows_each_agent_and_the_longest_phase():
     assert equal.startswith("step 3/9  reward 0.500  tokens")
     many = {f"agent_{n}/length": float(n) for n in range(12)} | {"loss": 1e-5}
     assert terminal.step_line("step 3/9", "loss", many, "left -") == "step 3/9  loss 1.0e-05  tokens 0 to 11  left -"
+    pairs = {f"agent_{n}/{name}": x for n in (0, 1) for name, x in (("accuracy", 0.75), ("margin", 0.5 + n))} | {"loss": 0.6}
+    line = terminal.step_line("step 3/9", "loss", pairs, "left -")
+    assert line == "step 3/9  loss 0.600  accuracy 0.75  margin 0.50, 1.50  left -"
     turns = {"reward/mean": 0.0, "turn_0/agent_0/length": 4.0, "turn_1/agent_0/length": 8.0}
     assert "tokens 6 " in terminal.step_line("step 3/9", "reward/mean", turns, "left -")
 
@@ -405,10 +408,12 @@ def test_evaluations_are_shown(capsys):
         out.write(0, {"eval/updates": 0, "eval/reward": 0.5, "eval/reward_ci95": 0.25})
         out.write(0, {"eval/updates": 1, "eval/reward": 0.5, "eval/reward_ci95": math.nan})
         out.write(0, {"eval/updates": 0, "eval/loss": 2})
+        out.write(0, {"eval/updates": 1, "eval/loss": 2, "eval/accuracy": 0.75, "eval/margin": 0.5})
     assert capsys.readouterr().out.splitlines() == [
         "held-out reward 0.500 ± 0.250 after 0 updates",
         "held-out reward 0.500 after 1 updates",  # of one task
         "held-out loss 2.000 after 0 updates",
+        "held-out loss 2.000, accuracy 0.75, margin 0.50 after 1 updates",
     ]
 
 
@@ -422,6 +427,18 @@ def test_a_long_step_shows_what_the_run_does(monkeypatch, capsys):
     assert first.startswith("step 1/10  loss 1.000") and last.startswith("step 10/10")
     assert life and all(line.startswith("step 2/10: updating for 7 s, 0:00:00 since the start") for line in life)
     assert not [t for t in threading.enumerate() if "_watch" in t.name], "the thread ends with the writer"
+
+
+def test_preparing_a_run_shows_what_it_does(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "QUIET", 0.1)
+    monkeypatch.setattr(terminal, "SLOW", 0.2)
+    for show in (True, False):
+        with terminal.watched("preparing the run", show, lambda: ("compiling", 7.0)):
+            time.sleep(0.3)
+    *life, last = capsys.readouterr().out.splitlines()
+    assert life and set(life) == {"preparing the run: compiling for 7 s, 0:00:00 since the start"}
+    assert last == "preparing the run took 0:00:00"
+    assert not [t for t in threading.enumerate() if "watch" in t.name]
 
 
 def test_wandb_missing_names_the_extra(tmp_path, monkeypatch):

@@ -491,6 +491,10 @@ def test_a_resumed_run_is_bit_equal(agents, tmp_path):
         return [{k: v for k, v in row.items() if k != "compiles"} for row in all_rows if "loss" in row]
 
     assert rows("parts") == rows("whole") and len(rows("whole")) == 6
+    for row in map(json.loads, (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()):
+        if "time/step_s" in row:  # seconds of a step are those of its phases; an evaluation is no part of it
+            seconds = sum(x for name, x in row.items() if name.startswith("time/")) - row["time/step_s"]
+            assert row["time/step_s"] == pytest.approx(seconds - row["time/evaluation"], abs=0.1 if row["step"] else 1.0)
     assert (tmp_path / "whole" / "models" / "agent_1" / "model.safetensors").exists()
 
 
@@ -548,6 +552,11 @@ def test_evaluation_does_not_depend_on_the_batch_size(agents):
         (dict(algorithm="dpo"), iter(TASTES), "learns from a list of Pair, got list_iterator"),
         (dict(algorithm="dpo"), "pairs.jsonl", "learns from a list of Pair, got str"),
         (dict(algorithm="dpo"), [], "there is no data"),
+        (
+            dict(algorithm="dpo", per_device_train_batch_size=2),
+            TASTES,
+            r"num_prompts=2 \(per_device_train_batch_size in TRL\) has no effect for algorithm='dpo'.* batch_size",
+        ),
         (dict(algorithm="dpo", bc_weight=0.5), TASTES, "bc_weight=0.5 has no effect for algorithm='dpo'; it is for sft"),
         (dict(algorithm="sft", beta=0.5), [TALK], "beta=0.5 has no effect for algorithm='sft'"),
         (dict(algorithm="dpo", kl_coef=0.1), TASTES, "kl_coef=0.1 has no effect for algorithm='dpo'"),

@@ -28,6 +28,7 @@ from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.play import play
 from jmarl.sampling.generate import sample_team, tokens_of
 from jmarl.team import make_team, policies
+from jmarl.training.logs.goodput import PHASES
 from jmarl.training.preferences import comparators
 from jmarl.training.preferences.comparators import Candidates, History
 from jmarl.training.preferences.data_source import draw_examples
@@ -378,6 +379,9 @@ def test_a_resumed_run_is_bit_equal(agents, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     begun = [row["step"] for row in rows if "pairs" in row]
     assert begun == [0, 4, 8] and all(row["reward/comparator"] > 0 for row in rows if "pairs" in row)
+    for row in [row for row in rows if "time/step_s" in row]:  # of which sampling pairs is no part, and saving may be
+        busy = sum(row[f"time/{phase}"] for phase in PHASES if phase not in ("sampling", "evaluation"))
+        assert (row["time/sampling"] > 0) == ("pairs" in row) and 0 < row["time/step_s"] < busy + 0.1
 
 
 def test_round_files_hold_any_text(tmp_path):

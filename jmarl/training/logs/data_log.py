@@ -1,7 +1,14 @@
-"""Write the rows of runs on given data and on preference rounds."""
+"""Write the rows of runs on given data and on preference rounds.
+
+The next examples are drawn, and their update is started, while the device still updates on those before. So a step ends when
+its own update has ended, and its columns `time/...` have the seconds since the end of the update before.
+"""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,10 +17,12 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.evaluation.evaluate import Evaluation
 from jmarl.team import Team, to_agents
+from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.metrics_writer import MetricsWriter
 from jmarl.training.logs.step_log import Step, StepLog, update_metrics
 from jmarl.training.logs.terminal import LOSS_TAG
 from jmarl.training.records import Drawn
+from jmarl.types import TRACES
 
 
 class DataLog(StepLog):
@@ -22,6 +31,13 @@ class DataLog(StepLog):
     def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
         super().__init__(team, cfg, writer)
         self.losses: list[float] = []  # of each update, mean over agents
+
+    def step(self, number: int, experience: Drawn, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
+        del played_at  # when the examples were drawn; `write` sets the end of the step
+        self.add(Step(number, experience, metrics, math.nan, sum(TRACES.values())))
+
+    def write(self, step: Step) -> dict[str, float]:
+        return super().write(step._replace(ended_at=time.monotonic(), seconds=CLOCK.take()))
 
     def add(self, step: Step) -> None:
         if "reward/mean" in step.experience.notes:

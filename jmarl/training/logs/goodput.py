@@ -15,8 +15,10 @@ phase only, the innermost one. The device works asynchronously, so what counts i
     compiling   lowering and compiling programs, whichever phase needed them; tracing counts for that phase
     idle        the host is in none of these: it writes logs, or the loop itself runs
 
-The columns `time/…` of a step have the seconds since the row of the step before. So the update and the checkpoint of a step are
-in the row of the next one, and what follows the last step (its evaluation, checkpoint and models) is in no row.
+The columns `time/…` of a step have the seconds since those of the step before. On rollouts they are taken once the update is
+started: the wait for this update is in the row of the next step, which then samples. On given data, and on the pairs of rounds,
+they are taken when the update has ended, which is so in the row of its own step. The evaluation and the checkpoint after a step
+are in the row of the next one, and what follows the last step (also its models) in no row.
 """
 
 from __future__ import annotations

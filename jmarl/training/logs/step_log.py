@@ -1,8 +1,9 @@
 """Write one row of metrics per step, and from time to time texts and histograms.
 
 The row of a step is written one step late: `step` queues it, and the next call or `flush` writes it. So the device works on
-while the host logs. `time/step_s` is the time from the rewards of the step before to the rewards of this one, which contains
-one update and one sampling. The first row contains compilation instead of an update.
+while the host logs. `time/step_s` is the time from the end of the step before to the end of this one. A step on rollouts ends
+with its rewards, because sampling waits for the update before; so it contains that update and its own sampling, and the first
+row contains compilation instead of an update. A step on given data ends with its own update (see `DataLog`).
 """
 
 import time
@@ -25,7 +26,7 @@ class Step(NamedTuple):
     number: int
     experience: Any  # what the update learned from
     metrics: Sequence[dict[str, Any]]  # of the update, on the device
-    played_at: float  # `time.monotonic()` when its rewards arrived
+    ended_at: float  # `time.monotonic()` when it ended
     traced: int  # programs traced so far
     seconds: Mapping[str, float] = {}  # of each phase since the step before, see `goodput`
 
@@ -46,7 +47,7 @@ class StepLog:
         self._started = time.monotonic()
 
     def step(self, number: int, experience: Any, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
-        """Queue the row of a step, and write the row of the one before."""
+        """Queue the row of a step, and write the row of the one before. played_at: `time.monotonic()` when it was played."""
         self.add(Step(number, experience, metrics, played_at, sum(TRACES.values()), CLOCK.take()))
 
     def add(self, step: Step) -> None:
@@ -72,13 +73,13 @@ class StepLog:
 
     def write(self, step: Step) -> dict[str, float]:
         """Write and return the row of a step; waits for its update."""
-        seconds = step.played_at - self._started - step.experience.preparation_s
+        seconds = step.ended_at - self._started - step.experience.preparation_s
         row = self.row(step, seconds) | step.experience.notes
         row |= {f"time/{phase}": x for phase, x in step.seconds.items()}
         row |= {"time/step_s": seconds, "compiles": step.traced, "failed_saves": self.failed_saves}
         if self.writer is not None:
             self.writer.write(step.number, row)
-        self._started = step.played_at
+        self._started = step.ended_at
         return row
 
     def after_row(self, step: Step, row: dict[str, float]) -> None:

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,13 @@ from jmarl.training.logs.sinks import REWARD_TAG, Sink
 
 LOSS_TAG = "loss"  # in runs without rewards
 QUIET = 30.0  # seconds after which a line is shown, whatever a step does
+SLOW = 10.0  # seconds from which on the time of preparing a run is shown
 LINES = 200  # a step is shown when this share of the run's time has passed since the last line: old runs show fewer
 WIDTH = 100  # widest line of a step
 WORDS = {
     "sampling": "sampling", "rewards": "rewards", "data": "reading data", "update": "updating", "compiling": "compiling",
     "checkpoint": "saving", "evaluation": "evaluating", "idle": "working",
+    "reference": "computing the log-probabilities of the reference",
 }  # fmt: skip
 AGENT_COLUMN = re.compile(r"(?:turn_\d+/)?agent_(\d+)/(\w+)")
 
@@ -101,7 +103,8 @@ class Terminal(Sink):
         if name is not None:
             half = row.get(f"eval/{name}_ci95", math.nan)  # of a single task there is none
             interval = f" ± {half:.3f}" if math.isfinite(half) else ""
-            self._line(f"held-out {name} {row[f'eval/{name}']:.3f}{interval} after {row['eval/updates']:.0f} updates")
+            pairs = "".join(f", {x} {number_text(row[f'eval/{x}'], 2)}" for x in ("accuracy", "margin") if f"eval/{x}" in row)
+            self._line(f"held-out {name} {row[f'eval/{name}']:.3f}{interval}{pairs} after {row['eval/updates']:.0f} updates")
 
     def _line(self, text: str) -> None:
         self.shown = time.monotonic()
@@ -128,12 +131,16 @@ class Terminal(Sink):
 
 
 def step_line(step: str, tag: str, row: Mapping[str, float], time_left: str, width: int = WIDTH) -> str:
-    """Return the line of a step: its reward or loss, also of each agent where they differ; tokens of a completion and entropy
-    of each agent; and its seconds, with the phase that took most of them. The last of these are left out beyond `width`."""
+    """Return the line of a step: its reward or loss, also of each agent where they differ; accuracy and margin of pairs; tokens
+    of a completion and entropy of each agent; and its seconds, with the phase that took most of them. The last of these are
+    left out beyond `width`."""
     name = tag.partition("/")[0]
     own = numbers_of_agents(row, "return" if tag == REWARD_TAG else LOSS_TAG, 3)
     headline = f"{name} {number_text(row[tag], 3)}" + (f" ({', '.join(own)})" if len(set(own)) > 1 else "")
     fields = [step, headline]
+    for column in ("accuracy", "margin"):
+        values = numbers_of_agents(row, column, 2)
+        fields += [f"{column} {listed(values[:1] if len(set(values)) == 1 else values)}"] if values else []
     fields += [
         f"{word} {listed(values)}"
         for word, column, digits in (("tokens", "length", 0), ("entropy", "entropy", 2))
@@ -170,6 +177,35 @@ def listed(texts: Sequence[str]) -> str:
 def number_text(value: float, digits: int) -> str:
     """Return a number with so many digits behind the point; one that would read as zero in scientific notation."""
     return f"{value:.1e}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:.{digits}f}"
+
+
+@contextlib.contextmanager
+def watched(what: str, show: bool, phase: Callable[[], tuple[str, float]]) -> Iterator[None]:
+    """Show what is done in the context, before a run is open: a line whenever `QUIET` seconds have passed, and one at the end.
+
+    Args:
+        what: such as "loading the models".
+        show: whether lines are wanted.
+        phase: see `Terminal`.
+    """
+    started, ended = time.monotonic(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(QUIET):
+            name, seconds = phase()
+            say(f"{what}: {WORDS.get(name, name)} for {seconds:.0f} s, {clock(time.monotonic() - started)} since the start")
+
+    thread = threading.Thread(target=watch, daemon=True)
+    if show:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if show:
+            thread.join()
+    if show and (seconds := time.monotonic() - started) >= SLOW:
+        say(f"{what} took {clock(seconds)}")
 
 
 def say(line: str) -> None:

@@ -48,7 +48,8 @@ def data_source(setup: Setup, examples: Examples, held_out: Examples) -> Source:
     def evaluate(state: TeamState) -> dict[str, float]:
         return evaluate_on_data(team, [lora.model_of(stack) for stack in state.stacks], held_out, algorithm)
 
-    return Source(draw, partial(complete_batches, setup), evaluate if held_out.tokens else None)
+    batches, scores = partial(complete_batches, setup), needs_team_margin(setup)
+    return Source(draw, batches, evaluate if held_out.tokens else None, waits=lambda step: scores)
 
 
 def encode(team: Team, params: Sequence[Any], data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> Examples:
@@ -89,7 +90,7 @@ def data_batches(team: Team, examples: Examples, algorithm: Algorithm) -> tuple[
 def complete_batches(setup: Setup, state: TeamState, experience: Drawn) -> Batches:
     """Return what the stacks learn from: the batches with the margins of other agents and the random keys of the update."""
     team, algorithm, batches = setup.team, setup.algorithm, experience.batches
-    if algorithm.row.margin == "joint" and team.num_agents > 1:
+    if needs_team_margin(setup):
         params = [lora.model_of(stack) for stack in state.stacks]
         batches = with_team_margin(team, params, batches, algorithm)  # type: ignore[arg-type]
     counts = [len(spec.members) for spec in team.stacks]
@@ -97,10 +98,16 @@ def complete_batches(setup: Setup, state: TeamState, experience: Drawn) -> Batch
     return Batches([batch._replace(keys=key) for batch, key in zip(batches, keys, strict=True)])
 
 
+def needs_team_margin(setup: Setup) -> bool:
+    """Return whether the batches of an agent have the margins of the others, under the parameters before the update."""
+    return setup.algorithm.row.margin == "joint" and setup.team.num_agents > 1
+
+
 def evaluate_on_data(team: Team, params: Sequence[Any], held_out: Examples, algorithm: Algorithm) -> dict[str, float]:
     """Return the mean loss on held-out data, and for pairs also the mean margin and the accuracy.
 
-    Accuracy is the share of pairs that the team (if the loss has a joint margin) or an agent ranks as the data does."""
+    Accuracy is the share of pairs that the team (if the loss has a joint margin) or an agent ranks as the data does. The margin
+    is not times beta as TRL's `rewards/margins`."""
     if algorithm.row.data == "texts":
         return evaluate_on_texts(team, params, held_out, algorithm)
     scores = example_scores(team, params, held_out, batch_size(algorithm), algorithm)

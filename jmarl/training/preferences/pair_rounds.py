@@ -29,7 +29,14 @@ from jmarl.team import Team
 from jmarl.training.files.manifest import describe_file
 from jmarl.training.loop import Source
 from jmarl.training.preferences.comparators import Candidates, Comparator, History, candidates_of, play_items
-from jmarl.training.preferences.data_source import batch_size, check_micro_batches, complete_batches, draw_examples, encode
+from jmarl.training.preferences.data_source import (
+    batch_size,
+    check_micro_batches,
+    complete_batches,
+    draw_examples,
+    encode,
+    needs_team_margin,
+)
 from jmarl.training.preferences.encoding import Examples
 from jmarl.training.preferences.pairs import Pair, SampledTokens, replay_weights, row_of, select, select_against
 from jmarl.training.records import Drawn
@@ -205,7 +212,10 @@ def pair_source(setup: Setup, rounds: Rounds, eval_items: Sequence[dict] = ()) -
     def prepare(state: TeamState) -> None:
         rounds.resume(int(state.step))
 
-    return Source(draw, partial(complete_batches, setup), evaluation_of(setup.team, eval_items, rounds.env, setup.cfg), prepare)
+    evaluate = evaluation_of(setup.team, eval_items, rounds.env, setup.cfg)
+    batches = partial(complete_batches, setup)
+    scores = needs_team_margin(setup)
+    return Source(draw, batches, evaluate, prepare, waits=lambda step: scores or step % rounds.updates == 0)
 
 
 def draw_evenly(count: int, n: int, rng: np.random.Generator) -> list[int]:
