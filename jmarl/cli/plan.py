@@ -102,9 +102,13 @@ def check_can_plan(cfg: ExperimentConfig) -> None:
     from jmarl.training.experiment import learns_from_completions
 
     train, turns = cfg.train, cfg.train.episodes.num_turns
+    given = not learns_from_completions(cfg)
+    if given or find_row(train.algorithm).data != "rollouts":
+        raise ValueError(
+            f"jmarl plan is for runs on rollouts, and algorithm={train.algorithm} learns from pairs or texts. To learn how "
+            "long a step takes, train with num_updates=2: time/step_s of the second row of metrics.jsonl is without compiling"
+        )
     reasons = {
-        f"algorithm={train.algorithm}, which learns from pairs or texts": not learns_from_completions(cfg)
-        or find_row(train.algorithm).data != "rollouts",
         f"num_turns={turns} in trees": turns > 1 and train.episodes.branching != "chain",
         f"several seeds in one program, seeds={list(cfg.seeds)}": len(cfg.seeds) > 1,
         f"several devices, mesh={train.run.mesh}": train.run.mesh not in ("auto", "data=all"),

@@ -186,9 +186,13 @@ def result_row(point: Point, seed: int, directory: Path, failed: Mapping[str, st
     values = [row[tag] for row in rows if tag in row]
     evaluations = [row[held_out] for row in rows if held_out in row]
     row: dict[str, Any] = {**point.values, "seed": seed, "updates": len(values)}
-    row[f"{tag.partition('/')[0]} of the last {LAST}"] = statistics.fmean(values[-LAST:])
+    last = min(LAST, point.cfg.train.run.num_updates)
+    row[f"{tag.partition('/')[0]} of the last {last}"] = statistics.fmean(values[-last:])
     if evaluations:
         row |= {"held out before": evaluations[0], "held out after": evaluations[-1]}
+    for name in ("accuracy", "margin"):  # of pairs
+        if after := [row[f"eval/{name}"] for row in rows if f"eval/{name}" in row]:
+            row[f"{name} after"] = after[-1]
     return row | ({"failed": failed[point.cfg.train.run.output_dir]} if point.cfg.train.run.output_dir in failed else {})
 
 

@@ -59,7 +59,8 @@ class Preference(Section):
     reward_updates: Count | None = None
     """Updates of the reward model before the team is trained (in marlhf_iter: of each round); None: 50."""
     reward_learning_rate: Positive | None = None
-    """Learning rate of the reward model; None: 1e-5."""
+    """Learning rate of the reward model that marlhf and marlhf_iter train; None: 1e-5. With algorithm reward_model it is
+    learning_rate."""
 
     def check_together(self) -> None:
         sigmoid = not self.label_smoothing or self.preference_loss in (None, "sigmoid")

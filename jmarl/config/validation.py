@@ -61,8 +61,15 @@ def check(name: str, value: Any, ok: bool, allowed: str) -> None:
         raise ValueError(f"{name}={value!r} is not allowed: {name} must be {allowed}")
 
 
+WITHOUT_COUNTERPART = {  # names of others that are near a setting which is another thing
+    "max_prompt_length": "prompts are not cut to a length; in runs on rollouts, long_prompts is about those that do not fit",
+}
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message that names the nearest known name, or "" where none is near."""
+    if name in WITHOUT_COUNTERPART:
+        return f"; {WITHOUT_COUNTERPART[name]}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)  # at 0.6 deepspeed is near seed
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -65,6 +65,12 @@ def init_adapters(cfg: ModelConfig, settings: LoRA, key: PRNGKeyArray) -> dict[s
     return {"layers": layers}
 
 
+def num_trained(cfg: ModelConfig, settings: LoRA) -> int:
+    """Return the number of parameters of one agent's adapters."""
+    shapes = target_shapes(cfg)
+    return cfg.num_layers * settings.lora_rank * sum(sum(shapes[name]) for name in settings.modules)
+
+
 def adapt(params: Any, cfg: ModelConfig, settings: LoRA, agents: int, key: PRNGKeyArray) -> Any:
     """Return a model [A, ...] with adapters. The key is consumed.
 

@@ -41,7 +41,8 @@ def write_report(paths: Sequence[Path], output: Path, max_mb: float = 30.0) -> s
     thinned = f" of every {content['every']} steps" * (content["every"] > 1)
     steps = sum(record["kind"] == "train" for record in content["completions"])
     runs, size = len(content["runs"]), output.stat().st_size / 1e6
-    return f"{output}: {runs} run{'s' * (runs > 1)}, completions of {steps} steps{thinned}, {size:.1f} MB"
+    completions = f", completions of {steps} step{'s' * (steps > 1)}{thinned}" if steps else ""  # runs on pairs write none
+    return f"{output}: {runs} run{'s' * (runs > 1)}{completions}, {max(size, 0.1):.1f} MB"
 
 
 def load_content(paths: Sequence[Path], max_mb: float) -> dict[str, Any]:

@@ -145,7 +145,8 @@ def preference(margins: Pairs, weights: Pairs, *, kind: str = "sigmoid", beta: f
         smoothing: s, the assumed share of wrong labels; read by `sigmoid`.
 
     Returns:
-        The loss, and the metrics `accuracy` (0.5 if the margin is 0) and `margin`.
+        The loss, and the metrics `accuracy` (0.5 if the margin is 0) and `margin`, which is not times beta as TRL's
+        `rewards/margins`.
     """
     if kind == "sigmoid":
         pair_losses = -(1 - smoothing) * jax.nn.log_sigmoid(beta * margins) - smoothing * jax.nn.log_sigmoid(-beta * margins)

@@ -25,7 +25,7 @@ from jmarl.models import lora, sharding
 from jmarl.models.heads import with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.peft import merge
-from jmarl.models.stack import map_own, unstack
+from jmarl.models.stack import is_shared, map_own, unstack
 from jmarl.team import Team
 from jmarl.training.files import fingerprint
 from jmarl.training.files.run_directory import chosen_before
@@ -98,17 +98,25 @@ def say_what_runs(team: Team, params: Sequence[Any], cfg: TrainConfig) -> None:
     if not cfg.run.progress:
         return
     counts = [len(spec.members) for spec in team.stacks]
-    totals = [sum(x.size for x in jax.tree.leaves(stack)) for stack in params]
-    sizes = " + ".join(f"{count} x {short_number(total / count)}" for count, total in zip(counts, totals, strict=True))
+    stacks = list(zip(counts, params, strict=True))
+    sizes = " + ".join(f"{count} x {short_number(agent_size(stack, count))}" for count, stack in stacks)
     devices = jax.devices()
     where = f"written to {cfg.run.output_dir}" if cfg.run.output_dir else "nothing is written (set output_dir)"
     in_bfloat16 = cfg.sampling.compute_dtype == "bfloat16"
     precision = "; computes in bfloat16, weights in float32" if in_bfloat16 else ""
-    agents = f"{team.num_agents} agent{'s' * (team.num_agents > 1)} ({sizes} parameters)"
+    trained = [short_number(lora.num_trained(spec.config, cfg.lora)) for spec in team.stacks] if cfg.lora.lora_rank else []
+    trained_text = f", of which LoRA trains {' + '.join(trained)}{' each' * (sum(counts) > 1)}" if trained else ""
+    agents = f"{team.num_agents} agent{'s' * (team.num_agents > 1)} ({sizes} parameters{trained_text})"
     say(
         f"{cfg.algorithm}: {agents} on {len(devices)} x {devices[0].device_kind}, "
         f"{cfg.run.num_updates} update{'s' * (cfg.run.num_updates != 1)}, {where}{precision}"
     )
+
+
+def agent_size(stack: Any, count: int) -> int:
+    """Return the number of parameters of each of the `count` agents of a stack; those that they share count for each."""
+    leaves = jax.tree.leaves(stack, is_leaf=is_shared)
+    return sum(x.value.size if is_shared(x) else x.size // count for x in leaves)
 
 
 def short_number(count: float) -> str:

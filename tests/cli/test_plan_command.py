@@ -68,6 +68,12 @@ def test_completions_that_begin_early_are_planned(config_only: Path, capsys: pyt
     assert re.search(r"completions that have begun \d\.\d\d GiB", out) and re.search(r"^sampling( +\d+\.\d+){5}", out, re.M)
 
 
+def test_a_run_on_pairs_is_not_planned(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The error says how to learn how long a step takes."""
+    assert main(["plan", "--config", "dpo", "--device", "cpu", "--set", f"data={tmp_path}/pairs.jsonl"]) == 2
+    assert "algorithm=dpo learns from pairs or texts. To learn how long a step takes" in capsys.readouterr().err
+
+
 def test_a_gpu_that_is_not_here_cannot_be_measured(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     """The error names the devices of this machine, or the wheels to install."""
     assert plan(config_only, "--device", "h200", "--prompt-tokens", "20", "--measure") == 2

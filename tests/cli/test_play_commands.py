@@ -125,7 +125,8 @@ def test_models_that_do_not_fit_are_errors_that_say_why(capsys):
         assert command("play", "--environment", WORDS, "--model", *models) == 2
         assert message in capsys.readouterr().err
     assert command("play", "--model", "m0") == 2
-    assert "--environment is needed, none is known of m0" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--environment is needed, none is known of m0" in error and "--data FILE --reward MODULE:FUNCTION" in error
 
 
 # --- eval --------------------------------------------------------------------------------------------------------------

@@ -434,6 +434,7 @@ def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
     assert [(row["dpo.beta"], row["seed"]) for row in rows] == [
         (0.1, 0), (0.1, 1), (0.5, 0), (0.5, 1), (0.1, "mean"), (0.5, "mean"),
     ]  # fmt: skip
+    assert rows[0].keys() >= {"accuracy after", "margin after", f"loss of the last {rows[0]['updates']}"}
     assert rows[4]["held out after"] == pytest.approx((rows[0]["held out after"] + rows[1]["held out after"]) / 2)
     table = Path("out/sweep/results.md").read_text()
     assert table.count("\n") == 8

@@ -80,6 +80,7 @@ def test_short_names_are_unique_in_the_whole_tree():
         (dict(model=["a"]), "ExperimentConfig has no setting 'model'; did you mean 'models'"),
         (dict(enviroment="math"), "did you mean 'environment'"),
         (dict(lerning_rate=1.0), "did you mean 'learning_rate'"),
+        (dict(max_prompt_length=512), "prompts are not cut to a length"),
         (dict(zebra=1), r"help\(jmarl.ExperimentConfig\) lists"),
         (dict(team={"model": ["a"]}), "TeamConfig has no setting 'model'; did you mean 'models'"),
         (dict(task={"environment": "math", "optoins": {}}), "TaskConfig has no setting 'optoins'; did you mean 'options'"),

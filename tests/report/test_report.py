@@ -191,6 +191,8 @@ def test_a_small_file_has_fewer_steps_but_the_first_the_last_and_held_out_ones(t
     run = write_run(tmp_path / "run", steps=32, words=400)
     whole = write_report([run], tmp_path / "whole.html")
     assert "completions of 32 steps, " in whole
+    (pairs := write_run(tmp_path / "pairs")).joinpath("completions.jsonl.gz").unlink()
+    assert "completions" not in write_report([pairs], tmp_path / "pairs.html"), "of given pairs nothing is sampled"
     small = write_report([run], tmp_path / "small.html", max_mb=0.2)
     assert (tmp_path / "small.html").stat().st_size < 240_000, "the scripts are not counted"
     shown = content(tmp_path / "small.html")

@@ -7,13 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.config.yaml_file import dump_yaml
+from jmarl.models.lora import init_adapters
+from jmarl.team import make_team
 from jmarl.training.files.run_files import next_commands
 from jmarl.training.preferences.pairs import Pair, Trajectory
-from jmarl.training.start import say_what_data
+from jmarl.training.start import say_what_data, say_what_runs, short_number
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -39,6 +42,19 @@ def test_the_first_words_count_given_data_and_their_agents(data, held_out, line,
     assert capsys.readouterr().out == line + "\n"
     say_what_data(data, held_out, TrainConfig.of(progress=False))
     assert capsys.readouterr().out == ""
+
+
+def test_agents_that_share_a_base_are_counted_whole(random_agent, tiny_config, tiny_tokenizer, capsys):
+    """With one base of two agents each has the size that one agent has, and LoRA trains as many parameters as are made."""
+    agent = random_agent(tiny_config(), tiny_tokenizer, 0)
+    cfg = TrainConfig.of(algorithm="dpo", lora_rank=2)
+    size = short_number(sum(x.size for x in jax.tree.leaves(agent.params)))
+    adapters = jax.eval_shape(lambda key: init_adapters(agent.config, cfg.lora, key), jax.random.key(0))
+    trained = short_number(sum(x.size for x in jax.tree.leaves(adapters)))
+    for count, each in ((1, ""), (2, " each")):
+        say_what_runs(*make_team([agent] * count, lora=True), cfg)
+        text = f"({count} x {size} parameters, of which LoRA trains {trained}{each})"
+        assert text in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

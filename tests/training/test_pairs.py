@@ -141,6 +141,11 @@ def test_one_prompt_is_repeated_for_all_agents():
         ({"prompt": [{"content": "a"}], "chosen": "b", "rejected": "c"}, 1, "a prompt is a text or a list of messages"),
         ({"prompt": "a", "chosen": [], "rejected": "c"}, 1, "chosen is a text or a list of messages"),
         ({"prompt": "a", "chosen": [1, 2], "rejected": ["c", "d"]}, 2, "chosen is a list of 2 texts"),
+        (
+            {"prompt": "a", "chosen": [[{"role": "assistant", "content": "b"}]] * 2, "rejected": ["c", "d"]},
+            2,
+            "chosen is a list of 2 texts.*Messages are read for one agent only",
+        ),
         ({"chosen": CHAT + assistant("a"), "rejected": assistant("b")}, 1, "differ before their last"),
         ({"chosen": assistant("a"), "rejected": assistant("b")}, 1, "row 0 has no prompt"),
         ("text", 1, "row 0 is a str"),

@@ -166,7 +166,10 @@ def environment_of_run(source: Source, options: dict[str, Any], all_rows: bool =
     from jmarl.training.experiment import learns_from_completions
 
     if source.experiment is None or not learns_from_completions(source.experiment):
-        raise ValueError(f"--environment is needed, none is known of {source.text}: `jmarl info` lists them")
+        raise ValueError(
+            f"--environment is needed, none is known of {source.text}: `jmarl info` lists them. For completions of prompts "
+            "give --data FILE --reward MODULE:FUNCTION, or call jmarl.generate in Python"
+        )
     task = source.experiment.task
     entries = task.train_envs or task.eval_envs
     if task.environment is not None:

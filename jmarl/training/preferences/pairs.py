@@ -148,7 +148,9 @@ def number_of(reward: Any, number: int) -> float:
 def team_texts(texts: Any, number: int, name: str, num_agents: int) -> tuple[str, ...]:
     """Return a column with one text per agent. Raises ValueError if it is something else."""
     if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"row {number}: {name} is a list of {num_agents} texts, one per agent; got {texts!r:.80}")
+        messages = isinstance(texts, Sequence) and any(is_chat(x) or isinstance(x, Mapping) for x in texts)
+        advice = ". Messages are read for one agent only: of a team give the text that each agent wrote" if messages else ""
+        raise ValueError(f"row {number}: {name} is a list of {num_agents} texts, one per agent; got {texts!r:.80}{advice}")
     if len(texts) != num_agents:
         raise ValueError(f"row {number}: {name} has {len(texts)} texts for {num_agents} agents: give one text per agent")
     return tuple(texts)
