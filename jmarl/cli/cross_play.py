@@ -23,7 +23,10 @@ if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
 EPILOG = """examples:
   jmarl cross-play runs/seed_0 runs/seed_1 runs/seed_2 --json pairings.json
   jmarl cross-play runs/a runs/b --config my.yaml -n 50"""
-SAME = ("environment", "options", "train_envs", "eval_envs", "data", "subset", "reward", "formatters", "external_transition")
+SAME = (
+    "environment", "options", "train_envs", "eval_envs", "data", "subset", "reward", "formatters", "external_transition",
+    "in_turns",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -103,6 +103,12 @@ class TaskConfig(Section):
     "prompt"."""
     external_transition: str | None = None
     """Writes the prompts of later turns on data, as module:function; see `reward_environment.RewardEnvironment`."""
+    in_turns: bool = False
+    """Agents may write one after another: None in place of a prompt means that an agent does not act in that turn, and the
+    reward gets "" as its completion. For agent 1 to read what agent 0 wrote, set num_turns to 2, let the function of agent 1 in
+    formatters return None, which is its first turn, and external_transition return [None, the prompt of agent 1]. With
+    branching=chain agent 1 writes one completion for each of agent 0; with tree, the default, it writes num_generations for
+    each. `jmarl init` writes an example."""
     num_tasks: Count | None = None
     """Train on the first tasks only; None: on all of the data, or 1000 of an environment."""
     held_out: CountOrOff | str = 0
@@ -154,6 +160,7 @@ ONLY_WITH_SETTING = {
     "reward": "data",
     "formatters": "reward",
     "external_transition": "reward",
+    "in_turns": "external_transition",
     "reward_weights": "reward",
     "on_error": "reward",
     "timeout": "reward",

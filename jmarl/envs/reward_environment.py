@@ -22,20 +22,22 @@ from jmarl.models.hub.tokenize import as_prompt
 
 Formatter = Callable[..., Any]  # (item) or (item, external_prompts) -> prompt: a text or a list of chat messages
 Transition = Callable[..., Sequence[str]]  # see `RewardEnvironment`
+FORMATTERS = "formatters: [module:function] in YAML, RewardEnvironment(reward, formatters) in Python"
+IN_TURNS = "in_turns: true in YAML, RewardEnvironment(reward, formatters, transition, in_turns=True) in Python"
 
 
 def default_formatter(item: dict) -> Any:
     """Return the item's prompt, a text or a list of chat messages: the formatter of agents that have none."""
     if "prompt" not in item:
         raise ValueError(
-            f"an item has no prompt, but {list(item)}: add a column prompt, or set formatters (module:function), which write "
-            "prompts of an item"
+            f"an item has no prompt, but {list(item)}: add a column prompt, or set functions that write the prompt of an item: "
+            f"{FORMATTERS}"
         )
     unread = [name for name in ("system", "tools", "chat_template_kwargs", *MEDIA) if not is_empty(item.get(name))]
     if unread:
         raise ValueError(
-            f"an item has the column {unread[0]}, and its prompt is read without it: pass formatters that write it into the "
-            "prompt, or rename the column if only rewards read it"
+            f"an item has the column {unread[0]}, and its prompt is read without it: rename the column if only rewards read "
+            f"it, or set functions that write it into the prompt: {FORMATTERS}"
         )
     return item["prompt"]
 
@@ -189,7 +191,8 @@ class RewardEnvironment:
             raise ValueError(f"the transition returned {returned} for {n} agents: return a list of {n} texts, one per agent")
         for agent, text in enumerate(texts):
             if not isinstance(as_prompt(text), str) and not (text is None and allow_none):
-                raise ValueError(f"the transition returned {text!r:.80} for agent {agent}: return a text for each agent")
+                hint = f"; if None means that the agent does not act in this turn, allow it: {IN_TURNS}" if text is None else ""
+                raise ValueError(f"the transition returned {text!r:.80} for agent {agent}: return a text for each agent{hint}")
         return list(texts)
 
     def _check_next(self, prompts: Sequence[Any], state: Dialogue) -> None:
@@ -203,8 +206,7 @@ class RewardEnvironment:
             if text is None and not self.in_turns:
                 raise ValueError(
                     f"agent {agent}'s prompt is None (of {where}): give the row a prompt, or let the formatter return a text"
-                    f"{place}. If None means that the agent does not act in this turn, allow it: RewardEnvironment(reward, "
-                    "formatters, transition, in_turns=True)"
+                    f"{place}. If None means that the agent does not act in this turn, allow it: {IN_TURNS}"
                 )
             if not isinstance(text, str | None):
                 raise TypeError(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jmarl.algorithms import find_row
 from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
 from jmarl.envs import import_object, make
+from jmarl.envs.calls.user_code import calling, excerpt
 from jmarl.envs.data import load_rows
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.reward_environment import Formatter, RewardEnvironment, bind_formatter, default_formatter
@@ -145,8 +146,17 @@ def task_of(task: TaskConfig, team: TeamConfig, *, num_turns: int = 1, seed: int
         return _environment_task(task, team, num_turns, seed)
     rows, held_out = split_held_out(read_rows(read_data(task)), task, read_rows)
     transition = None if task.external_transition is None else import_name("external_transition", task.external_transition)
-    env = RewardEnvironment(reward_of(task, team.size), formatters_of(task, team), transition)
-    return Task(env, rows, held_out)
+    reward = reward_of(task, team.size)
+    check_columns(task, reward, [*rows, *held_out])
+    return Task(RewardEnvironment(reward, formatters_of(task, team), transition, in_turns=task.in_turns), rows, held_out)
+
+
+def check_columns(task: TaskConfig, reward: RewardFunction, rows: Sequence[dict]) -> None:
+    """Raise a ValueError for rows without a column that the reward needs, or without a prompt where no formatter writes one."""
+    reward.check_items(rows)
+    for number, row in enumerate(rows if not task.formatters else ()):
+        with calling(f"row {number}, {excerpt(row)}"):
+            default_formatter(row)
 
 
 def reward_of(task: TaskConfig, num_agents: int) -> RewardFunction:
@@ -291,8 +301,9 @@ def with_role(formatter: Formatter, role: str) -> Formatter:
     """Return a formatter that puts the text of a role in front of each prompt of another formatter."""
     write = bind_formatter(formatter)
 
-    def prompt(item: dict, external_prompts: str | None = None) -> str:
-        return with_instruction(role, write(item, external_prompts))
+    def prompt(item: dict, external_prompts: str | None = None) -> str | None:
+        text = write(item, external_prompts)
+        return None if text is None else with_instruction(role, text)  # None: the agent does not act in this turn
 
     return prompt
 

@@ -3,6 +3,8 @@ are looked for."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
 import re
@@ -10,14 +12,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jmarl import ExperimentConfig
-from jmarl.cli.configuration import located
+from jmarl.cli.configuration import located, read_experiment
 from jmarl.cli.init import FILES
 from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
 from jmarl.envs import import_object
+from jmarl.training.experiment import task_of
+from jmarl.training.files.fingerprint import difference, of_reward
 
 SMALL = [
     "save_models=false",
@@ -68,6 +73,32 @@ def test_a_new_project_trains_from_any_directory_and_passes_its_own_tests(elsewh
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_commented_lines_let_agent_1_read_what_agent_0_wrote(elsewhere):
+    """Without the comment signs: the settings of run.yaml, and the functions of rewards.py that they name."""
+    assert main(["init", "mine"]) == 0
+    for name, start in (("run.yaml", "# formatters:"), ("rewards.py", "# def first_turn")):
+        lines = Path("mine", name).read_text().splitlines()
+        first = next(i for i, line in enumerate(lines) if line.startswith(start))
+        count = len([*itertools.takewhile(lambda line: line.startswith("#"), lines[first:])])
+        example = [re.sub("^# ?", "", line) for line in lines[first : first + count]]
+        Path("mine", name).write_text("\n".join([*lines[:first], *example, *lines[first + count :]]))
+    cfg = read_experiment("mine/run.yaml")
+    task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns)
+    rng = np.random.default_rng(0)
+    states, prompts = task.env.reset(task.items[:1], rng)
+    title, text = cfg.team.roles
+    [item] = task.items[:1]
+    assert prompts == [[f"{title}\n\n{item['prompt']}"], [None]]
+    answer = task.env.step(states, [["The Last Lamp"], [""]], rng)
+    assert answer.result.total.tolist() == [0.5], "of the title alone"
+    states, prompts = task.env.observe(answer.after)
+    assert prompts == [[None], [f"{text}\n\n{item['prompt']}\nTitle: The Last Lamp"]]
+    assert task.env.step(states, [[""], [" ".join(item["words"])]], rng).result.total.tolist() == [0.5]
+    assert (cfg.train.episodes.num_turns, cfg.train.episodes.branching) == (2, "chain")
+    changed = task_of(dataclasses.replace(cfg.task, in_turns=False), cfg.team, num_turns=2).env
+    assert "in_turns" in difference("reward", of_reward(changed), of_reward(task.env)), "a resumed run notices it"
 
 
 def test_two_steps_say_how_long_the_run_of_a_project_takes(elsewhere, tiny_dir, capsys):

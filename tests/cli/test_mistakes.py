@@ -315,13 +315,14 @@ OF_THE_USER = {
     "a formatter that returns nothing": (
         setting(f"formatters=[{TOWNS}:forgets]"),
         f"agent 0's prompt is None (of item 0, {CITY}): give the row a prompt, or let the formatter return a text; it is "
-        f"defined in {line_of('def forgets')}. If None means that the agent does not act in this turn, allow it: "
-        "RewardEnvironment(reward, formatters, transition, in_turns=True)",
+        f"defined in {line_of('def forgets')}. If None means that the agent does not act in this turn, allow it: in_turns: "
+        "true in YAML, RewardEnvironment(reward, formatters, transition, in_turns=True) in Python",
     ),
-    "data without a prompt": (
-        setting("data=questions.csv"),
-        "an item has no prompt, but ['question', 'answer']: add a column prompt, or set formatters (module:function), which "
-        "write prompts of an item (the formatter of agent 0; item 0, {'question': 'a', 'answer': 'b'})",
+    "data without a prompt": (  # which shows before the model is looked for
+        setting("data=questions.csv", "models=[modell]"),
+        "an item has no prompt, but ['question', 'answer']: add a column prompt, or set functions that write the prompt of an "
+        "item: formatters: [module:function] in YAML, RewardEnvironment(reward, formatters) in Python (row 0, {'question': "
+        "'a', 'answer': 'b'})",
     ),
     "a reward of another team": (
         setting("num_agents=2"),

@@ -127,6 +127,7 @@ def test_a_part_without_its_setting_is_a_type_error(missing, message):
         (dict(split="s"), "split must be 'train' without data"),
         (dict(environment=None, data="d.json", formatters=["m:f"]), r"formatters must be \(\) without reward"),
         (dict(environment=None, data="d.json", external_transition="m:f"), "external_transition must be None without reward"),
+        (dict(in_turns=True), "in_turns must be False without external_transition"),
         (dict(environment=None, data="d.json", reward="m:f", formatters=["m:f"] * 3), "formatters must be one for all agents"),
         (dict(eval_envs=["math"]), r"eval_envs must be \(\) beside other environments where held_out is 0"),
         (dict(held_out=-1), "held_out must be >= 0"),

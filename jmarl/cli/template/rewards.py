@@ -21,3 +21,18 @@ def brevity(title: str) -> float:
 def coverage(text: str, words: list[str]) -> float:
     """Return the share of the words that are in a text."""
     return sum(word in text.lower() for word in words) / len(words)
+
+
+# One agent after another: see the comment in run.yaml. The reward is called in both turns, and gets "" for the agent that did
+# not act; what it returns for the two turns adds up.
+#
+# def first_turn(item):
+#     return item["prompt"]  # agent 0 reads it, after its role
+#
+#
+# def no_turn(item):
+#     return None  # agent 1 does not act in the first turn
+#
+#
+# def second_turn(prompt, agent_completions, **history):
+#     return [None, f"{prompt}\nTitle: {agent_completions[0]}"]  # agent 0 does not act; agent 1 reads the title
