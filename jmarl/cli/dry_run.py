@@ -1,6 +1,6 @@
-"""What `jmarl train --dry-run` shows: everything that a run checks before its first step, settings, prompts and data, and one
-turn of the first task: what the agents write, what reward and environment return, and what the agents read next. Of a run that
-resumes it reads the checkpoint, so what the run would refuse is refused.
+"""What `jmarl train --dry-run` shows: everything that a run checks before its first step, the settings that differ from the
+defaults, prompts and data, and one turn of the first task: what the agents write, what reward and environment return, and what
+the agents read next. Of a run that resumes it reads the checkpoint, so what the run would refuse is refused.
 
 All is checked before anything is shown, so that an error, also one of a reward, stands alone. It loads the models and prepares
 the initial state, which takes as long and as much memory as the start of the run, and compiles a program that samples one short
@@ -51,6 +51,7 @@ from jmarl.types import TeamState
 
 SHOWN = 3  # prompts and examples
 FIRST_TOKENS = 64  # largest number of tokens of the completions that are rewarded
+SETTINGS = "# settings that differ from the defaults; `jmarl configs settings` and the config.yaml of the run have all of them"
 LEGEND = "special tokens are in ⟨ ⟩; everything else is text, whatever it spells"
 
 
@@ -59,7 +60,13 @@ def checked_run(cfg: ExperimentConfig) -> list[str]:
     cfg = cfg.replace(resume=resolve_resume(cfg.train, cfg.seeds).run.resume)
     lines, size = checked_prompts(cfg) if learns_from_completions(cfg) else checked_data(cfg)
     end = "dry run: all checks passed, nothing was trained or written"
-    return [dump_yaml(cfg.as_dict()), *lines, disk_line(cfg, size), f"{end}; the run would write to {cfg.train.run.output_dir}"]
+    return [
+        SETTINGS,
+        dump_yaml(cfg.changed_dict()),
+        *lines,
+        disk_line(cfg, size),
+        f"{end}; the run would write to {cfg.train.run.output_dir}",
+    ]
 
 
 def checked_sweep(points: Sequence[Point]) -> list[str]:

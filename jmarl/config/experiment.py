@@ -240,6 +240,10 @@ class ExperimentConfig:
         """Return the tree of plain values (dicts, lists, texts, numbers) that a YAML or JSON file holds."""
         return _plain(self)
 
+    def changed_dict(self) -> dict[str, Any]:
+        """Return the tree of `as_dict` without settings that have their defaults; `of` reads it as the same configuration."""
+        return _plain(self, only_changed=True)
+
 
 TOP_SETTINGS = ("seeds", "experiment_name", "description", "tags", "wandb")  # beside the parts
 PARTS: dict[str, type] = {"team": TeamConfig, "task": TaskConfig, "train": TrainConfig}
@@ -282,9 +286,18 @@ def _replace(part: Any, values: Mapping[str, Any]) -> Any:
     return part.replace(**values) if isinstance(part, TrainConfig) else dataclasses.replace(part, **values)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, only_changed: bool = False) -> Any:
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if only_changed:
+            values = {field.name: values[field.name] for field in dataclasses.fields(value) if not _is_default(value, field)}
+        return {name: _plain(x, only_changed) for name, x in values.items()}
     if isinstance(value, Mapping):
-        return {name: _plain(x) for name, x in value.items()}
-    return [_plain(x) for x in value] if isinstance(value, tuple | list) else value
+        return {name: _plain(x, only_changed) for name, x in value.items()}
+    return [_plain(x, only_changed) for x in value] if isinstance(value, tuple | list) else value
+
+
+def _is_default(part: Any, field: dataclasses.Field) -> bool:
+    """Return whether a field of a part or a section has its default."""
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return getattr(part, field.name) == default and type(getattr(part, field.name)) is type(default)

@@ -215,6 +215,10 @@ def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):
     out = capsys.readouterr().out
     assert "learning_rate: 0.01\n" in out and "4 tasks to train on, 2 held out" in out and "all checks passed" in out
     assert "--- task 2, agent 0: " in out and "Item 2 is" in out and "--- task 3" not in out
+    shown = out.split("4 tasks to train on")[0]
+    assert "null" not in shown and len(shown.splitlines()) < 40
+    Path("shown.yaml").write_text(shown)
+    assert read("--config", "shown.yaml") == read("--config", "run.yaml", "--output", "out/dry")
     assert out.endswith("nothing was trained or written; the run would write to out/dry\n") and not Path("out/dry").exists()
 
 

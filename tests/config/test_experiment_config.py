@@ -140,6 +140,22 @@ def test_settings_that_do_not_fit_each_other_are_a_value_error(settings, message
         ExperimentConfig.of(**dict(models=["a"], environment="math") | settings)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(models="a", environment="math", seed=1, learning_rate=1e-3, wandb={"mode": "offline"}, train_envs=()),
+        dict(models=["a"], num_agents=2, train_envs=["math", {"name": "debate", "options": {"swap": True}}], seeds=[1, 2]),
+        dict(models=["a"], environment="math", on_error="raise", chat=[True], algorithm="c3", num_turns=2),
+    ],
+)
+def test_the_settings_that_differ_from_the_defaults_are_the_configuration(settings):
+    cfg = ExperimentConfig.of(**settings)
+    changed = cfg.changed_dict()
+    assert ExperimentConfig.of(**changed) == cfg
+    assert "learning_rate" in settings or "optimizer" not in changed.get("train", {})
+    assert changed["team"] == {"models": ["a"]} | {name: x for name, x in settings.items() if name == "num_agents"}
+
+
 def test_flags_give_what_python_gives():
     arguments = ["--models", "a", "--num-agents", "2", "--shared-weights", "--eval-envs", "math", '{"name": "debate"}']
     arguments += ["--environment", "math", "--options", '{"max_turns": 3}', "--task.held-out", "5", "--seeds", "1", "2"]
