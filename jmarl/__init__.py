@@ -1,7 +1,9 @@
 """Train teams of language models to work together with multi-agent reinforcement learning in JAX.
 
 `train` runs the training loop, `Team` describes who plays and `TrainConfig` how they learn. `run_experiment` runs all that one
-`ExperimentConfig` describes. Each name is imported when it is first used, so that `import jmarl` takes milliseconds.
+`ExperimentConfig` describes. `RewardEnvironment`, `TextEnvironment` and `Step` make environments, `evaluate` plays held-out
+items, `generate` asks a trained team, `fit` trains on given data; `dir(jmarl)` lists all names. Each name is imported when it
+is first used, so that `import jmarl` takes milliseconds.
 
 Where to add what:
 

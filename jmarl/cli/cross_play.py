@@ -32,7 +32,8 @@ SAME = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run, or of agents (agent_0/, ...)")
+    text = "directory of a run, or of agents (agent_0/, ...); episodes have one turn: later prompts depend on the partners"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
     parser.add_argument("--config", metavar="FILE", help="play the task of this YAML file instead of that of the runs")
     parser.add_argument("--split", choices=("train", "eval"), default="eval", help="its tasks to play; default: eval")
     parser.add_argument("-n", "--num-tasks", type=int, default=100, metavar="N", help="at most so many tasks; default: 100")

@@ -126,7 +126,10 @@ def first_turn(team: Team, state: TeamState, item: dict, env: Any, cfg: TrainCon
     game = Game(sampler_of(team, state), team, env, sampling, episodes, randomness, randomness.environment_rng())
     nodes = first_nodes(game, [item])
     played = play_turn(game, nodes, 0, 1)
-    lines = [f"--- task 0, one turn: completions of up to {plural(tokens, 'token')}, sampled by the models as they are now"]
+    lines = [
+        f"--- task 0, one turn: completions of up to {plural(tokens, 'token')}, sampled by the models as they are now; "
+        "other tasks and turns are not played"
+    ]
     turn, roles = played.turn, tuple(f"agent {agent}" for agent in range(team.num_agents))
     for agent, role in enumerate(roles):
         if turn.acts[agent, 0]:

@@ -35,8 +35,9 @@ class Scores(NamedTuple):
 
     keys: list[str]  # [P] of the tasks: equal tasks have equal ones
     returns: Any  # return, mean over agents; NaN where invalid
-    parts: dict[str, Any]  # parts of the reward in the last turn
-    measures: dict[str, Any]  # other numbers of the last turn
+    parts: dict[str, Any]  # parts of the reward, summed over turns
+    measures: dict[str, Any]  # other numbers, of the last turn that has them
+    solved: dict[str, Any]  # what is called solved, in the last turn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,23 +92,24 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
     """Play the tasks of one seed in batches, with a line of progress after each."""
     import numpy as np
 
-    from jmarl.evaluation.evaluate import evaluate, last_measures, last_parts
+    from jmarl.evaluation.evaluate import episode_parts, evaluate, last_measures, last_solved
 
     cfg, tasks = match.cfg.replace(seed=seed), tasks_for(match, args, count, seed)
     keys = [json.dumps(task, sort_keys=True, default=str) for task in tasks]
     returns: list[Any] = []
-    parts, measures = list[dict[str, Any]](), list[dict[str, Any]]()
+    parts, measures, solved = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     start, batches = time.monotonic(), split_batches(tasks, args.batch_size)
     to_stderr(f"seed {seed}: {plural(args.num_episodes, 'episode')}, {len(batches[0]) * args.num_generations} at a time")
     for part, batch in enumerate(batches):
         rollout = evaluate(match.team, match.params, batch, match.env, cfg, part=part).rollout
         returns.append(rollout.joint_returns[0].mean(-1))
-        parts.append(last_parts(rollout))
+        parts.append(episode_parts(rollout))
         measures.append(last_measures(rollout))
+        solved.append(last_solved(rollout))
         done = np.concatenate(returns)
         mean, _ = by_task(keys[: len(done)], done)
         to_stderr(f"seed {seed}: {done.size}/{args.num_episodes} episodes, mean {mean:.4g}, {time.monotonic() - start:.0f} s")
-    return Scores(keys, np.concatenate(returns), by_name(parts, returns), by_name(measures, returns))
+    return Scores(keys, np.concatenate(returns), *(by_name(tables, returns) for tables in (parts, measures, solved)))
 
 
 def by_name(tables: Sequence[dict[str, Any]], returns: Sequence[Any]) -> dict[str, Any]:
@@ -133,8 +135,8 @@ def summary(scores: Sequence[Scores]) -> dict[str, Any]:
     row: dict[str, Any] = {"mean": mean, "ci95": interval, "invalid_episodes": int(np.isnan(returns).sum())}
     by_seed = [one.returns for one in scores]
     parts, measures = by_name([one.parts for one in scores], by_seed), by_name([one.measures for one in scores], by_seed)
-    for name, values in (parts | measures).items():
-        if is_success(name, values):
+    for name, values in by_name([one.solved for one in scores], by_seed).items():
+        if is_success(values):
             rate = "success_rate" if name in ("solved", "reward/solved") else f"success_rate/{name}"
             row |= dict(zip((rate, f"{rate}_ci95"), by_task(keys, values), strict=True))
 

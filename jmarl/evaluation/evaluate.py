@@ -75,46 +75,74 @@ def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
     return last[0].reshape(rollout.turns[0].rewards.shape[:2])
 
 
-def last_parts(rollout: Rollout) -> dict[str, np.ndarray]:
-    """Return each part of the reward in the last turn of each episode [P, J]; NaN where it has no value."""
-    return last_numbers(rollout, [turn.parts for turn in rollout.turns])
+def episode_parts(rollout: Rollout) -> dict[str, np.ndarray]:
+    """Return the sum over its turns of each part of the reward of each episode [P, J]: parts add up to its return.
+
+    A turn without the part adds nothing; NaN where no turn has it."""
+    totals = {}
+    for name in names_of([turn.parts for turn in rollout.turns]):
+        values = turn_values(rollout, [turn.parts for turn in rollout.turns], name)
+        for t in range(len(values) - 1, 0, -1):
+            before, after = values[t - 1][rollout.turns[t].parents], values[t]
+            values[t - 1][rollout.turns[t].parents] = np.where(np.isnan(before), after, before + np.nan_to_num(after))
+        totals[name] = values[0].reshape(rollout.turns[0].rewards.shape[:2])
+    return totals
 
 
 def last_measures(rollout: Rollout) -> dict[str, np.ndarray]:
-    """Return each measure in the last turn of each episode [P, J]; NaN where it has no value."""
-    return last_numbers(rollout, [turn.measures for turn in rollout.turns])
+    """Return each measure in the last turn of each episode that has it [P, J]; NaN where no turn has it."""
+    tables = [turn.measures for turn in rollout.turns]
+    return {name: last_known(rollout, turn_values(rollout, tables, name)) for name in names_of(tables)}
 
 
-def last_numbers(rollout: Rollout, tables: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return the numbers of the last turn of each episode [P, J] by name. tables: of each turn, name -> [P * J]."""
-    missing = [np.full(turn.rewards[..., 0].size, np.nan) for turn in rollout.turns]
-    names = dict.fromkeys(name for table in tables for name in table)
-    return {
-        name: in_last_turn(rollout, [table.get(name, nan) for table, nan in zip(tables, missing, strict=True)])
-        for name in names
-    }
+def last_solved(rollout: Rollout) -> dict[str, np.ndarray]:
+    """Return what is called `solved`, also in a mixture (`math/solved`), in the last turn of each episode [P, J]."""
+    tables = [{**turn.parts, **turn.measures} for turn in rollout.turns]
+    names = [name for name in names_of(tables) if name.split("/")[-1] == "solved"]
+    return {name: in_last_turn(rollout, turn_values(rollout, tables, name)) for name in names}
 
 
-def is_success(name: str, values: np.ndarray) -> bool:
-    """Return whether a part of the reward or a measure says if episodes succeeded: it is called `solved` and is 0 or 1."""
-    return name.split("/")[-1] == "solved" and set(values[np.isfinite(values)]) <= {0.0, 1.0}  # `math/solved` of a mixture too
+def last_known(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the value in the last turn of each episode that has one [P, J]. values: per turn [P * J]."""
+    last = list(values)
+    for t in range(len(last) - 1, 0, -1):
+        parents = rollout.turns[t].parents
+        last[t - 1][parents] = np.where(np.isnan(last[t]), last[t - 1][parents], last[t])
+    return last[0].reshape(rollout.turns[0].rewards.shape[:2])
+
+
+def names_of(tables: Sequence[Mapping[str, np.ndarray]]) -> list[str]:
+    """Return the names of all tables, each once."""
+    return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def turn_values(rollout: Rollout, tables: Sequence[Mapping[str, np.ndarray]], name: str) -> list[np.ndarray]:
+    """Return a copy of a number per turn [P * J], NaN in turns without it. tables: of each turn, name -> [P * J]."""
+    sizes = [turn.rewards[..., 0].size for turn in rollout.turns]
+    return [np.array(table.get(name, np.full(size, np.nan)), float) for table, size in zip(tables, sizes, strict=True)]
+
+
+def is_success(solved: np.ndarray) -> bool:
+    """Return whether what is called `solved` says that episodes succeeded or not: it is 0 or 1 wherever it is known."""
+    return set(solved[np.isfinite(solved)]) <= {0.0, 1.0}
 
 
 def numbers(result: Evaluation) -> dict[str, float]:
     """Return what is logged of an evaluation.
 
-    The return; the mean of each part of the reward and of each measure in the last turns of the episodes; if one of them is
-    called `solved` and is 0 or 1, pass@k for k = 1, 2, 4, ... and all samples, with 95 % intervals over prompts; and its notes.
+    The return; the mean of each part of the reward, summed over the turns of an episode, and of each measure in the last turn
+    that has it; if one of them is called `solved` and is 0 or 1 in the last turn, pass@k for k = 1, 2, 4, ... and all samples,
+    with 95 % intervals over prompts; and its notes.
     """
     row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
-    parts, measures = last_parts(result.rollout), last_measures(result.rollout)
-    row |= {f"eval/reward/{name}": float(valid_mean(last.reshape(-1))) for name, last in parts.items()}
-    row |= {f"eval/measures/{name}": float(valid_mean(last.reshape(-1))) for name, last in measures.items()}
-    for name, last in (parts | measures).items():
-        if is_success(name, last):
-            prefix = name.removesuffix("solved")
-            samples = last.shape[1]
-            for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
-                mean, interval = mean_and_interval(pass_at_k(last, k))
-                row |= {f"eval/{prefix}pass@{k}": float(mean), f"eval/{prefix}pass@{k}_ci95": float(interval)}
+    numbers_by_group = {"reward": episode_parts(result.rollout), "measures": last_measures(result.rollout)}
+    for group, table in numbers_by_group.items():
+        row |= {f"eval/{group}/{name}": float(valid_mean(values.reshape(-1))) for name, values in table.items()}
+    for name, last in last_solved(result.rollout).items():
+        if not is_success(last):
+            continue
+        prefix, samples = name.removesuffix("solved"), last.shape[1]
+        for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
+            mean, interval = mean_and_interval(pass_at_k(last, k))
+            row |= {f"eval/{prefix}pass@{k}": float(mean), f"eval/{prefix}pass@{k}_ci95": float(interval)}
     return row | {f"eval/{name}": value for name, value in result.notes.items()}

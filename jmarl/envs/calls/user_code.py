@@ -89,6 +89,8 @@ def definition_of(function: Any) -> str:
 
 def shown_path(filename: str) -> str:
     """Return the path of a file, relative to the working directory if it is in there. Cells of a notebook have no file."""
+    if filename.startswith("<stdin>"):
+        return "standard input"
     if "ipykernel_" in filename or filename.startswith(CELLS):
         return "a cell of the notebook"
     inside = os.path.join(os.getcwd(), "")

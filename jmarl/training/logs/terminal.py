@@ -136,7 +136,7 @@ def step_line(step: str, tag: str, row: Mapping[str, float], time_left: str, wid
     left out beyond `width`."""
     name = tag.partition("/")[0]
     own = numbers_of_agents(row, "return" if tag == REWARD_TAG else LOSS_TAG, 3)
-    headline = f"{name} {number_text(row[tag], 3)}" + (f" ({', '.join(own)})" if len(set(own)) > 1 else "")
+    headline = f"{name} {number_text(row[tag], 3)}" + (f" (agents {', '.join(own)})" if len(set(own)) > 1 else "")
     fields = [step, headline]
     for column in ("accuracy", "margin"):
         values = numbers_of_agents(row, column, 2)
