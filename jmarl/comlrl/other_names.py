@@ -63,6 +63,8 @@ if TYPE_CHECKING:
         adam_beta1: float = UNSET
         adam_beta2: float = UNSET
         adam_epsilon: float = UNSET
+        # verl
+        lr: float = UNSET
 
 else:
 

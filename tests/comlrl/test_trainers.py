@@ -213,7 +213,7 @@ def test_the_quick_demo_runs(model, offline_wandb):
     written = rows(config.output_dir)
     assert [row["step"] for row in written] == list(range(30))
     for row in written:
-        assert row["reward/mean"] == pytest.approx(100 * row["reward/proper_length_ratio_reward"])
+        assert row["reward/mean"] == pytest.approx(100 * row["measures/proper_length_ratio_reward"])
     assert {path.name for path in Path(config.output_dir, "models").iterdir()} == {"agent_0", "agent_1"}
     assert list(Path(config.output_dir).glob("wandb/offline-run-*/*.wandb"))
 
