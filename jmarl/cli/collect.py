@@ -291,7 +291,7 @@ def rows_of(
             continue
         g = turn.joint[j, agent]
         prompt = turn.prompts[agent][p]
-        k, numbers = p * len(turn.joint) + j, turn.parts | turn.measures
+        k, numbers = p * len(turn.joint) + j, turn.measures | turn.parts
         observation: Any = prompt
         if episodes.chat_settings.of(agent) or isinstance(prompt, ChatPrompt):
             messages = prompt.messages if isinstance(prompt, ChatPrompt) else ({"role": "user", "content": prompt},)

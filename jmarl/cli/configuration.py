@@ -58,7 +58,7 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     settings = all_settings(layers)
     notes = choose_directory(settings, Path(names[0]).stem)
     folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
-    cfg, more = complete(located(experiment_config(settings), folders), settings)
+    cfg, more = complete(located(experiment_config(settings), folders, settings), settings)
     return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more, settings)
 
 
@@ -113,41 +113,51 @@ def shipped(name: str) -> str:
     return name if Path(name).is_file() or Path(name).suffix in (".yaml", ".yml") else str(find_config(name))
 
 
-def located(cfg: ExperimentConfig, folders: Sequence[Path]) -> ExperimentConfig:
+def located(cfg: ExperimentConfig, folders: Sequence[Path], given: Mapping[str, Given]) -> ExperimentConfig:
     """Return a configuration that says where its files and modules are, if they are beside a YAML file.
 
-    Other relative paths and modules belong to the current directory. folders: those of the YAML files, the last file first."""
+    Other relative paths and modules, and those of flags, belong to the current directory.
+
+    folders: those of the YAML files, the last file first. given: the settings, with the places where they were given."""
     folders = [folder for folder in folders if folder != Path.cwd()]
 
-    def path(name: Any) -> Any:
-        is_name = isinstance(name, str) and bool(name)
-        return next((str(x) for folder in folders if is_name and (x := folder / name).exists()), name)
+    def folders_of(setting: str) -> Sequence[Path]:
+        place = given[setting].place if setting in given else ""
+        own = Path(os.path.abspath(place.rpartition(", line ")[0])).parent
+        return () if place == FLAGS or place.startswith("--") else [own] if own in folders else folders
 
-    def module(name: str | None) -> str | None:
+    def path(setting: str, name: Any) -> Any:
+        is_name = isinstance(name, str) and bool(name)
+        return next((str(x) for folder in folders_of(setting) if is_name and (x := folder / name).exists()), name)
+
+    def module(setting: str, name: str | None) -> str | None:
         place = (name or "").rpartition(":")[0]
         directory, _, dotted = place.rpartition("/")
         if not dotted or directory.startswith("/") or dotted.startswith("jmarl."):
             return name
         parts = dotted.replace(".", "/")
         ends = (f"{parts}.py", f"{parts}/__init__.py")
-        return next((f"{x}/{name}" for x in folders if any((x / directory / end).is_file() for end in ends)), name)
+        return next((f"{x}/{name}" for x in folders_of(setting) if any((x / directory / end).is_file() for end in ends)), name)
 
-    def environments(configs: Sequence[EnvironmentConfig]) -> tuple[EnvironmentConfig, ...]:
-        return tuple(dataclasses.replace(config, name=module(config.name)) for config in configs)
+    def modules(setting: str, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(module(setting, name) for name in names)
+
+    def environments(setting: str, configs: Sequence[EnvironmentConfig]) -> tuple[EnvironmentConfig, ...]:
+        return tuple(dataclasses.replace(config, name=module(setting, config.name)) for config in configs)
 
     reward = cfg.task.reward
     task = dataclasses.replace(
         cfg.task,
-        data=path(cfg.task.data),
-        held_out=path(cfg.task.held_out),
-        reward=tuple(map(module, reward)) if isinstance(reward, tuple) else module(reward),
-        formatters=tuple(map(module, cfg.task.formatters)),
-        external_transition=module(cfg.task.external_transition),
-        environment=module(cfg.task.environment),
-        train_envs=environments(cfg.task.train_envs),
-        eval_envs=environments(cfg.task.eval_envs),
+        data=path("data", cfg.task.data),
+        held_out=path("held_out", cfg.task.held_out),
+        reward=modules("reward", reward) if isinstance(reward, tuple) else module("reward", reward),
+        formatters=modules("formatters", cfg.task.formatters),
+        external_transition=module("external_transition", cfg.task.external_transition),
+        environment=module("environment", cfg.task.environment),
+        train_envs=environments("train_envs", cfg.task.train_envs),
+        eval_envs=environments("eval_envs", cfg.task.eval_envs),
     )
-    return cfg.replace(task=task, models=tuple(map(path, cfg.team.models)))
+    return cfg.replace(task=task, models=tuple(path("models", model) for model in cfg.team.models))
 
 
 def flags_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -25,8 +25,9 @@ EPILOG = """examples:
   jmarl cross-play runs/a runs/b --config my.yaml -n 50"""
 SAME = (
     "environment", "options", "train_envs", "eval_envs", "data", "subset", "reward", "formatters", "external_transition",
-    "in_turns",
+    "in_turns", "split", "held_out", "held_out_split",
 )  # fmt: skip
+MODULES = ("reward", "formatters", "external_transition", "environment")  # with the directory that they were found in, perhaps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +123,10 @@ def same_task(runs: Sequence[str]) -> ExperimentConfig:
 def task_settings(cfg: ExperimentConfig) -> dict[str, Any]:
     """Return the settings that two runs of one task have in common."""
     settings = {name: getattr(cfg.task, name) for name in SAME} | {"roles": cfg.team.roles, "num_agents": cfg.team.size}
-    if cfg.task.data is not None and Path(cfg.task.data).exists():
-        settings["data"] = str(Path(cfg.task.data).resolve())
-    return settings
+    for name in ("data", "held_out"):
+        if isinstance(settings[name], str) and Path(settings[name]).exists():
+            settings[name] = str(Path(settings[name]).resolve())
+    for name in MODULES:
+        value = settings[name]
+        settings[name] = value.rpartition("/")[2] if isinstance(value, str) else value and [x.rpartition("/")[2] for x in value]
+    return settings | {name: getattr(cfg.train.episodes, name) for name in ("chat", "chat_template_kwargs")}

@@ -25,7 +25,7 @@ EPILOG = """examples:
 
 
 GROUPS = {  # of numbers in the result -> heading in the table
-    "parts": "parts of the reward, which add up to that of the last turn:",
+    "parts": "parts of the reward, summed over turns:",
     "measures": "measures in the last turn:",
 }
 

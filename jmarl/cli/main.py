@@ -86,9 +86,9 @@ def sentence_of(error: Exception, verbose: bool) -> str:
     hint = "" if verbose else "; -v shows the traceback"
     if text := sentence(error):
         return text if isinstance(error, USER_ERRORS) and text.startswith(str(error)) else f"{text}{hint}"
-    frames = traceback.extract_tb(error.__traceback__)
-    if not isinstance(error, (*USER_ERRORS, RuntimeError)) or not frames[-1].filename.startswith(PACKAGE):
-        last = next((frame for frame in reversed(frames) if frame.filename.startswith(PACKAGE)), frames[-1])
+    frames, package = traceback.extract_tb(error.__traceback__), os.path.join(PACKAGE, "")
+    if not isinstance(error, (*USER_ERRORS, RuntimeError)) or not frames[-1].filename.startswith(package):
+        last = next((frame for frame in reversed(frames) if frame.filename.startswith(package)), frames[-1])
         return f"{named(error)}, in {os.path.relpath(last.filename, os.path.dirname(PACKAGE))}, line {last.lineno}{hint}"
     return str(error) if isinstance(error, USER_ERRORS) else f"{named(error)}{hint}"
 

@@ -117,11 +117,13 @@ def import_from(directory: str, module: str) -> None:
     """Make a directory the first place for imports. Raises ImportError if another module of this name is loaded already."""
     if sys.path[0] != directory:
         sys.path.insert(0, directory)
-    if (loaded := sys.modules.get(module.partition(".")[0])) is None:
+    top = module.partition(".")[0]
+    if (loaded := sys.modules.get(top)) is None:
         return
     file = getattr(loaded, "__file__", None)  # None: a directory without __init__.py, or built in
     places = [file] if file else [*getattr(loaded, "__path__", ["Python itself"])]
-    if not any(os.path.realpath(place).startswith(os.path.realpath(directory) + os.sep) for place in places):
+    own = {os.path.realpath(os.path.join(directory, end)) for end in (f"{top}.py", f"{top}/__init__.py", top)}
+    if own.isdisjoint(map(os.path.realpath, places)):
         raise ImportError(f"another module {module!r}, of {places[0]}, is loaded already: rename the one in {directory}")
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from jmarl.envs.base import Answer, Environment, Texts, describe, special_tokens
 from jmarl.envs.calls.user_code import calling
+from jmarl.envs.reward_environment import RewardEnvironment
 
 
 class Sections(NamedTuple):
@@ -68,7 +69,8 @@ class Centralized:
     """
 
     def __init__(self, env: Environment, num_agents: int, write_prompt: Callable[[Sequence[str]], str] = joint_prompt):
-        self.env, self.num_agents, self.write_prompt = env, num_agents, write_prompt
+        self.env = env.for_agents(num_agents) if isinstance(env, RewardEnvironment) else env
+        self.num_agents, self.write_prompt = num_agents, write_prompt
         self.max_turns, self.special_tokens = getattr(env, "max_turns", 1), special_tokens(env)
 
     def describe(self) -> dict[str, Any]:

@@ -77,7 +77,6 @@ class Mixture:
         after: list[Any] = [None] * count
         total, rewards = np.full(count, np.nan), np.full((count, self.num_agents), np.nan)
         invalid, done = np.zeros(count, bool), np.zeros(count, bool)
-        parts: dict[str, np.ndarray] = {}
         measures: dict[str, np.ndarray] = {}
         faults: dict[int, str] = {}
         for name, indices in _indices_by_name([name for name, _ in states]).items():
@@ -86,16 +85,14 @@ class Mixture:
             result = answer.result
             total[indices], rewards[indices] = result.total, result.rewards
             invalid[indices], done[indices] = result.invalid, answer.done
-            parts[f"{name}/reward"] = np.full(count, np.nan)
-            parts[f"{name}/reward"][indices] = result.total
-            for measure, values in (result.parts | result.measures).items():
+            for measure, values in ({"reward": result.total} | result.measures | result.parts).items():
                 measures.setdefault(f"{name}/{measure}", np.full(count, np.nan))[indices] = values
             faults |= {indices[j]: f"{name}: {text}" for j, text in result.faults.items()}
             num_raised += result.num_raised
             for i, own_after in zip(indices, answer.after, strict=True):
                 after[i] = (name, own_after)
         faults = dict(sorted(faults.items()))
-        return Answer(RewardResult(total, parts, invalid, rewards, faults, num_raised, measures), done, after)
+        return Answer(RewardResult(total, {}, invalid, rewards, faults, num_raised, measures), done, after)
 
     def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
         nexts = {

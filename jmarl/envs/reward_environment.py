@@ -102,9 +102,18 @@ class RewardEnvironment:
                 return
             formatters = [formatters] * reward.num_agents
         self.formatters = list(formatters)
-        self.num_agents = len(self.formatters)
         self.reward = reward if isinstance(reward, RewardFunction) else RewardFunction(reward, num_agents=self.num_agents)
         self._bound_formatters = [bind_formatter(formatter) for formatter in self.formatters]
+
+    @property
+    def num_agents(self) -> int:
+        """The number of agents. Raises ValueError if it is not known."""
+        if self._for_all is not None:
+            raise ValueError(
+                "the number of agents is not known here: give one formatter per agent, [formatter] * 2, or the reward as "
+                "make_reward(function, num_agents=2)"
+            )
+        return len(self.formatters)
 
     def for_agents(self, num_agents: int) -> RewardEnvironment:
         """Return this environment; one with a single formatter and a plain reward as that of a team of so many agents."""
@@ -128,11 +137,7 @@ class RewardEnvironment:
 
         Raises a ValueError too if the items lack a column that the reward needs.
         """
-        if self._for_all is not None:
-            raise ValueError(
-                "the number of agents is not known here: give one formatter per agent, [formatter] * 2, or the reward as "
-                "make_reward(function, num_agents=2)"
-            )
+        self.num_agents  # noqa: B018  raises if it is not known
         self.reward.check_items(items)
         prompts: list[list[Any]] = [[] for _ in self.formatters]
         for agent, formatter in enumerate(self._bound_formatters):

@@ -6,7 +6,7 @@ const MAX_RECORDS = 500; // of steps that came after the page was opened; older 
 const keyOf = (record) => [record.run, record.kind, record.step, record.updates].join();
 
 /** Return which runs there are, and when each was first started: other ones need another page. */
-const identity = ({ runs }) => JSON.stringify(runs.map((run) => [run.name, run.attempts.length ? run.attempts[0].time : ""]));
+const identity = ({ runs }) => JSON.stringify(runs.map((run) => [run.name, run.attempts.map((attempt) => attempt.time)]));
 
 /** Return one episode as [turn, node, joint action]: of another prompt in each step. */
 function episode(record) {

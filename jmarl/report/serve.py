@@ -6,14 +6,16 @@ this machine by name, so that no page from elsewhere can read it. It writes noth
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from jmarl.config import check
 from jmarl.report.completions import new_completions
@@ -76,18 +78,23 @@ def handler_for(follower: Follower) -> type[BaseHTTPRequestHandler]:
             if self.headers.get("Host", "").split(":")[0] not in NAMES:
                 self.answer(403, "text/plain", f"This page is for this machine only: open it as {NAMES[0]} or {NAMES[1]}.")
                 return
-            address = urlsplit(self.path)
+            with contextlib.suppress(ConnectionError):  # the browser has closed or reloaded the page
+                self.answer(*self.found(urlsplit(self.path)))
+
+        def found(self, address: SplitResult) -> tuple[int, str, str]:
+            """Return the status, the type and the text of the answer."""
+            after = parse_qs(address.query).get("after", [""])[0]
+            if not re.fullmatch(r"[-\d,]*", after):
+                return 400, "text/plain", f"after={after!r} is not allowed: give steps, such as after=3,-1."
             try:
                 if address.path == "/":
-                    self.answer(200, "text/html", follower.page())
-                elif address.path == "/data":
-                    after = parse_qs(address.query).get("after", [""])[0]
+                    return 200, "text/html", follower.page()
+                if address.path == "/data":
                     news = follower.news([int(step) for step in after.split(",") if step])
-                    self.answer(200, "application/json", json.dumps(news, ensure_ascii=False, allow_nan=False))
-                else:
-                    self.answer(404, "text/plain", f"There is no {address.path} here, only / and /data.")
+                    return 200, "application/json", json.dumps(news, ensure_ascii=False, allow_nan=False)
             except (OSError, ValueError) as error:  # such as of a directory that was moved: the page asks again
-                self.answer(503, "text/plain", f"The runs cannot be read: {error}.")
+                return 503, "text/plain", f"The runs cannot be read: {error}."
+            return 404, "text/plain", f"There is no {address.path} here, only / and /data."
 
         def answer(self, code: int, kind: str, text: str) -> None:
             body = text.encode("utf-8", "replace")

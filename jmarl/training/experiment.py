@@ -123,7 +123,7 @@ def wandb_config(settings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def load_team(cfg: ExperimentConfig) -> Team:
     """Load the team of a run, and show that, if it takes long."""
-    with watched("loading the models", cfg.train.run.progress, CLOCK.reader()):
+    with CLOCK.running(), watched("loading the models", cfg.train.run.progress, CLOCK.reader()):
         return team_of(cfg.team)
 
 

@@ -177,7 +177,7 @@ def run_training(
                 result = result._replace(unsaved=write_models(cfg.run, setup.team, result.state) or result.unsaved)
         if complete := bool(cfg.run.output_dir) and not (result.interrupted or result.unsaved):
             mark_complete(cfg.run.output_dir, cfg.run.num_updates)
-    if complete and cfg.run.progress:
+    if complete and cfg.run.progress and setup.algorithm.row.margin != "score":  # those are often a part of another run
         say(next_commands(cfg.run.output_dir))
     return result, log
 

@@ -3,6 +3,7 @@ are looked for."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from jmarl import ExperimentConfig
-from jmarl.cli.configuration import located, read_experiment
+from jmarl.cli.configuration import located, read_configuration, read_experiment
 from jmarl.cli.init import FILES
 from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
@@ -144,16 +145,16 @@ def test_files_beside_a_yaml_file_come_before_those_of_the_current_directory(els
     names = ["other:f", "../a/pkg/mine:g", "jmarl.envs.writing.story:setup_prompt"]
     settings = dict(data="rows.jsonl", held_out="held.jsonl", reward="pkg.mine:f", formatters=names, environment=None)
     cfg = ExperimentConfig.of(models=["m"], num_agents=3, **settings)
-    task = located(cfg, [b, a]).task
+    task = located(cfg, [b, a], {}).task
     assert (task.data, task.held_out, task.reward) == (f"{b}/rows.jsonl", f"{a}/held.jsonl", f"{a}/pkg.mine:f")
     assert task.formatters == ("other:f", f"{b}/../a/pkg/mine:g", names[2])
-    assert located(cfg, [Path.cwd()]) == cfg
+    assert located(cfg, [Path.cwd()], {}) == cfg
 
 
 def test_an_environment_beside_a_yaml_file_is_found(elsewhere):
     (elsewhere / "mine.py").write_text("")
     cfg = ExperimentConfig.of(models=["m"], train_envs=["mine:A", "story"], eval_envs=["mine:B"], held_out=1)
-    task = located(cfg, [elsewhere]).task
+    task = located(cfg, [elsewhere], {}).task
     assert [env.name for env in (*task.train_envs, *task.eval_envs)] == [f"{elsewhere}/mine:A", "story", f"{elsewhere}/mine:B"]
 
 
@@ -165,3 +166,19 @@ def test_a_module_is_imported_from_its_directory(elsewhere):
     with pytest.raises(ImportError, match=rf"another module 'json', of .*, is loaded already: rename the one in {elsewhere}"):
         import_object(f"{elsewhere}/json:value")
     sys.modules.pop("pkg.mine"), sys.modules.pop("pkg")
+
+
+def test_a_directory_may_have_the_name_of_a_number(tmp_path):
+    assert main(["init", str(tmp_path / "2024")]) == 0
+    assert read_experiment(str(tmp_path / "2024" / "run.yaml")).train.run.output_dir == "runs/2024"
+
+
+def test_a_path_of_a_flag_belongs_to_the_current_directory(tmp_path, monkeypatch):
+    """One of a YAML file is looked for beside it first."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "project"]) == 0
+    Path("prompts.jsonl").write_text('{"prompt": "mine"}\n')
+    assert read_experiment("project/run.yaml").task.data == str(tmp_path / "project" / "prompts.jsonl")
+    others = dict.fromkeys(("seed", "device", "output", "resume"))
+    args = argparse.Namespace(config="project/run.yaml", set=["data=prompts.jsonl"], **others)
+    assert read_configuration(args).experiment.task.data == "prompts.jsonl"

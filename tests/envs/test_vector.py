@@ -340,8 +340,8 @@ def test_a_mixture_shares_tasks_by_weight_and_names_metrics():
     result = answer.result
     easy = np.array([t["environment"] == "easy" for t in tasks])
     assert (np.isfinite(result.measures["easy/solved"]) == easy).all()
-    assert (np.isfinite(result.parts["hard/reward"]) == ~easy).all()
-    np.testing.assert_array_equal(result.parts["easy/reward"][easy], result.total[easy])
+    assert (np.isfinite(result.measures["hard/reward"]) == ~easy).all()
+    np.testing.assert_array_equal(result.measures["easy/reward"][easy], result.total[easy])
 
 
 def test_an_environment_in_a_mixture_plays_as_it_does_alone():

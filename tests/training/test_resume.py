@@ -13,7 +13,7 @@ from jmarl.training.files.attempt import is_complete
 from jmarl.training.files.changes import ADVISED, MAY_CHANGE, CannotGoOn, check_changes
 from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.files.lock import locked
-from jmarl.training.files.run_directory import resolve_resume
+from jmarl.training.files.run_directory import resolve_resume, set_aside
 from tests.training.test_faults import ITEMS, Signalling, rows_of, run
 
 ROOT = Path(__file__).resolve().parents[2] / "jmarl"
@@ -182,3 +182,20 @@ def test_auto_of_several_seeds_needs_a_checkpoint_of_each(tmp_path):
             with pytest.raises(CannotGoOn, match="only some of its seeds have one: move .*seed_0/checkpoints away"):
                 resolve_resume(cfg, (0, 1))
     assert resolve_resume(cfg, (0, 1)).run.resume is True
+
+
+def test_files_of_others_in_the_directory_of_a_run_are_kept(tmp_path):
+    """A new run moves what an earlier one learned, and deletes nothing but the empty files of a start that failed."""
+    for name in ("events.csv", "completions_of_mine.txt"):
+        (tmp_path / name).write_text("mine")
+    set_aside(str(tmp_path))
+    assert {path.name for path in (tmp_path / "earlier_1").iterdir()} == {"events.csv", "completions_of_mine.txt"}
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "completions.jsonl.gz").write_bytes(b"rows")
+    set_aside(str(tmp_path))
+    assert (tmp_path / "earlier_2" / "completions.jsonl.gz").read_bytes() == b"rows"
+    for name in ("metrics.jsonl", "completions.jsonl.gz", "events.out.tfevents.1"):
+        (tmp_path / name).touch()
+    (tmp_path / "events").mkdir()
+    set_aside(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"earlier_1", "earlier_2", "events"}

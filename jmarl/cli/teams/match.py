@@ -146,7 +146,10 @@ def source_of(args: argparse.Namespace) -> Source:
         source = load_source(args.model, args.base_model)
         if not args.data:
             return source
-        task = dict(data=args.data, reward=args.reward, formatters=tuple(args.formatters))
+        task: dict[str, Any] = dict(data=args.data, reward=args.reward, formatters=tuple(args.formatters))
+        if source.experiment is not None:  # the team reads its prompts as in training
+            team = source.experiment.team
+            task |= {"shared_weights": team.shared_weights} | ({} if args.formatters else {"roles": team.roles})
         return dataclasses.replace(source, experiment=ExperimentConfig.of(models=["-"] * len(source.agents), **task))
     cfg = read_experiment(args.config)
     models = args.model or (cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models)

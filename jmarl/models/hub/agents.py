@@ -112,9 +112,10 @@ def check_readable(path: Path) -> None:
             if allowed and is_directory and file == path:
                 files += sorted({inner for pattern in HUB_FILES for inner in file.glob(pattern)})
         if not allowed:
+            mode = "a+x" if file == path.parent else "-R a+rX"  # no more than is needed: there may be other things beside
             raise PermissionError(
                 f"the model {path} cannot be read: user {os.geteuid()} has no permission to read {file}; let its owner run "
-                f"chmod -R a+rX {file}, or copy the model"
+                f"chmod {mode} {file}, or copy the model"
             )
 
 

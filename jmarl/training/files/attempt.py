@@ -4,7 +4,7 @@
 lines that the run printed, warnings of jmarl's loggers, and how the attempt ended; a killed process leaves no last line.
 `end.json` is there if the run is complete: all updates, evaluations and models.
 
-Left out: tables of a terminal's progress bar (`metrics.jsonl` has their numbers), and what rewards and environments print.
+Left out: the progress bar of a terminal, and what rewards and environments print.
 """
 
 from __future__ import annotations

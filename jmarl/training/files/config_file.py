@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from jmarl.config import SECTION_OF, ExperimentConfig, TrainConfig, flat
 from jmarl.config.yaml_file import dump_yaml, read_yaml
 from jmarl.training.files.lock import reserved
 from jmarl.training.files.run_directory import CHOSEN, check_contents
-from jmarl.training.files.run_files import CONFIG_FILE, NEW_CONFIG, leaves
+from jmarl.training.files.run_files import CONFIG_FILE, leaves
+
+WAITING: dict[str, str] = {}  # directory of a run that this process prepares -> its config.yaml
 
 
 def plain_config(cfg: ExperimentConfig) -> dict[str, Any]:
@@ -34,9 +37,9 @@ def changed_settings(cfg: ExperimentConfig) -> list[str] | None:
 def record_choices(cfg: TrainConfig) -> None:
     """Write the config.yaml of a run that begins, with the settings that were chosen in place of auto; a no-op for runs that
     did not start from an `ExperimentConfig`."""
-    file, new = (Path(cfg.run.output_dir) / name for name in (CONFIG_FILE, NEW_CONFIG))
-    if cfg.run.output_dir and new.is_file():
-        new.replace(file)
+    file = Path(cfg.run.output_dir) / CONFIG_FILE
+    if text := WAITING.pop(os.path.abspath(cfg.run.output_dir), ""):
+        replace_text(file, text)
     if not cfg.run.output_dir or cfg.run.replay_rollout or not file.is_file():
         return
     tree, settings = read_yaml(file).tree, flat(cfg)
@@ -57,7 +60,7 @@ def replace_text(file: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def written_config(cfg: ExperimentConfig) -> Iterator[None]:
-    """Hold the lock of the directory of the run in the context, and keep its settings in a file beside config.yaml.
+    """Hold the lock of the directory of the run in the context, and its settings in `WAITING`.
 
     They become its config.yaml when it begins (`record_choices`), after the files of an earlier run are set aside: a run that
     is refused before changes nothing. Raises `DirectoryInUse` if another process runs in the directory, and `CannotGoOn` if the
@@ -70,9 +73,9 @@ def written_config(cfg: ExperimentConfig) -> Iterator[None]:
     with reserved(run.output_dir):
         for single in [cfg.train.for_seed(seed) for seed in cfg.seeds] or [cfg.train]:
             check_contents(single)  # again, because another process may have written before the lock was taken
-        new = Path(run.output_dir) / NEW_CONFIG
-        replace_text(new, dump_yaml(plain_config(cfg)))
+        directory = os.path.abspath(run.output_dir)
+        WAITING[directory] = dump_yaml(plain_config(cfg))
         try:
             yield
         finally:
-            new.unlink(missing_ok=True)
+            WAITING.pop(directory, None)

@@ -16,7 +16,7 @@ from jmarl.training.files.attempt import attempt
 from jmarl.training.files.changes import CHANGES_PENDING, CannotGoOn, check_changes
 from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
 from jmarl.training.files.lock import check_unlocked, locked
-from jmarl.training.files.run_files import CONFIG_FILE, NEW_CONFIG
+from jmarl.training.files.run_files import CONFIG_FILE
 from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.metrics_writer import MetricsWriter
 from jmarl.training.logs.terminal import say
@@ -117,6 +117,7 @@ def chosen_before(cfg: TrainConfig) -> dict[str, Any]:
 
 LEARNED = ("checkpoints", "models", "pairs", "history", "reward_model*", "failed_update*")  # of a run that made a step
 LOGS = ("metrics.jsonl", "completions*", "events*", "wandb_id*")
+EMPTY = ("metrics.jsonl", "completions.jsonl.gz")  # of a start that failed before its first step
 
 
 def set_aside(directory: str) -> None:
@@ -128,16 +129,17 @@ def set_aside(directory: str) -> None:
     root = Path(directory)
     learned, logs = ([path for pattern in names for path in sorted(root.glob(pattern))] for names in (LEARNED, LOGS))
     learned = [path for path in learned if path.is_file() or any(path.iterdir())]  # `checkpoints` is made before the first step
-    metrics = root / "metrics.jsonl"
-    if not learned and not (metrics.is_file() and metrics.stat().st_size):
-        for path in logs:
-            path.unlink()
+    sizes = [(root / name).stat().st_size for name in EMPTY if (root / name).is_file()]
+    if not learned and (root / EMPTY[0]).is_file() and not any(sizes):
+        for path in [root / name for name in EMPTY] + [*root.glob("events.out.tfevents.*"), root / "wandb_id.txt"]:
+            path.unlink(missing_ok=True)
         return
-    config = [root / CONFIG_FILE] if (root / NEW_CONFIG).is_file() and (root / CONFIG_FILE).is_file() else []
-    paths = [*learned, *logs, *root.glob("attempts"), *config]
+    if not learned and not logs:
+        return
+    config = [root / CONFIG_FILE] if (root / CONFIG_FILE).is_file() else []
     target = next(root / f"earlier_{n}" for n in itertools.count(1) if not (root / f"earlier_{n}").exists())
     target.mkdir()
-    for path in paths:
+    for path in [*learned, *logs, *root.glob("attempts"), *config]:
         path.rename(target / path.name)
     logger.warning("%s held an earlier run; its metrics, checkpoints and models are now in %s", directory, target)
 

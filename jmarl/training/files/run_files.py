@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 CONFIG_FILE = "config.yaml"
-NEW_CONFIG = "config.yaml.new"  # of a run that is being prepared, and may be refused
 PACKAGES = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 DICTIONARIES = {"options", "wandb"}  # settings that are mappings, not sections
 

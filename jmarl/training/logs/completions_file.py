@@ -38,7 +38,7 @@ TRAIN, EVAL = "train", "eval"
 MAX_WAITING = 16 * 10**6  # bytes
 _CHUNK = 1 << 16
 _TAIL = 32 * 10**6  # bytes at the end that `newest_records` reads
-_HEADER = gzip.compress(b"", 6, mtime=0)[:10]  # with which every member begins
+_HEADER = gzip.compress(b"", 6, mtime=0)[:8]  # with which every member begins, whichever version of Python wrote it
 _START = re.compile(rb'\{"step": (\d+), "kind": "(\w+)"')
 
 
