@@ -84,6 +84,7 @@ def make_plan(
       eval_items: number of held-out tasks.
       measures: also run the programs on a device of this kind, which must be here.
     """
+    cfg = cfg.replace(mesh="agent=1")  # one device, also where this process has several
     present = present_device(gpu) if measures else None
     setup, state = shapes_of_run(team, cfg, compile_device(gpu), prompt_tokens)
     compiled = compile_for(gpu, programs_of_shapes(setup, state, prompt_tokens, eval_items))
