@@ -79,9 +79,9 @@ def handler_for(follower: Follower) -> type[BaseHTTPRequestHandler]:
                 self.answer(403, "text/plain", f"This page is for this machine only: open it as {NAMES[0]} or {NAMES[1]}.")
                 return
             with contextlib.suppress(ConnectionError):  # the browser has closed or reloaded the page
-                self.answer(*self.found(urlsplit(self.path)))
+                self.answer(*self.response(urlsplit(self.path)))
 
-        def found(self, address: SplitResult) -> tuple[int, str, str]:
+        def response(self, address: SplitResult) -> tuple[int, str, str]:
             """Return the status, the type and the text of the answer."""
             after = parse_qs(address.query).get("after", [""])[0]
             if not re.fullmatch(r"[-\d,]*", after):
