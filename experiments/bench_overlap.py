@@ -29,9 +29,9 @@ from jmarl.config import Count, NotNegative, check, check_fields
 from jmarl.envs.base import Answer, Texts
 from jmarl.envs.code import problems as code_problems
 from jmarl.envs.code.generation import CodeGeneration
+from jmarl.logs.metrics_writer import read_rows
+from jmarl.runs.train import train
 from jmarl.sandbox import Limits, Sandbox
-from jmarl.training.logs.metrics_writer import read_rows
-from jmarl.training.train import train
 from jmarl.types import TeamState
 
 ITEMS = code_problems.generate_problems(64, difficulty=(1, 1))

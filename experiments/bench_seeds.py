@@ -29,8 +29,8 @@ from jmarl.config import Count, check
 from jmarl.envs.rewards import make_reward
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.agents import Agent, load_agent
+from jmarl.runs.seeds import train_seeds
 from jmarl.team import make_team
-from jmarl.training.seeds import train_seeds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,9 +39,9 @@ from jmarl.models.hub.tokenize import encode_prompts, stop_ids
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, place
 from jmarl.models.stack import stack_params
+from jmarl.runs.precompile import compile_all, example_completions
 from jmarl.sampling.generate import StackProgram, sample_stack
 from jmarl.sampling.sampler import RowIds
-from jmarl.training.precompile import compile_all, example_completions
 from jmarl.types import TRACES, Batch
 
 PROMPTS = """Describe a city in the clouds:|Invent a new holiday and explain it:|Write a bedtime story for a dragon:

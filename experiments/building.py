@@ -31,7 +31,7 @@ from experiments.start import ImitationConfig, imitate_and_train
 from jmarl.config import Episodes, Optimizer, Run, Sampling, check
 from jmarl.envs import make
 from jmarl.envs.base import TextEnvironment
-from jmarl.training.records import TrainResult
+from jmarl.runs.records import TrainResult
 
 NUM_TASKS = 500  # generated, to train on
 

@@ -31,11 +31,11 @@ from jmarl.envs.code.generation import CodeGeneration
 from jmarl.envs.code.pipeline import CodePipeline
 from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
+from jmarl.logs.rollout_log import token_counts
 from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.models.sharding import mesh_for, place
 from jmarl.sandbox import Limits, Sandbox
 from jmarl.team import make_team
-from jmarl.training.logs.rollout_log import token_counts
 
 
 @dataclasses.dataclass(frozen=True)

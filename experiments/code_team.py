@@ -22,9 +22,9 @@ from jmarl.envs.code.completion import CodeCompletion
 from jmarl.envs.code.data import SOURCES, load_items
 from jmarl.envs.code.execution import CodeExecution
 from jmarl.envs.code.generation import CodeGeneration
+from jmarl.runs.records import TrainResult
 from jmarl.sandbox import Limits, Sandbox
 from jmarl.sandbox.client import AUTO, UNSAFE
-from jmarl.training.records import TrainResult
 
 NUM_PROBLEMS = 500  # generated, to train on
 

@@ -33,7 +33,7 @@ from jmarl.envs.debate.llm_judge import LLMJudge
 from jmarl.envs.debate.rule_judge import RuleBasedJudge
 from jmarl.models.hub.agents import load_agent
 from jmarl.rollout.text_model import AgentModel
-from jmarl.training.records import TrainResult
+from jmarl.runs.records import TrainResult
 
 KEY = "JUDGE_API_KEY"
 NUM_TASKS = 1000  # to train on, or as many as there are

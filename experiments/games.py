@@ -37,9 +37,9 @@ from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.models.hub.agents import Agent
+from jmarl.runs.records import TrainResult
+from jmarl.runs.train import train
 from jmarl.team import make_team
-from jmarl.training.records import TrainResult
-from jmarl.training.train import train
 
 METHODS = {
     "team": "a team, trained together", "single": "one agent, as many tokens", "apart": "each trained alone, then teamed",

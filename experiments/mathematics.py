@@ -35,7 +35,7 @@ from jmarl.envs import make
 from jmarl.envs.base import TextEnvironment
 from jmarl.envs.math.data import SOURCES
 from jmarl.envs.math.problems import TOPICS, MathProblemGenerator
-from jmarl.training.records import TrainResult
+from jmarl.runs.records import TrainResult
 
 PIECES = (*"0123456789", "+", "-", "×", "÷", "Answer: ", "CORRECT", "WRONG")  # the vocabulary of --model tiny
 TURNS = {"math": 1, "math_verifier": 3, "math_planner": 2}  # turns of an episode without --num-turns

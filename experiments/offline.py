@@ -5,7 +5,7 @@ Command: python -m experiments.offline --data pairs.json --algorithm dpo        
 Files: `.json` or `.jsonl` with
     prompt, chosen, rejected   for dpo and reward_model; with several --agents, as for madpo, chosen and rejected are lists of
                                one text per agent
-    prompt, completion         for sft, or trajectories: see `jmarl/training/preferences/pairs.py`
+    prompt, completion         for sft, or trajectories: see `jmarl/preferences/pairs.py`
 `python -m experiments.story_length --algorithm madpo_iter` writes such files (`pairs/round_0000.jsonl`). Without --eval-data,
 the rows of a tenth of the prompts are held out. A reward model is written to `reward_model/` of the output directory, for
 `jmarl.load_reward_model`.
@@ -23,10 +23,10 @@ from experiments.start import load_team
 from jmarl.algorithms import find_row
 from jmarl.config import Count, Run, TrainConfig, check, check_fields
 from jmarl.models.hub.agents import load_agent
-from jmarl.training.fit import check_fit, fit
-from jmarl.training.preferences.pairs import load_pairs, load_trajectories, split_by_prompt
-from jmarl.training.preferences.reward_model import FOLDER, fit_reward_model, save_reward_model
-from jmarl.training.records import FitResult
+from jmarl.preferences.pairs import load_pairs, load_trajectories, split_by_prompt
+from jmarl.preferences.reward_model import FOLDER, fit_reward_model, save_reward_model
+from jmarl.runs.fit import check_fit, fit
+from jmarl.runs.records import FitResult
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ import tyro
 
 from experiments.tables import pyplot
 from jmarl.config import check
-from jmarl.training.logs.metrics_writer import read_rows
+from jmarl.logs.metrics_writer import read_rows
 
 STYLES = ("-", "--", ":", "-.")
 

@@ -33,8 +33,8 @@ from jmarl.learning.optimizer import init_state
 from jmarl.learning.probes import PROBES
 from jmarl.models.config import ModelConfig
 from jmarl.randomness import tasks_of
+from jmarl.runs.train import train
 from jmarl.team import Team, make_team
-from jmarl.training.train import train
 
 SYMBOLS = ["|", "x", *"abcdefgh", "y", "<stop>"]  # the token ids of `jmarl.learning.probes` as text
 MODEL = ModelConfig("llama", probes.VOCAB, 32, 64, 2, 4, 2, 8, 64)

@@ -17,13 +17,13 @@ from jmarl.cli.main import prepare_streams
 from jmarl.config import TrainConfig
 from jmarl.config.flags import parse_flags
 from jmarl.evaluation.evaluate import Evaluation, numbers
+from jmarl.files.checkpoint import CheckpointError, saved_steps
+from jmarl.files.failed_update import NonFiniteError
+from jmarl.files.interrupt import EXIT_INTERRUPTED, Interrupted, ending_at_second_signal
+from jmarl.files.lock import DirectoryInUse
+from jmarl.files.run_directory import CannotGoOn, checkpoints_of
+from jmarl.runs.records import FitResult, TrainResult
 from jmarl.sandbox import SandboxUnavailable
-from jmarl.training.files.checkpoint import CheckpointError, saved_steps
-from jmarl.training.files.failed_update import NonFiniteError
-from jmarl.training.files.interrupt import EXIT_INTERRUPTED, Interrupted, ending_at_second_signal
-from jmarl.training.files.lock import DirectoryInUse
-from jmarl.training.files.run_directory import CannotGoOn, checkpoints_of
-from jmarl.training.records import FitResult, TrainResult
 
 EXIT_NOT_SAVED = 130  # the exit code of a shell for a command that Ctrl+C ended
 

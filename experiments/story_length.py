@@ -21,10 +21,10 @@ from jmarl.envs.centralized import Centralized
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward, story_length_ratio
 from jmarl.envs.writing.story import HELD_OUT, TOPICS, setup_prompt, story_prompt
-from jmarl.training.checks import check_settings
-from jmarl.training.records import TrainResult
-from jmarl.training.seeds import check_seeds, train_seeds
-from jmarl.training.train import train
+from jmarl.runs.checks import check_settings
+from jmarl.runs.records import TrainResult
+from jmarl.runs.seeds import check_seeds, train_seeds
+from jmarl.runs.train import train
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StoryConfig(TeamTraining):
     held_out: Annotated[int, Range(0, len(HELD_OUT))] = len(HELD_OUT)
     """Held-out topics to evaluate on before and after training; 0: none."""
     seeds: tuple[int, ...] = ()
-    """Train one run per seed, all in one program (jmarl.training.seeds), in output_dir/seed_0, …. Set lora_rank too, because
+    """Train one run per seed, all in one program (jmarl.runs.seeds), in output_dir/seed_0, …. Set lora_rank too, because
     otherwise each run has full weights of its own. Empty: one run, from `seed`."""
     centralized: bool = False
     """One model writes both texts, in tagged sections of one completion (jmarl.envs.centralized); give it the tokens of both.

@@ -32,8 +32,8 @@ from experiments.start import ImitationConfig, imitate_and_train
 from jmarl.config import Episodes, Optimizer, Run, Sampling, check
 from jmarl.envs import make
 from jmarl.envs.tools.tasks import MAKERS
+from jmarl.runs.records import TrainResult
 from jmarl.sandbox import default_sandbox
-from jmarl.training.records import TrainResult
 
 NUM_TASKS = 500  # generated, to train on
 

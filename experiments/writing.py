@@ -27,7 +27,7 @@ from experiments.report import command, report
 from experiments.start import TeamTraining, load_and_train
 from jmarl.config import CountOrOff, Episodes, Optimizer, Run, Sampling, check
 from jmarl.envs import make
-from jmarl.training.records import TrainResult
+from jmarl.runs.records import TrainResult
 
 NUM_TASKS = 1000  # to train on, or as many as there are
 

@@ -12,7 +12,7 @@ Where to add what:
 - an environment: a class in `envs/` and a line in `envs/__init__.py`;
 - a model family: its switches in `models/config.py`, what they do in `models/decoder.py`, names of weights in
   `models/hub/hf_format.py` and `gguf.py`, new weights also in `models/sharding.py`;
-- a metric: the dict that a loss or `learning/targets.py` returns, or `training/logs/rollout_log.py`, and its line in the table
+- a metric: the dict that a loss or `learning/targets.py` returns, or `logs/rollout_log.py`, and its line in the table
   of columns in `experiments/README.md`;
 - a setting and its flag: a field of a section in `config/`; one that a row of the table has a default for, also there.
 """
@@ -73,20 +73,20 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.models.hub.agents import Agent as Agent
     from jmarl.models.hub.agents import load_agent as load_agent
     from jmarl.models.hub.agents import save_pretrained as save_pretrained
+    from jmarl.preferences.pairs import load_pairs as load_pairs
+    from jmarl.preferences.pairs import load_trajectories as load_trajectories
+    from jmarl.preferences.reward_model import load_reward_model as load_reward_model
+    from jmarl.runs.experiment import run_experiment as run_experiment
+    from jmarl.runs.fit import fit as fit
+    from jmarl.runs.records import TrainResult as TrainResult
+    from jmarl.runs.seeds import train_seeds as train_seeds
+    from jmarl.runs.train import train as train
     from jmarl.sampling.texts import generate as generate
     from jmarl.team import Team as Team
     from jmarl.team import agents_of as agents_of
     from jmarl.team import make_team as make_team
     from jmarl.team import policies as policies
     from jmarl.team import save_team as save_team
-    from jmarl.training.experiment import run_experiment as run_experiment
-    from jmarl.training.fit import fit as fit
-    from jmarl.training.preferences.pairs import load_pairs as load_pairs
-    from jmarl.training.preferences.pairs import load_trajectories as load_trajectories
-    from jmarl.training.preferences.reward_model import load_reward_model as load_reward_model
-    from jmarl.training.records import TrainResult as TrainResult
-    from jmarl.training.seeds import train_seeds as train_seeds
-    from jmarl.training.train import train as train
 
 _MODULES = {  # module -> the public names that it defines
     "config": (
@@ -128,16 +128,16 @@ _MODULES = {  # module -> the public names that it defines
     ),
     "evaluation.evaluate": ("evaluate",),
     "sampling.texts": ("generate",),
-    "training.experiment": ("run_experiment",),
-    "training.fit": ("fit",),
-    "training.preferences.pairs": (
+    "runs.experiment": ("run_experiment",),
+    "runs.fit": ("fit",),
+    "preferences.pairs": (
         "load_pairs",
         "load_trajectories",
     ),
-    "training.preferences.reward_model": ("load_reward_model",),
-    "training.seeds": ("train_seeds",),
-    "training.records": ("TrainResult",),
-    "training.train": ("train",),
+    "preferences.reward_model": ("load_reward_model",),
+    "runs.seeds": ("train_seeds",),
+    "runs.records": ("TrainResult",),
+    "runs.train": ("train",),
     "comlrl.trainers.dpo": (
         "DPOConfig",
         "DPOTrainer",

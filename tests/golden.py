@@ -88,7 +88,7 @@ def load_team(directories: Sequence[Path], shared_weights: bool, lora: bool) -> 
 
 def train(team: tuple[Any, ...], reward: Any, items: Sequence[dict], settings: Mapping[str, Any], **options: Any) -> Any:
     """Run `train`. options: eval_items."""
-    run = first_of("jmarl.train:train", "jmarl.training.train:train", "jmarl:train")
+    run = first_of("jmarl.train:train", "jmarl.runs.train:train", "jmarl.training.train:train", "jmarl:train")
     return run(*team, reward, items, make_config(settings), **options)
 
 
@@ -96,13 +96,13 @@ def train_seeds(
     team: tuple[Any, ...], reward: Any, items: Sequence[dict], settings: Mapping[str, Any], seeds: Sequence[int], **options: Any
 ) -> list[Any]:
     """Run `train_seeds`. options: as for `train`."""
-    run = first_of("jmarl:train_seeds", "jmarl.training.seeds:train_seeds")
+    run = first_of("jmarl:train_seeds")
     return run(*team, reward, items, make_config(settings), seeds=seeds, **options)
 
 
 def fit(team: tuple[Any, ...], data: Any, settings: Mapping[str, Any], eval_data: Any) -> Any:
     """Run `fit`, which trains on fixed data."""
-    run = first_of("jmarl.fit:fit", "jmarl.training.fit:fit", "jmarl:fit")
+    run = first_of("jmarl.fit:fit", "jmarl.runs.fit:fit", "jmarl.training.fit:fit", "jmarl:fit")
     return run(*team, data, make_config(settings), eval_data=eval_data)
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
-from jmarl.training.logs.metrics_writer import MetricsWriter
-from jmarl.training.logs.terminal import say
+from jmarl.logs.metrics_writer import MetricsWriter
+from jmarl.logs.terminal import say
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(path for room in ("jmarl", "experiments") for path in (ROOT / room).rglob("*.py"))

@@ -37,7 +37,11 @@ ORDER = [
     "envs",
     "rollout",
     "evaluation",
-    "training",
+    "logs",
+    "files",
+    "preferences",
+    "runs",
+    "training",  # old names
     "plan",
     "report",
     "comlrl",
@@ -64,17 +68,17 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 HOST = {
     "lazy", "models.hub", "envs", "sandbox", "rl.returns", "rollout.counterfactual", "evaluation.statistics",
     "evaluation.zero_shot",
-    "training.preferences.pairs", "training.preferences.formats",
-    "training.logs.metrics_writer", "training.logs.log_file", "training.logs.tables",
-    "training.logs.samples", "training.logs.sinks", "training.logs.terminal", "training.logs.completions_file",
-    "training.logs.diversity", "report",
-    "training.files.manifest", "training.files.lock", "training.files.interrupt", "training.files.fingerprint",
-    "training.files.run_files", "training.files.constants",
+    "preferences.pairs", "preferences.formats",
+    "logs.metrics_writer", "logs.log_file", "logs.tables",
+    "logs.samples", "logs.sinks", "logs.terminal", "logs.completions_file",
+    "logs.diversity", "report",
+    "files.manifest", "files.lock", "files.interrupt", "files.fingerprint",
+    "files.run_files", "files.constants",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"randomness", "config", "models.config"}
 
-FLAX_USERS = {"models.config", "models.decoder", "models.decoding", "training.files.checkpoint"}
+FLAX_USERS = {"models.config", "models.decoder", "models.decoding", "files.checkpoint"}
 NEVER = {"torch", "tensorflow", "experiments", "tests", "notebooks"}
 
 
@@ -208,13 +212,13 @@ def test_a_room_says_what_it_is_for_and_which_file_to_open_first(room):
         ("learning.update", "open('x')", "is device code and calls open()"),
         ("learning.update", "from jmarl.models.hub import tokenize", "imports host code jmarl.models.hub.tokenize"),
         ("models.hub.tokenize", "import jax.numpy as jnp", "is host code and imports jax"),
-        ("training.logs.metrics_writer", "from jmarl.types import Batch", "is host code and imports jmarl.types"),
-        ("training.train", "from flax import linen", "imports flax"),
-        ("training.train", "import torch", "imports torch"),
-        ("training.train", "from .config import x", "relative import .config"),
+        ("logs.metrics_writer", "from jmarl.types import Batch", "is host code and imports jmarl.types"),
+        ("runs.train", "from flax import linen", "imports flax"),
+        ("runs.train", "import torch", "imports torch"),
+        ("runs.train", "from .config import x", "relative import .config"),
         ("sandbox.inside.wire", "from jmarl.types import x", "is inside the sandbox and imports jmarl"),
         ("envs.code.syntax", "import jax", "is host code and imports jax"),
-        ("training.train", "import jmarl.novel", "imports jmarl.novel, which is in no room"),
+        ("runs.train", "import jmarl.novel", "imports jmarl.novel, which is in no room"),
         ("novel", "", "jmarl.novel is in no room: add it to ORDER"),
     ],
 )
@@ -225,7 +229,7 @@ def test_a_violation_is_found(module, source, message):
 def test_imports_of_earlier_rooms_are_fine():
     source = "from jmarl.models.hub.hf_format import x\nfrom jmarl.models.config import y"
     assert not violations("models.hub.agents", source, set(MODULES))
-    assert not violations("training.train", "from jmarl.evaluation import evaluate\nimport time, jax", set(MODULES))
+    assert not violations("runs.train", "from jmarl.evaluation import evaluate\nimport time, jax", set(MODULES))
 
 
 def test_experiments_import_neither_tests_nor_notebooks():

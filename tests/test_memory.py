@@ -19,7 +19,7 @@ from jmarl.learning.per_agent import initial_state, update_one_stack
 from jmarl.memory import explain_memory
 from jmarl.randomness import tasks_of
 from jmarl.team import Team, make_team
-from jmarl.training.train import train
+from jmarl.runs.train import train
 from jmarl.types import Batch
 
 resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.RLIM_INFINITY))  # larger programs fail immediately, on any machine

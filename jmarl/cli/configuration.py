@@ -16,7 +16,7 @@ from jmarl.config.layers import Given, Layers, experiment_config
 from jmarl.config.yaml_file import YamlFile, parse_value, read_yaml
 
 if TYPE_CHECKING:
-    from jmarl.training.records import FitResult, TrainResult
+    from jmarl.runs.records import FitResult, TrainResult
 
 
 FLAGS = "flags"  # the place of settings of flags with names of their own, which say what they are
@@ -257,8 +257,8 @@ def choose_directory(settings: dict[str, Given], stem: str) -> list[str]:
 
 def train(cfg: ExperimentConfig) -> tuple[int, Any]:
     """Run an experiment. Returns the exit code, and its result or None."""
-    from jmarl.training.experiment import run_experiment  # imports jax
-    from jmarl.training.files.interrupt import Interrupted, ending_at_second_signal
+    from jmarl.files.interrupt import Interrupted, ending_at_second_signal
+    from jmarl.runs.experiment import run_experiment  # imports jax
 
     directory, updates = cfg.train.run.output_dir, cfg.train.run.num_updates
     if cfg.train.run.resume == "auto" and has_ended(cfg):
@@ -292,8 +292,8 @@ def directories_of(cfg: ExperimentConfig) -> list[str]:
 
 def has_ended(cfg: ExperimentConfig) -> bool:
     """Return whether the directory holds the complete run of exactly these settings."""
-    from jmarl.training.files.attempt import is_complete
-    from jmarl.training.files.config_file import changed_settings
+    from jmarl.files.attempt import is_complete
+    from jmarl.files.config_file import changed_settings
 
     complete = all(is_complete(directory, cfg.train.run.num_updates) for directory in directories_of(cfg))
     return complete and changed_settings(cfg) == []
@@ -301,7 +301,7 @@ def has_ended(cfg: ExperimentConfig) -> bool:
 
 def closing_line(result: "TrainResult | FitResult") -> str:
     """Return what a run did: its updates, the last reward or loss, and the held-out results if there are any."""
-    from jmarl.training.records import TrainResult
+    from jmarl.runs.records import TrainResult
 
     if isinstance(result, TrainResult):
         name, values = "reward", result.rewards
@@ -324,7 +324,7 @@ def first_line(cfg: ExperimentConfig) -> str:
 
 def resume_line(directory: str) -> str:
     """Return a line with the command that continues an interrupted run."""
-    from jmarl.training.files.run_files import CONFIG_FILE
+    from jmarl.files.run_files import CONFIG_FILE
 
     if not has_checkpoint(directory):
         return "no checkpoint was written: the same command starts again from the beginning"
@@ -333,6 +333,6 @@ def resume_line(directory: str) -> str:
 
 def has_checkpoint(directory: str) -> bool:
     """Return whether a run, or one of its seeds, has a checkpoint to resume from."""
-    from jmarl.training.files.checkpoint import saved_steps
+    from jmarl.files.checkpoint import saved_steps
 
     return any(saved_steps(path) for path in (Path(directory) / "checkpoints", *Path(directory).glob("seed_*/checkpoints")))

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from jmarl.evaluation.cross_play import check_runs, cross_play, run_names
-    from jmarl.training.precompile import keep_programs
+    from jmarl.runs.precompile import keep_programs
 
     find_own_modules()
     for flag, value in (("--num-tasks", args.num_tasks), ("--num-generations", args.num_generations)):

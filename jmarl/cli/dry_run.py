@@ -24,29 +24,29 @@ from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import describe
+from jmarl.files.checkpoint import nbytes
+from jmarl.files.failed_update import read_failed_update
+from jmarl.files.run_directory import read_state, resolve_resume
 from jmarl.learning.per_agent import initial_state, with_adapters
+from jmarl.logs.samples import block
 from jmarl.models import sharding
 from jmarl.models.hub.special_tokens import special_tokens
 from jmarl.models.hub.tokenize import decode, encode_prompts
+from jmarl.preferences.encoding import AgentTokens, encode_pairs, encode_trajectories
+from jmarl.preferences.pairs import shared_examples
+from jmarl.preferences.reward_model import policy_config
 from jmarl.randomness import TRAIN, Randomness
 from jmarl.rollout.play import Game, continued_actions, first_nodes, next_nodes, play_turn
 from jmarl.rollout.prompt_check import items_that_fit
+from jmarl.runs.checks import check_settings, check_team, environment_of
+from jmarl.runs.experiment import Task, examples_of, learns_from_completions, task_of, team_of
+from jmarl.runs.fit import check_data, check_fit, prepare_fit
+from jmarl.runs.rollouts import sampler_of
+from jmarl.runs.seeds import check_seeds, common_step, prepare_seeds
+from jmarl.runs.start import settle, start
+from jmarl.runs.train import prepare
 from jmarl.sampling.generate import NO_LIMIT
 from jmarl.team import Team, initial_params, to_checkpoint
-from jmarl.training.checks import check_settings, check_team, environment_of
-from jmarl.training.experiment import Task, examples_of, learns_from_completions, task_of, team_of
-from jmarl.training.files.checkpoint import nbytes
-from jmarl.training.files.failed_update import read_failed_update
-from jmarl.training.files.run_directory import read_state, resolve_resume
-from jmarl.training.fit import check_data, check_fit, prepare_fit
-from jmarl.training.logs.samples import block
-from jmarl.training.preferences.encoding import AgentTokens, encode_pairs, encode_trajectories
-from jmarl.training.preferences.pairs import shared_examples
-from jmarl.training.preferences.reward_model import policy_config
-from jmarl.training.rollouts import sampler_of
-from jmarl.training.seeds import check_seeds, common_step, prepare_seeds
-from jmarl.training.start import settle, start
-from jmarl.training.train import prepare
 from jmarl.types import TeamState
 
 SHOWN = 3  # prompts and examples

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     result["seconds"] = round(time.monotonic() - start, 1)
     print(table(result))
     if args.output:
-        from jmarl.training.logs.completions_file import finite
+        from jmarl.logs.completions_file import finite
 
         text = json.dumps(finite(result), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
         Path(args.output).write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -228,7 +228,7 @@ def settings(cfg: TrainConfig, experiment: ExperimentConfig | None) -> dict[str,
 
 def curve_lines(path: Path) -> list[str]:
     """Return the curve of a run as a table of a few rows: the first, the last, and some between them."""
-    from jmarl.training.logs.metrics_writer import read_rows
+    from jmarl.logs.metrics_writer import read_rows
 
     steps: dict[int, dict[str, Any]] = {}
     for row in read_rows(path):

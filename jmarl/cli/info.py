@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from jmarl.cli.main import plural
-from jmarl.training.files.run_files import PACKAGES, version_of
+from jmarl.files.run_files import PACKAGES, version_of
 
 OPTIONAL = {  # package -> (module to import, what it is for)
     "gguf": ("gguf", ".gguf files"),

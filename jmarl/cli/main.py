@@ -18,7 +18,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from jmarl.config.validation import did_you_mean
-from jmarl.training.files.lock import DirectoryInUse
+from jmarl.files.lock import DirectoryInUse
 
 COMMANDS: dict[str, str] = {
     "init": "write a small project to start from: settings, a reward with its test, data",

@@ -99,7 +99,7 @@ def time_lines(cfg: ExperimentConfig, eval_items: int, measures: bool) -> list[s
 def check_can_plan(cfg: ExperimentConfig) -> None:
     """Raise a ValueError for runs whose programs jmarl plan does not make."""
     from jmarl.algorithms import find_row
-    from jmarl.training.experiment import learns_from_completions
+    from jmarl.runs.experiment import learns_from_completions
 
     train, turns = cfg.train, cfg.train.episodes.num_turns
     given = not learns_from_completions(cfg)
@@ -145,8 +145,8 @@ def measure_prompts(cfg: Any, team: Any, prompt_tokens: int | None) -> tuple[int
     """Return the length of the longest of the first prompts, unless it is given, and the number of held-out tasks."""
     from jmarl.plan.programs import UnknownTokenizer
     from jmarl.randomness import TRAIN, Randomness
+    from jmarl.runs.experiment import task_of
     from jmarl.sampling.generate import tokenize
-    from jmarl.training.experiment import task_of
 
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
     if prompt_tokens is None:

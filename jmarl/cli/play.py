@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def episode_lines(rollout: Rollout, match: Match, task: dict, width: int) -> list[str]:
     """Return an episode as lines. rollout: of one task with one completion."""
     from jmarl.cli.collect import ended_of, number
-    from jmarl.training.logs.samples import block
+    from jmarl.logs.samples import block
 
     ended, roles = ended_of(match.team, rollout), match.env.roles
     lines = [rule(f"{match.settings['environment']}, task", width)]
@@ -70,7 +70,7 @@ def episode_lines(rollout: Rollout, match: Match, task: dict, width: int) -> lis
 def reward_lines(turn: Any, roles: tuple[str, ...], width: int) -> list[str]:
     """Return the reward of a turn, its parts and the measures as lines."""
     from jmarl.cli.collect import number
-    from jmarl.training.logs.samples import block
+    from jmarl.logs.samples import block
 
     rewards = [number(x) for x in turn.rewards[0, 0]]
     lines = [f"reward {numbers_text(rewards, roles)}"]

@@ -28,11 +28,11 @@ from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural
 from jmarl.config import ExperimentConfig
 from jmarl.config.layers import TREES
 from jmarl.config.mrlm_keys import KEYS
-from jmarl.training.files.config_file import changed_settings
-from jmarl.training.files.failed_update import NonFiniteError
-from jmarl.training.files.run_files import CONFIG_FILE
-from jmarl.training.logs.metrics_writer import read_rows
-from jmarl.training.logs.terminal import LOSS_TAG, REWARD_TAG
+from jmarl.files.config_file import changed_settings
+from jmarl.files.failed_update import NonFiniteError
+from jmarl.files.run_files import CONFIG_FILE
+from jmarl.logs.metrics_writer import read_rows
+from jmarl.logs.terminal import LOSS_TAG, REWARD_TAG
 
 LAST = 10  # updates of the final reward
 

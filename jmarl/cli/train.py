@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from jmarl.cli.configuration import naming_places, read_configuration, train
-    from jmarl.training.logs.samples import SAMPLES
+    from jmarl.logs.samples import SAMPLES
 
     SAMPLES.setLevel(logging.INFO if args.verbose else logging.WARNING)
     with warnings.catch_warnings(), contextlib.ExitStack() as places:

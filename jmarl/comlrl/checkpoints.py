@@ -15,7 +15,7 @@ from typing import Any
 
 from jmarl.comlrl.peer_settings import RolloutConfig
 from jmarl.config import TrainConfig, check
-from jmarl.training.files.checkpoint import META, saved_steps
+from jmarl.files.checkpoint import META, saved_steps
 
 FOLDER = "checkpoints"  # of a run's directory
 

@@ -4,7 +4,7 @@
     ExperimentConfig(TeamConfig(("a", "b")), TaskConfig("math_verifier"), TrainConfig.of(learning_rate=1e-6))  # the same
 
 The tree of plain values that `as_dict` returns is the YAML file, and `ExperimentConfig.of(**tree)` reads it. Names are unique
-in the whole tree, so that short names are enough. `training.experiment.run_experiment` runs it.
+in the whole tree, so that short names are enough. `runs.experiment.run_experiment` runs it.
 """
 
 from __future__ import annotations

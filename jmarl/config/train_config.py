@@ -127,7 +127,7 @@ class TrainConfig:
         return changed
 
     def for_seed(self, seed: int, **settings: Any) -> Self:
-        """Return the settings of one of several runs (`training.seeds`): its directory is `seed_S` inside theirs.
+        """Return the settings of one of several runs (`runs.seeds`): its directory is `seed_S` inside theirs.
 
         settings: further changes of a subclass, which must be made in the same copy."""
         directory = self.run.output_dir and f"{self.run.output_dir}/seed_{seed}"

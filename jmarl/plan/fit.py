@@ -13,8 +13,8 @@ from jmarl.learning.choose import MAX_PROOFS, all_options, candidates, choose, i
 from jmarl.plan.devices import GIB, Gpu, compile_device, compile_for
 from jmarl.plan.plan import LARGEST_POOL, POOL, Plan, make_plan, parts_of_state
 from jmarl.plan.programs import shapes_of_run, width_of
+from jmarl.runs.precompile import longest_update, work_of_rollouts
 from jmarl.team import Team
-from jmarl.training.precompile import longest_update, work_of_rollouts
 
 
 def settle(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int) -> tuple[TrainConfig, str]:

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from jmarl.config import TrainConfig
+from jmarl.files.checkpoint import nbytes
 from jmarl.team import Team
-from jmarl.training.files.checkpoint import nbytes
 
 STATUS = Path("/proc/self/status")  # on Linux
 

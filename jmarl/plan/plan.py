@@ -13,6 +13,7 @@ import jax
 from jax.stages import Compiled
 
 from jmarl.config import TrainConfig
+from jmarl.files.checkpoint import nbytes
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import steps_per_look
@@ -23,7 +24,6 @@ from jmarl.plan.measure import RUNS, Measured, measure, present_device
 from jmarl.plan.programs import UnknownTokenizer, programs_of_shapes, shapes_of_agent, shapes_of_run
 from jmarl.rollout.chunks import num_parts
 from jmarl.team import Team, to_checkpoint
-from jmarl.training.files.checkpoint import nbytes
 from jmarl.types import StackState, TeamState
 
 POOL = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75))  # share of a GPU's memory that JAX takes

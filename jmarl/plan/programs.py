@@ -21,11 +21,11 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
+from jmarl.runs.precompile import example_prompts, rows_of_turns, updates_of_stack
+from jmarl.runs.start import start
 from jmarl.sampling.generate import SampleRequest, bucket, sample_stack, sample_team
 from jmarl.sampling.refill import empty_pending, refill_stack, refill_team
 from jmarl.team import StackSpec, Team, map_stacks, stack_agents
-from jmarl.training.precompile import example_prompts, rows_of_turns, updates_of_stack
-from jmarl.training.start import start
 from jmarl.types import TeamState
 
 Programs = dict[str, Lowered]  # by name

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jmarl.config import ExperimentConfig
-from jmarl.training.experiment import task_of, team_of
-from jmarl.training.logs.metrics_writer import read_rows
-from jmarl.training.train import train
+from jmarl.logs.metrics_writer import read_rows
+from jmarl.runs.experiment import task_of, team_of
+from jmarl.runs.train import train
 
 SHORT = dict(
     num_updates=2, lr_schedule="constant", warmup_updates=0, save_every=0, save_models=False, tensorboard=False,

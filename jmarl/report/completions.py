@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jmarl.logs.completions_file import NAME, TRAIN, newest_records, read_completions, steps_of
 from jmarl.report.load import Run
-from jmarl.training.logs.completions_file import NAME, TRAIN, newest_records, read_completions, steps_of
 
 
 def load_completions(runs: Sequence[Run], max_bytes: int) -> tuple[list[dict[str, Any]], int]:

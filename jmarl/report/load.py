@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from jmarl.training.files.run_files import config_file_of, leaves
-from jmarl.training.logs.metrics_writer import read_rows
+from jmarl.files.run_files import config_file_of, leaves
+from jmarl.logs.metrics_writer import read_rows
 
 METRICS = "metrics.jsonl"
 IDENTITY = "identity/"  # begins the names of what is no setting: fingerprints of team, environment, data and reward

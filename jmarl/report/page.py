@@ -17,10 +17,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from jmarl.logs.completions_file import finite
 from jmarl.report.completions import load_completions
 from jmarl.report.load import Group, Grouping, Run, groupings_of, load_runs
 from jmarl.report.summary import curves, goodput, held_out, settings_table
-from jmarl.training.logs.completions_file import finite
 
 SCRIPTS, STYLES = ("charts.js", "tables.js", "completions.js", "page.js"), ("page.css",)
 

@@ -77,7 +77,7 @@ def held_out(columns: dict[str, dict[str, list[float | None]]]) -> dict[str, lis
 
 
 def goodput(group: Group) -> dict[str, float]:
-    """Return the seconds of each phase, summed over rows and runs, see `training.logs.goodput`."""
+    """Return the seconds of each phase, summed over rows and runs, see `logs.goodput`."""
     seconds: dict[str, float] = {}
     for row in (row for run in group.runs for row in run.rows):
         for name, value in row.items():

@@ -1,4 +1,8 @@
-"""The training loop and everything that a run needs around it.
+"""Old names of modules, kept for scripts that import them. New code imports `jmarl.preferences`."""
 
-The room may import all earlier rooms. Open `loop.py` first: it shows one training step, for all kinds of runs.
-"""
+import sys
+
+from jmarl import preferences
+from jmarl.preferences import encoding
+
+sys.modules |= {f"{__name__}.preferences": preferences, f"{__name__}.preferences.encoding": encoding}

@@ -22,8 +22,8 @@ from jmarl.cli.init import FILES
 from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
 from jmarl.envs import import_object
-from jmarl.training.experiment import task_of
-from jmarl.training.files.fingerprint import difference, of_reward
+from jmarl.files.fingerprint import difference, of_reward
+from jmarl.runs.experiment import task_of
 
 SMALL = [
     "save_models=false",

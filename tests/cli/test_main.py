@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jmarl.cli.main import COMMANDS, main
-from jmarl.training.logs import samples
+from jmarl.logs import samples
 
 
 def error_of(capsys, *arguments: str) -> str:

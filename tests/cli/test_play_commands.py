@@ -18,9 +18,9 @@ from jmarl.cli.main import main
 from jmarl.cli.teams.match import split_batches
 from jmarl.cli.teams.sources import load_source
 from jmarl.config import Sampling
+from jmarl.preferences.encoding import encode_trajectory
+from jmarl.preferences.pairs import read_rows
 from jmarl.sampling.generate import tokenize
-from jmarl.training.preferences.encoding import encode_trajectory
-from jmarl.training.preferences.pairs import read_rows
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

@@ -13,7 +13,7 @@ import pytest
 import jmarl.comlrl.trainers as trainers
 from jmarl.comlrl.peer_settings import Unwritten
 from jmarl.comlrl.trainers.centralized import CentralizedMAGRPOConfig
-from jmarl.training.checks import check_settings
+from jmarl.runs.checks import check_settings
 
 # Module of CoMLRL -> its public names.
 NAMES = {

@@ -18,7 +18,7 @@ from jmarl import (
 from jmarl.comlrl.model_config import read_model_config
 from jmarl.comlrl.trainers.centralized import CentralizedMAGRPOConfig
 from jmarl.config import flat
-from jmarl.training.checks import check_settings
+from jmarl.runs.checks import check_settings
 
 GENERIC_API = dict(comparator_policy="api", comparator_api_url="http://localhost/v1/chat/completions")
 API = GENERIC_API | dict(comparator_api_format="openai_chat")

@@ -800,8 +800,8 @@ import sys, jmarl
 assert not {"jax", "numpy", "transformers"} & set(sys.modules), "import jmarl is not light"
 for name in jmarl._MODULE_OF:
     assert getattr(jmarl, name).__name__ in (name, "RewardFunction") and name in dir(jmarl), name
-import jmarl.training.train
-assert callable(jmarl.training.train.train)
+import jmarl.runs.train
+assert callable(jmarl.runs.train.train)
 try:
     jmarl.MAGRPO
 except AttributeError as error:

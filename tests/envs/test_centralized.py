@@ -17,9 +17,9 @@ from jmarl.envs.rewards import make_reward, story_length_ratio
 from jmarl.envs.vector import LockStep
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
+from jmarl.runs.checks import environment_of
+from jmarl.runs.train import train
 from jmarl.team import Team
-from jmarl.training.checks import environment_of
-from jmarl.training.train import train
 
 ITEMS = [{"prompt": "a fox"}, {"prompt": "the moon"}]
 FORMATTERS = [lambda item: f"Set up {item['prompt']}.", lambda item: f"Tell of {item['prompt']}."]

@@ -25,11 +25,11 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
 from jmarl.evaluation.statistics import mean_and_interval
+from jmarl.files.checkpoint import Checkpointer
 from jmarl.rl.returns import pass_at_k
+from jmarl.runs.train import train
 from jmarl.sandbox import Sandbox, launch
 from jmarl.team import Team, make_team
-from jmarl.training.files.checkpoint import Checkpointer
-from jmarl.training.train import train
 
 ITEMS = code_problems.generate_problems(4, difficulty=(1, 1))
 AUX = "def aux(x):\n    return x * x\n"

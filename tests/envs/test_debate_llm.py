@@ -22,11 +22,11 @@ from jmarl.envs.debate.llm_judge import LLMJudge, judge_prompt, parse_scores, pa
 from jmarl.envs.debate.transcript import add_speech, begin_debate
 from jmarl.envs.pool import Pool
 from jmarl.envs.vector import LockStep
+from jmarl.preferences.pairs import Trajectory
 from jmarl.rollout.text_model import AgentModel
+from jmarl.runs.fit import fit
+from jmarl.runs.train import train
 from jmarl.team import agents_of, make_team, policies
-from jmarl.training.fit import fit
-from jmarl.training.preferences.pairs import Trajectory
-from jmarl.training.train import train
 
 TASK = {"motion": "Towns should plant more trees.", "swapped": False}
 DEBATE = add_speech(add_speech(begin_debate(TASK, False), "pro", "Shade is a good.\nReally."), "con", "Roots break pipes.")

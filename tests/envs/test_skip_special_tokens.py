@@ -18,7 +18,7 @@ from jmarl.envs.tools.tool_use import ToolUse
 from jmarl.envs.vector import LockStep
 from jmarl.models.hub.tokenize import decode
 from jmarl.mrlm.core.system_prompts import WithSystemPrompts
-from jmarl.training.preferences.reward_model import LearnedReward
+from jmarl.preferences.reward_model import LearnedReward
 
 
 @pytest.fixture(scope="module")

@@ -24,15 +24,15 @@ from jmarl.envs.mixture import Mixture
 from jmarl.envs.pool import Pool
 from jmarl.envs.rewards import RewardProcessors
 from jmarl.envs.vector import LockStep
+from jmarl.logs.rollout_log import rollout_metrics
 from jmarl.randomness import Randomness
 from jmarl.rl import advantages
 from jmarl.rl.returns import discounted
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
+from jmarl.runs.train import train
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
-from jmarl.training.logs.rollout_log import rollout_metrics
-from jmarl.training.train import train
 
 SETTINGS = Sampling(max_new_tokens=4)
 

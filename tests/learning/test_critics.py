@@ -15,6 +15,7 @@ from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
+from jmarl.files.checkpoint import Checkpointer
 from jmarl.learning import critics
 from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
 from jmarl.learning.optimizer import steps_done
@@ -28,13 +29,12 @@ from jmarl.rl.advantages import initial_running
 from jmarl.rl.returns import discounted, joint_actions
 from jmarl.rollout import critic_values
 from jmarl.rollout.play import play
+from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.start import start
+from jmarl.runs.train import train
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team, without_gradients
-from jmarl.training.files.checkpoint import Checkpointer
-from jmarl.training.rollouts import play_step, rollout_batches, sampler_of
-from jmarl.training.start import start
-from jmarl.training.train import train
 from jmarl.types import Batches
 
 BASE = TrainConfig.of(

@@ -16,9 +16,9 @@ from jmarl.models.hub.agents import Agent
 from jmarl.models.stack import unstack
 from jmarl.randomness import Randomness
 from jmarl.rollout.play import play
+from jmarl.runs.train import train
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
-from jmarl.training.train import train
 
 # Training and evaluation have the same shapes, and no completion ends early: one program to sample and one to update.
 CONFIG = TrainConfig.of(

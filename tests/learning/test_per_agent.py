@@ -22,10 +22,10 @@ from jmarl.learning.per_agent import for_stack, held_agents, updates_per_agent
 from jmarl.learning.team_update import update_team
 from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
+from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.start import start
+from jmarl.runs.train import train
 from jmarl.team import Team, make_team
-from jmarl.training.rollouts import play_step, rollout_batches, sampler_of
-from jmarl.training.start import start
-from jmarl.training.train import train
 from jmarl.types import TRACES, PerAgent
 
 # A large adam_eps: otherwise Adam's first step is the sign of the gradient, also where that is a rounding error.

@@ -23,7 +23,7 @@ from experiments.probes import (
 from jmarl.algorithms import resolve
 from jmarl.learning import probes
 from jmarl.learning.optimizer import init_state
-from jmarl.training.train import train
+from jmarl.runs.train import train
 
 # What separates a row that works from one that does not: joint credit (agree), or credit over turns (remember).
 TELLING = dict.fromkeys(ROWS, "agree") | {"ppo": "emit", "at_grpo": "remember", "dr_mas": "remember"}

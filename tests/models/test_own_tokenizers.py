@@ -22,13 +22,13 @@ from jmarl.learning.critics import make_critics
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.hf_format import param_shapes
 from jmarl.models.hub.tokenize import STOP_TOKENS, ChatPrompt, chat_prompt, stop_ids
+from jmarl.preferences.comparators import encode_foreign
+from jmarl.preferences.encoding import encode_pairs, end_token
+from jmarl.preferences.pairs import Pair
 from jmarl.rollout.prompt_check import agents_by_encoding, long_prompts
 from jmarl.rollout.text_model import AgentModel
 from jmarl.sampling.generate import stop_of_prompts, tokenize
 from jmarl.team import Team, agents_of, make_team, save_team, team_changes
-from jmarl.training.preferences.comparators import encode_foreign
-from jmarl.training.preferences.encoding import encode_pairs, end_token
-from jmarl.training.preferences.pairs import Pair
 
 END, START, DOCUMENT = 2, 1, 0  # ids of <|im_end|>, <|im_start|> and <|endoftext|>
 PROMPTS = [["7 pears", "8"], ["7 pears", "8"], ["7 pears", "8"]]

@@ -28,10 +28,10 @@ from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
 from jmarl.sampling import slots
 from jmarl.team import Team, make_team, place_params
-from jmarl.training import train
-from jmarl.training.start import start
+from jmarl.runs import train
+from jmarl.runs.start import start
 from jmarl.learning.team_update import update_team
-from jmarl.training.rollouts import rollout_batches, play_step, sampler_of
+from jmarl.runs.rollouts import rollout_batches, play_step, sampler_of
 
 agents = [load_agent(path) for path in sys.argv[2:]]
 one = TrainConfig.of(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,

@@ -24,7 +24,7 @@ from jmarl.mrlm.environments import DebateEnvironment, DebateTopic, MathReasonin
 from jmarl.mrlm.environments.code import CodeExecutionEnvironment, CodeProblemGenerator
 from jmarl.mrlm.environments.math import MathProblemGenerator
 from jmarl.mrlm.environments.tools import CalculatorTool, ToolRegistry, ToolUseTask
-from jmarl.training.preferences.pairs import load_pairs, load_trajectories
+from jmarl.preferences.pairs import load_pairs, load_trajectories
 
 CONFIGS = "ExperimentConfig TrainingConfig ModelConfig PPOConfig GRPOConfig DPOConfig SFTConfig DistributedConfig"
 TYPES = "EnvironmentMode Message MessageRole Observation Reward"

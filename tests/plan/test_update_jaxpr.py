@@ -21,7 +21,7 @@ from jmarl.models import gpu
 from jmarl.models.config import ModelConfig
 from jmarl.plan.plan import describe_team
 from jmarl.plan.programs import programs_of_shapes, shapes_of_run
-from jmarl.training import precompile
+from jmarl.runs import precompile
 
 MODEL = ModelConfig("qwen2", 320, 32, 64, 2, 4, 2, 8, 256, qkv_bias=True)
 

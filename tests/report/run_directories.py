@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from jmarl.training.logs.completions_file import CompletionsFile
+from jmarl.logs.completions_file import CompletionsFile
 
 
 def write_run(directory: Path, seed: int = 0, learning_rate: float = 1e-3, steps: int = 4, turns: int = 1, words: int = 6):

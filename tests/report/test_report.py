@@ -15,11 +15,11 @@ from browser import dom, needs_chromium
 from run_directories import turn, write_run
 
 from jmarl.cli.main import main
+from jmarl.logs.completions_file import CompletionsFile
 from jmarl.report.completions import chosen
 from jmarl.report.load import Group, groupings_of, load_runs
 from jmarl.report.page import summarize, write_report
 from jmarl.report.summary import curves, goodput, held_out, settings_table, thin
-from jmarl.training.logs.completions_file import CompletionsFile
 
 
 def load_groups(paths: list[Path]) -> list[Group]:

@@ -21,8 +21,8 @@ from browser import dom, needs_chromium
 from run_directories import turn, write_run
 
 from jmarl.cli.main import main
+from jmarl.logs.completions_file import CompletionsFile, newest_records
 from jmarl.report import serve
-from jmarl.training.logs.completions_file import CompletionsFile, newest_records
 
 
 @contextlib.contextmanager

@@ -18,10 +18,10 @@ from jmarl.randomness import Randomness
 from jmarl.rollout import make_batches
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
+from jmarl.runs.stacked_seeds import join_requests
+from jmarl.runs.train import train
 from jmarl.sampling.generate import SampleRequest, pad, sample_team, tokenize
 from jmarl.team import make_team
-from jmarl.training.stacked_seeds import join_requests
-from jmarl.training.train import train
 from tests.envs.test_vector import SETTINGS, Relay, Scaled
 
 

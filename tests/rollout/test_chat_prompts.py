@@ -12,7 +12,7 @@ import pytest
 from jmarl import Step, Team, TextEnvironment, TrainConfig, train
 from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
 from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, chat_prompt, encode_prompts, follow_ups
-from jmarl.training.experiment import with_role
+from jmarl.runs.experiment import with_role
 
 TEXTS = ["Where is the farmer?", "Count the apples."]
 MESSAGES = [[{"role": "user", "content": text}] for text in TEXTS]

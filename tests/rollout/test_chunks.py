@@ -17,9 +17,9 @@ from jmarl.envs.rewards import make_reward
 from jmarl.randomness import Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.play import play
+from jmarl.runs.train import train
 from jmarl.sampling.generate import sample_team
 from jmarl.team import Team, make_team
-from jmarl.training.train import train
 from jmarl.types import TRACES
 
 SETTINGS = Sampling(max_new_tokens=6)

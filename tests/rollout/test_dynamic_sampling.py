@@ -21,11 +21,11 @@ from jmarl.rl.returns import discounted
 from jmarl.rollout.dynamic_sampling import further_items, informative, select
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.turns import Rollout
+from jmarl.runs.rollouts import play_step, sampler_of
+from jmarl.runs.start import start
+from jmarl.runs.train import train
 from jmarl.sampling import scoring
 from jmarl.team import Team, make_team
-from jmarl.training.rollouts import play_step, sampler_of
-from jmarl.training.start import start
-from jmarl.training.train import train
 from jmarl.types import TRACES
 
 BASE = TrainConfig.of(

@@ -19,10 +19,10 @@ from jmarl.rl.returns import credit, joint_actions
 from jmarl.rollout.counterfactual import Branches, returns
 from jmarl.rollout.message_credit import leave_one_out, message_credit
 from jmarl.rollout.play import play
+from jmarl.runs.checks import check_settings
+from jmarl.runs.train import train
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
-from jmarl.training.checks import check_settings
-from jmarl.training.train import train
 
 SETTINGS = Sampling(max_new_tokens=5)
 ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]

@@ -22,10 +22,10 @@ from jmarl.randomness import Randomness
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
 from jmarl.rollout.prompt_check import items_that_fit
+from jmarl.runs.train import train
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
 from jmarl.team import Team, make_team
-from jmarl.training.train import train
 from jmarl.types import TRACES
 
 CONTEXT, NEW = 128, 8

@@ -15,16 +15,16 @@ from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.batches import with_explicit_groups
+from jmarl.logs.rollout_log import rollout_metrics
 from jmarl.models.hub.agents import Agent
 from jmarl.randomness import Randomness
 from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
+from jmarl.runs.train import train
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
-from jmarl.training.logs.rollout_log import rollout_metrics
-from jmarl.training.train import train
 from jmarl.types import TRACES
 
 SETTINGS = Sampling(max_new_tokens=5)

@@ -14,10 +14,10 @@ import pytest
 from jmarl.envs.chat_api import ChatAPI
 from jmarl.envs.code.completion import CodeCompletion
 from jmarl.envs.code.generation import CodeGeneration
+from jmarl.preferences.pair_rounds import load_round, save_round
+from jmarl.preferences.pairs import Pair, load_pairs, save_pairs
 from jmarl.sandbox import Sandbox, Session, asserts, pairs, unittests
 from jmarl.sandbox.types import utf8
-from jmarl.training.preferences.pair_rounds import load_round, save_round
-from jmarl.training.preferences.pairs import Pair, load_pairs, save_pairs
 
 SUM = asserts("assert add(1, 2) == 3")
 UNIT = unittests("import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(add(1, 2), 3)")

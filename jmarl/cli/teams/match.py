@@ -96,8 +96,8 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
     """Return the team and the environment of the flags, and print what they are.
 
     The environment is made before models are read. generations: completions of each task."""
+    from jmarl.runs.precompile import keep_programs
     from jmarl.team import Team, place_params, stack_agents
-    from jmarl.training.precompile import keep_programs
 
     find_own_modules()
     check_flags(args)
@@ -166,7 +166,7 @@ def environment_of_run(source: Source, options: dict[str, Any], all_rows: bool =
     """Return what a run learned in: its environment, a mixture, or its prompts with a reward; its name and its options.
 
     options: override those of the run. all_rows: both splits are all of the data, which no agent was trained on."""
-    from jmarl.training.experiment import learns_from_completions
+    from jmarl.runs.experiment import learns_from_completions
 
     if source.experiment is None or not learns_from_completions(source.experiment):
         raise ValueError(
@@ -191,9 +191,9 @@ class RunTask:
 
     def __init__(self, agents: Sequence[Agent], cfg: ExperimentConfig, all_rows: bool = False):
         from jmarl.envs.base import special_tokens
+        from jmarl.runs.checks import environment_of
+        from jmarl.runs.experiment import task_of
         from jmarl.team import Team
-        from jmarl.training.checks import environment_of
-        from jmarl.training.experiment import task_of
 
         self.max_turns = cfg.train.episodes.num_turns
         task = task_of(cfg.task, cfg.team, num_turns=self.max_turns, seed=cfg.train.run.seed)
@@ -269,7 +269,7 @@ def sampling_settings(cfg: TrainConfig) -> dict[str, Any]:
 
 def tasks_for(match: Match, args: argparse.Namespace, count: int, seed: int) -> list[dict]:
     """Return `count` tasks; an environment or a file with fewer begins again, which is said."""
-    from jmarl.training.preferences.pairs import read_rows
+    from jmarl.preferences.pairs import read_rows
 
     rows = [dict(row) for row in read_rows(args.tasks)] if args.tasks else match.env.tasks(args.split, count, seed)
     if not rows:

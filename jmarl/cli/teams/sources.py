@@ -77,7 +77,7 @@ def experiment_of(path: Path) -> ExperimentConfig | None:
     """Return all settings of a run, those in its config.yaml; None if it has none."""
     from jmarl.config import ExperimentConfig
     from jmarl.config.yaml_file import read_yaml
-    from jmarl.training.files.run_files import config_file_of
+    from jmarl.files.run_files import config_file_of
 
     if (file := config_file_of(path)) is None:
         return None
@@ -90,9 +90,9 @@ def experiment_of(path: Path) -> ExperimentConfig | None:
 
 def load_run(path: Path, base_models: Sequence[str] | None = None) -> Source:
     """Return the newest agents of a run."""
-    from jmarl.training.files.checkpoint import saved_steps
-    from jmarl.training.files.run_directory import is_finished
-    from jmarl.training.files.run_files import CONFIG_FILE
+    from jmarl.files.checkpoint import saved_steps
+    from jmarl.files.run_directory import is_finished
+    from jmarl.files.run_files import CONFIG_FILE
 
     checkpoints, experiment = path / "checkpoints", experiment_of(path)
     step = max(saved_steps(checkpoints), default=None)
@@ -112,7 +112,7 @@ def load_run(path: Path, base_models: Sequence[str] | None = None) -> Source:
 
 def config_of(checkpoints: Path, step: int) -> TrainConfig:
     """Return the settings in a checkpoint."""
-    from jmarl.training.files.checkpoint import META
+    from jmarl.files.checkpoint import META
 
     return train_config(json.loads((checkpoints / str(step) / META).read_text(encoding="utf-8"))["meta"])
 
@@ -127,10 +127,10 @@ def train_config(meta: dict[str, Any]) -> TrainConfig:
 
 def load_checkpoint(path: Path, models: Sequence[str], experiment: ExperimentConfig | None) -> Source:
     """Return the agents in the newest intact checkpoint of a run. models: those that the run started from."""
+    from jmarl.files.checkpoint import Checkpointer
     from jmarl.models.heads import without_value_head
     from jmarl.models.lora import describe
     from jmarl.team import Team, agents_of, team_changes
-    from jmarl.training.files.checkpoint import Checkpointer
 
     with Checkpointer(path / "checkpoints", read_only=True) as saved:
         arrays, meta, step = saved.read_arrays()

@@ -13,11 +13,11 @@ from jmarl.algorithms import resolve
 from jmarl.comlrl.arguments import Model, check_args, check_not_deleted, check_wandb, load_agents
 from jmarl.comlrl.config import TrainerConfig, trainer_config
 from jmarl.config import Count, Episodes, Range, Sampling
+from jmarl.preferences.data_source import encode, evaluate_on_data
+from jmarl.preferences.pairs import load_pairs
+from jmarl.runs.fit import check_data, check_fit, fit
+from jmarl.runs.records import FitResult
 from jmarl.team import make_team, place_params, policies, save_team
-from jmarl.training.fit import check_data, check_fit, fit
-from jmarl.training.preferences.data_source import encode, evaluate_on_data
-from jmarl.training.preferences.pairs import load_pairs
-from jmarl.training.records import FitResult
 
 
 @trainer_config
@@ -52,7 +52,7 @@ class DPOTrainer:
         agents: a list of them, in place of a model, for a team.
         args: the settings, of this trainer's configuration class.
         train_dataset, eval_dataset: a file, a `datasets.Dataset` or a list of dicts; see
-            `jmarl.training.preferences.pairs`.
+            `jmarl.preferences.pairs`.
         tokenizer: as in `MAGRPOTrainer`.
         wandb_config: keyword arguments of `wandb.init`; needs the extra `wandb` and an output directory.
     """
@@ -74,7 +74,7 @@ class DPOTrainer:
         check_args(self.args, self.config_class, type(self).__name__)
         check_wandb(wandb_config, self.args)
         if self.args.algorithm == "reward_model":
-            raise ValueError("a reward model has no trainer: use jmarl.training.preferences.reward_model.fit_reward_model")
+            raise ValueError("a reward model has no trainer: use jmarl.preferences.reward_model.fit_reward_model")
         self.wandb_config = None if wandb_config is None else dict(wandb_config)
         size = 1 if agents is None else len(agents)
         if self.args.num_agents not in (None, size):

@@ -1,6 +1,6 @@
 """MAGRPO, and the constructor, `train`, `evaluate` and `save_model` of all trainers that sample completions.
 
-A trainer loads and checks its arguments, fills a `TrainConfig` and calls `jmarl.training.train.train`. The other trainers of
+A trainer loads and checks its arguments, fills a `TrainConfig` and calls `jmarl.runs.train.train`. The other trainers of
 this room differ in the class of their configuration, and so in the algorithm.
 """
 
@@ -41,12 +41,12 @@ from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.per_agent import check_agents
+from jmarl.logs.terminal import say
 from jmarl.models.hub.agents import Agent
+from jmarl.runs.checks import check_run, environment_of
+from jmarl.runs.records import TrainResult
+from jmarl.runs.train import train
 from jmarl.team import agents_of, make_team, place_params, policies, save_team
-from jmarl.training.checks import check_run, environment_of
-from jmarl.training.logs.terminal import say
-from jmarl.training.records import TrainResult
-from jmarl.training.train import train
 
 
 @trainer_config

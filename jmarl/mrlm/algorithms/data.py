@@ -16,7 +16,7 @@ import numpy as np
 
 from jmarl.envs.messages import Message, Observation, Reward
 from jmarl.envs.rows import read_rows
-from jmarl.training.preferences.pairs import Trajectory as TextTrajectory
+from jmarl.preferences.pairs import Trajectory as TextTrajectory
 
 Row = TypeVar("Row", "PreferencePair", "Trajectory")
 

@@ -15,11 +15,11 @@ from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
 from jmarl.mrlm.names import refuse
-from jmarl.training.experiment import hold_out
-from jmarl.training.fit import check_data, check_fit, fit
-from jmarl.training.preferences.data_source import encode, evaluate_on_data
-from jmarl.training.preferences.pairs import Pair, load_pairs
-from jmarl.training.records import FitResult
+from jmarl.preferences.data_source import encode, evaluate_on_data
+from jmarl.preferences.pairs import Pair, load_pairs
+from jmarl.runs.experiment import hold_out
+from jmarl.runs.fit import check_data, check_fit, fit
+from jmarl.runs.records import FitResult
 
 __path__: list[str] = []  # its submodules are in names.ALIASES
 
@@ -30,7 +30,7 @@ class DPOTrainer(Policies):
     Args:
         policy_env: an `LLMEnvironment`, or a list with one per role.
         preference_dataset: a file, a `datasets.Dataset` or a list of dicts with prompt, chosen and rejected (texts or chat
-            messages); see `jmarl.training.preferences.pairs.load_pairs`.
+            messages); see `jmarl.preferences.pairs.load_pairs`.
         config, device, checkpoint_dir: as for `Trainer`.
         eval_dataset: held-out pairs, of which an evaluation takes the first eval_episodes (default: all). None: the last
             eval_episodes of preference_dataset, which are then not trained on (default: 20 if eval_every is set, else

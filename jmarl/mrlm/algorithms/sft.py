@@ -26,13 +26,13 @@ from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
 from jmarl.mrlm.names import refuse
+from jmarl.preferences.pairs import Trajectory as TextTrajectory
+from jmarl.preferences.pairs import load_trajectories
+from jmarl.runs.experiment import hold_out
+from jmarl.runs.fit import check_data, check_fit, fit
+from jmarl.runs.imitation import collect_solutions
+from jmarl.runs.records import FitResult
 from jmarl.team import Team, sort_into_stacks
-from jmarl.training.experiment import hold_out
-from jmarl.training.fit import check_data, check_fit, fit
-from jmarl.training.imitation import collect_solutions
-from jmarl.training.preferences.pairs import Trajectory as TextTrajectory
-from jmarl.training.preferences.pairs import load_trajectories
-from jmarl.training.records import FitResult
 
 __path__: list[str] = []  # its submodules are in names.ALIASES
 
@@ -46,7 +46,7 @@ class SFTTrainer(Policies):
             plays. It may be empty if trajectories are given.
         config, device, checkpoint_dir: as for `Trainer`.
         trajectory_dataset: a file, a `datasets.Dataset` or a list of dicts; see
-            `jmarl.training.preferences.pairs.load_trajectories`. The first max_trajectories are trained on.
+            `jmarl.preferences.pairs.load_trajectories`. The first max_trajectories are trained on.
 
     If eval_every is set, the loss on held-out trajectories is logged: on the last eval_episodes (default: 20) of
     trajectory_dataset, which are then not trained on, or on those that solvers write for held-out tasks.

@@ -1,4 +1,4 @@
-"""What MRLM's trainers share: policies and settings in, `training.train` or `training.fit` called.
+"""What MRLM's trainers share: policies and settings in, `runs.train` or `runs.fit` called.
 
 A policy in mode SERVER learns, one in mode CLIENT is frozen; a list of policies is a team. One policy in an environment for
 several agents plays all roles against itself, with one set of weights; in a debate the sides are swapped too. Prompts are
@@ -32,11 +32,11 @@ from jmarl.mrlm.algorithms.ppo_config import PPOConfig
 from jmarl.mrlm.config import SAVED_IN, ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment, check_device
 from jmarl.mrlm.core.system_prompts import WithSystemPrompts
+from jmarl.runs.checks import check_settings, check_team, environment_of
+from jmarl.runs.experiment import wandb_config
+from jmarl.runs.records import TrainResult
+from jmarl.runs.train import train
 from jmarl.team import agents_of, make_team, place_params, policies, save_team
-from jmarl.training.checks import check_settings, check_team, environment_of
-from jmarl.training.experiment import wandb_config
-from jmarl.training.records import TrainResult
-from jmarl.training.train import train
 from jmarl.types import TeamState
 
 NUM_TASKS, NUM_EPISODES = 1000, 20  # of training and of an evaluation

@@ -1,0 +1,77 @@
+"""What may change when a run resumes, and what must not: settings, team, environment, data and reward."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from jmarl.config import CHANGES, SECTIONS, TrainConfig, flat
+from jmarl.files.fingerprint import difference
+from jmarl.team import team_changes
+
+# Settings of files, logs, evaluations and devices, and the length of the run. `mesh` puts the same weights on other devices,
+# `held_out` is a setting of experiments.
+MAY_CHANGE = {
+    "resume", "resume_step", "strict_checkpoints", "allow_changed", "num_updates", "tensorboard", "save_every",
+    "save_minutes", "save_total_limit", "save_models", "stop_after_nonfinite", "replay_rollout", "log_every", "eval_every",
+    "max_completions_mb", "eval_generations", "eval_temperature", "overlap_rewards", "mesh", "held_out", "output_dir",
+    "progress",
+}  # fmt: skip
+# Settings that an error in the middle of a run advises to change: prompts of later turns that are too long, too little memory,
+# batches that cannot be split, updates that are not finite. They change what is learned, so each change is recorded.
+ADVISED = {
+    "long_prompts", "history", "num_turns", "max_new_tokens", "num_prompts", "num_generations", "num_minibatches", "batch_size",
+    "sample_parts", "micro_batches", "remat", "per_agent", "compute_dtype", "gae_lambda", "learning_rate",
+    "critic_learning_rate", "max_grad_norm",
+}  # fmt: skip
+# What completions that have begun early (async_steps) depend on.
+CHANGES_PENDING = {"long_prompts", "max_new_tokens", "num_prompts", "num_generations", "compute_dtype", *CHANGES}
+UNRECORDED = {"resume", "resume_step", "allow_changed", "progress"}
+
+
+class CannotGoOn(ValueError):
+    """A run cannot be resumed as requested, or cannot start because the directory holds an unfinished run."""
+
+
+def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], step: int) -> dict[str, str]:
+    """Compare the metadata of a checkpoint with that of this run. Raises `CannotGoOn` if a difference is not allowed.
+
+    Returns:
+        The allowed differences that are recorded: name -> description.
+    """
+    config = json.loads(json.dumps(new["config"]))  # as in a checkpoint, where tuples are lists
+    # A checkpoint of an older version lacks newer settings, which then have their defaults.
+    defaults = flat(TrainConfig()) | {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in SECTIONS}
+    old_config = json.loads(json.dumps({k: x for k, x in defaults.items() if x is not dataclasses.MISSING})) | old["config"]
+    changes = {k: f"{k}: {old_config.get(k)!r} -> {config[k]!r}" for k in config if old_config.get(k) != config[k]}
+    errors = [text for name, text in changes.items() if name not in MAY_CHANGE | ADVISED]
+    for name in ("team", "critics"):
+        errors += [f"{name}: {change}" for change in team_changes(old.get(name, []), json.loads(json.dumps(new[name])))]
+    if old.get("bases", []) != new["bases"]:
+        errors.append("bases: the frozen weights of LoRA differ from those that the adapters were trained on")
+    if old.get("initial", new.get("initial")) != new.get("initial"):
+        errors.append("initial: other weights before training, which are the reference")
+    given = {name: (old.get(name, new.get(name, {})), new.get(name, {})) for name in (*CHANGES, "options")}
+    fingerprints = {name: difference(name, *given[name]) for name in ("data", "reward")}
+    (before, now), (options_before, options) = given["environment"], given["options"]
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    texts = [f"{name} {before.get(name)!r} -> {now.get(name)!r}" for name in changed]
+    changed = [name for name in options_before.keys() & options.keys() if options_before[name] != options[name]]
+    texts += [f"{name} {options_before[name]!r} -> {options[name]!r}" for name in sorted(changed)]
+    fingerprints["environment"] = f"environment: {', '.join(texts)}" if texts else ""
+    refused = [name for name, text in fingerprints.items() if text and name not in cfg.run.allowed_changes]
+    errors += [fingerprints[name] for name in refused]
+    if errors:
+        lines = "".join(f"\n  {error}" for error in errors)
+        hint = f"\nallow_changed={','.join(refused)} resumes with the new {' and '.join(refused)}" if refused else ""
+        if len(errors) > len(refused):
+            hint += "\ngive what the run began with, which its config.yaml has, or choose another output_dir for a new run"
+        raise CannotGoOn(
+            f"cannot resume from step {step} in {cfg.run.output_dir}: it was made with other settings:{lines}{hint}"
+        )
+    before, now = (x.get("error_handling", {}) for x in (old, new))
+    errors_now = {name: f"{name} of rewards: {before[name]!r} -> {now[name]!r}" for name in before.keys() & now.keys()}
+    changes |= {name: text for name, text in errors_now.items() if before[name] != now[name]}
+    recorded = {name: text for name, text in changes.items() if name not in UNRECORDED}
+    return recorded | {name: text for name, text in fingerprints.items() if text}

@@ -1,0 +1,81 @@
+"""The file config.yaml of a run: all settings, which `jmarl train --config RUN/config.yaml` repeats."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jmarl.config import SECTION_OF, ExperimentConfig, TrainConfig, flat
+from jmarl.config.yaml_file import dump_yaml, read_yaml
+from jmarl.files.lock import reserved
+from jmarl.files.run_directory import CHOSEN, check_contents
+from jmarl.files.run_files import CONFIG_FILE, leaves
+
+WAITING: dict[str, str] = {}  # directory of a run that this process prepares -> its config.yaml
+
+
+def plain_config(cfg: ExperimentConfig) -> dict[str, Any]:
+    """Return the settings that describe a run as if it had never stopped: without those of the resuming itself."""
+    return cfg.replace(resume=False, resume_step=None, allow_changed=None).as_dict()
+
+
+def changed_settings(cfg: ExperimentConfig) -> list[str] | None:
+    """Return the names of settings that differ from those in config.yaml of the output directory, without those that are auto
+    here and were chosen; None if there is no such file."""
+    file = Path(cfg.train.run.output_dir) / CONFIG_FILE
+    if not file.is_file():
+        return None
+    before, now = leaves(read_yaml(file).tree), leaves(json.loads(json.dumps(plain_config(cfg))))
+    chosen = {name for name in CHOSEN if now[name] == "auto"}
+    return sorted(name for name in {**before, **now} if before.get(name) != now.get(name) and name not in chosen)
+
+
+def record_choices(cfg: TrainConfig) -> None:
+    """Write the config.yaml of a run that begins, with the settings that were chosen in place of auto; a no-op for runs that
+    did not start from an `ExperimentConfig`."""
+    file = Path(cfg.run.output_dir) / CONFIG_FILE
+    if text := WAITING.pop(os.path.abspath(cfg.run.output_dir), ""):
+        replace_text(file, text)
+    if not cfg.run.output_dir or cfg.run.replay_rollout or not file.is_file():
+        return
+    tree, settings = read_yaml(file).tree, flat(cfg)
+    sections = [tree.get("train", {}).get(SECTION_OF[name], {}) for name in CHOSEN]
+    changes = [(section, name) for section, name in zip(sections, CHOSEN, strict=True) if section.get(name) == "auto"]
+    for section, name in changes:
+        section[name] = settings[name]
+    if changes:
+        replace_text(file, dump_yaml(tree))
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Replace the contents of a file at once."""
+    temporary = file.with_name(f"{file.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
+
+
+@contextlib.contextmanager
+def written_config(cfg: ExperimentConfig) -> Iterator[None]:
+    """Hold the lock of the directory of the run in the context, and its settings in `WAITING`.
+
+    They become its config.yaml when it begins (`record_choices`), after the files of an earlier run are set aside: a run that
+    is refused before changes nothing. Raises `DirectoryInUse` if another process runs in the directory, and `CannotGoOn` if the
+    directory does not allow this run.
+    """
+    run = cfg.train.run
+    if not run.output_dir or run.replay_rollout:
+        yield
+        return
+    with reserved(run.output_dir):
+        for single in [cfg.train.for_seed(seed) for seed in cfg.seeds] or [cfg.train]:
+            check_contents(single)  # again, because another process may have written before the lock was taken
+        directory = os.path.abspath(run.output_dir)
+        WAITING[directory] = dump_yaml(plain_config(cfg))
+        try:
+            yield
+        finally:
+            WAITING.pop(directory, None)

@@ -1,0 +1,147 @@
+"""When to checkpoint a run, and what to do if a checkpoint cannot be written: count the failure, train on and try again.
+
+Left out: the pairs of preference rounds. A run cannot continue without them, so it stops if they cannot be written.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from safetensors import SafetensorError
+
+from jmarl.config import Run
+from jmarl.files.checkpoint import Checkpointer, CheckpointError, nbytes
+from jmarl.logs.terminal import say
+from jmarl.team import Team, policies, save_team, to_checkpoint
+from jmarl.types import TeamState
+
+MIN_INTERVAL = 20  # shortest interval between checkpoints by time, as a multiple of the time that one takes
+
+
+class Saves:
+    """The checkpoints of a run, or of several runs that are trained together.
+
+    Args:
+        run: settings.
+        savers: the checkpointer of each run, and the metadata of its checkpoints; empty: no checkpoints are written.
+        state_of: (state, i) -> the state of run i.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        savers: Sequence[tuple[Checkpointer, dict]],
+        state_of: Callable[[TeamState, int], TeamState] = lambda state, _: state,
+    ):
+        self.run, self.savers, self.state_of = run, list(savers), state_of
+        self.failed = 0  # checkpoints that could not be written so far
+        self._last_error = ""
+        self._last_time = time.monotonic()
+        self._disk_full = False
+
+    def check_room(self, state: TeamState) -> None:
+        """Warn if the disk has no room for two checkpoints."""
+        if self.savers and (free := self._free_bytes()) < 2 * (size := nbytes(to_checkpoint(state))):
+            warnings.warn(
+                f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: two of them do not "
+                "fit. Training goes on; free some space, choose another directory, or make no checkpoints (save_every=0)",
+                stacklevel=3,
+            )
+
+    def is_due(self, updates: int) -> bool:
+        """Whether to write a checkpoint after this number of updates; always after the last one."""
+        if not self.savers or updates == self.run.num_updates:
+            return bool(self.savers)
+        if self.run.save_every:
+            return self._disk_full or updates % self.run.save_every == 0
+        longest = max(saver.seconds for saver, _ in self.savers)
+        return time.monotonic() - self._last_time >= max(60 * self.run.save_minutes, MIN_INTERVAL * longest)
+
+    def check(self) -> int:
+        """Return the number of checkpoints that could not be written so far, including background saves that have failed."""
+        for saver, _ in self.savers:
+            self._try(saver.check)
+        return self.failed
+
+    def save(self, updates: int, state: TeamState) -> None:
+        """Start to save the state after this number of updates, if the disk has room for it."""
+        if all(saver.latest_step() == updates for saver, _ in self.savers):
+            return
+        if (free := self._free_bytes()) < (size := nbytes(to_checkpoint(state))):
+            if not self._disk_full:
+                self._count(f"{self.run.output_dir} has {gib(free)} free, and it takes about {gib(size)}")
+            self._disk_full = True  # the checkpoint stays due until there is room
+            return
+        self._disk_full, self._last_time = False, time.monotonic()
+        for i, (saver, meta) in enumerate(self.savers):
+            self._try(saver.wait)  # count the failure of an earlier save here, so that it does not prevent this one
+            self._try(partial(saver.save, updates, to_checkpoint(self.state_of(state, i)), meta))
+
+    def finish(self, updates: int) -> str:
+        """Wait for all saves. Returns why the checkpoint after this number of updates is missing; empty if it is there or no
+        checkpoints are wanted."""
+        for saver, _ in self.savers:
+            self._try(saver.wait)
+        return self._last_error if any(saver.latest_step() != updates for saver, _ in self.savers) else ""
+
+    def save_at_failure(self, state: TeamState) -> None:
+        """Save the newest state of a failing run, unless the failed update has consumed it."""
+        if not self.savers:
+            return
+        for saver, _ in self.savers:
+            self._try(saver.wait)
+        saved = min((saver.latest_step() for saver, _ in self.savers), key=lambda step: -1 if step is None else step)
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(to_checkpoint(state))):
+            since = "since the beginning" if saved is None else f"after update {saved}, the last checkpoint,"
+            warnings.warn(f"everything learned {since} is lost: the failed update had consumed the weights", stacklevel=3)
+            return
+        updates = int(state.step)
+        if updates and updates != saved:
+            self.save(updates, state)
+            if not self.finish(updates) and self.run.progress:
+                say(f"stopped after update {updates} in {self.run.output_dir}: resume continues from there")
+
+    def _try(self, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except CheckpointError as error:
+            self._count(error)
+
+    def _count(self, error: object) -> None:
+        self.failed, self._last_error = self.failed + 1, str(error)
+        warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=4)
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self.savers[0][0].directory).free
+
+
+def write_models(run: Run, team: Team, state: TeamState) -> str:
+    """Write the trained agents to `models/` of the output directory, if the settings ask for it.
+
+    Returns why they could not be written; empty if they were written or not wanted. After a failure the last checkpoint still
+    holds them, and the models of an earlier run are unchanged.
+    """
+    if not (run.output_dir and run.save_models):
+        return ""
+    try:
+        save_team(Path(run.output_dir) / "models", team, policies(state))
+    except (OSError, SafetensorError) as error:
+        warnings.warn(
+            f"the models in {run.output_dir}/models could not be written: {error}. Free some space and resume the run, "
+            "which writes them again",
+            stacklevel=3,
+        )
+        return f"models: {error}"
+    return ""
+
+
+def gib(size: float) -> str:
+    """Return a number of bytes in GiB, as text."""
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,174 @@
+"""Keep the completions of every step in `completions.jsonl.gz`, beside `metrics.jsonl`.
+
+Each step is one gzip member with one line of JSON, so that `zcat` reads the whole file and a kill damages the last member only.
+A record has `step`; `kind`, "train" or "eval"; `tasks`, one per item (empty for held-out items and where dynamic sampling has
+replaced some); `updates`, of an evaluation; and `turns`. P nodes, N agents, G completions, J joint actions per node:
+
+    prompts [N][P]         acts [N][P]            completions [N][P][G]    joint [J][N], the completion of each agent
+    rewards [P][J][N]      parts {name: [P][J]}   measures {name: [P][J]}
+    parents [P]            items [P], see `rollout.turns.Turn`
+
+Files of older versions have no `measures`; their `parts` hold all numbers.
+
+Numbers that are not finite are null. When the file reaches its largest size, every second step is dropped, then three of four,
+and so on, so that what remains is spread over the whole run; held-out completions are dropped last. While the disk is full, up
+to 16 MB wait in memory, and later records are lost.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jmarl.logs.log_file import LogFile
+
+logger = logging.getLogger(__name__)
+
+NAME = "completions.jsonl.gz"
+TRAIN, EVAL = "train", "eval"
+MAX_WAITING = 16 * 10**6  # bytes
+_CHUNK = 1 << 16
+_TAIL = 32 * 10**6  # bytes at the end that `newest_records` reads
+_HEADER = gzip.compress(b"", 6, mtime=0)[:8]  # with which every member begins, whichever version of Python wrote it
+_START = re.compile(rb'\{"step": (\d+), "kind": "(\w+)"')
+
+
+class _Member(NamedTuple):
+    step: int
+    kind: str
+    data: bytes  # compressed
+
+
+class CompletionsFile:
+    """Appends one member per step. Records of `start_step` and later are dropped first.
+
+    Args:
+        path: the file; created if missing.
+        start_step: first step of this process.
+        max_bytes: largest size of the file.
+    """
+
+    def __init__(self, path: Path, start_step: int, max_bytes: int):
+        self.path, self.max_bytes = path, max_bytes
+        members = list(_members(path)) if path.exists() else []
+        earlier = [member for member in members if member.step < start_step]
+        steps = [member.step for member in earlier if member.kind == TRAIN]
+        self.every = max(next((later - step for step, later in zip(steps, steps[1:], strict=False)), 1), 1)
+        if path.exists() and path.stat().st_size != sum(len(member.data) for member in earlier):
+            self._replace(earlier)
+        self.file = LogFile(path, MAX_WAITING)
+
+    def write(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
+        """Append the record of a step."""
+        if kind == TRAIN and step % self.every:
+            return
+        line = json.dumps({"step": int(step), "kind": kind, **record}, default=str, ensure_ascii=False) + "\n"
+        member = gzip.compress(line.encode("utf-8", "replace"), 6, mtime=0)
+        if self.file.end + len(member) > self.max_bytes:
+            self._thin(step, len(member))
+            if (kind == TRAIN and step % self.every) or self.file.end + len(member) > self.max_bytes:
+                return
+        self.file.write(member)
+
+    def _thin(self, step: int, room: int) -> None:
+        """Drop steps until there is room for the member of a step, or no step but the first is left."""
+        self.file.flush()
+        members, first = list(_members(self.path)), self.every == 1
+        last = max([step, *(member.step for member in members)])
+        while sum(len(member.data) for member in members) + room > self.max_bytes and self.every <= last:
+            self.every *= 2
+            members = [member for member in members if member.kind != TRAIN or member.step % self.every == 0]
+        if first:
+            size = self.max_bytes / 1e6
+            logger.warning("%s has %g MB (max_completions_mb): only some steps are kept from now on", self.path, size)
+        self._replace(members)  # if the disk is full, the old file stays open
+        self.file.close()
+        self.file = LogFile(self.path, MAX_WAITING)
+
+    def _replace(self, members: list[_Member]) -> None:
+        temporary = self.path.with_suffix(".gz.tmp")
+        temporary.write_bytes(b"".join(member.data for member in members))
+        temporary.replace(self.path)
+
+    def sync(self) -> None:
+        self.file.sync()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def read_completions(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, without a damaged last one."""
+    for member in _members(Path(path)):
+        yield json.loads(gzip.decompress(member.data))
+
+
+def newest_records(path: str | Path, after: int, most: int = 5) -> list[dict[str, Any]]:
+    """Return up to `most` of the last intact records from step `after` on, in order. Reads the end of the file only, so that a
+    page that follows a run can ask every few seconds."""
+    with Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _TAIL, 0))
+        data = file.read()
+    records: list[dict[str, Any]] = []
+    at = len(data)
+    while len(records) < most and (at := data.rfind(_HEADER, 0, at)) >= 0:
+        line, _ = _line_at(data, at)
+        head = _START.match(line)
+        if head is None:  # half-written, or these bytes inside a member
+            continue
+        if int(head[1]) < after:
+            break
+        records.append(json.loads(line))
+    return records[::-1]
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with null in place of numbers that are not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(x) for key, x in value.items()}
+    return [finite(x) for x in value] if isinstance(value, list | tuple) else value
+
+
+def steps_of(path: str | Path) -> list[tuple[int, str, int]]:
+    """Return the step, the kind and the compressed size in bytes of each record."""
+    return [(member.step, member.kind, len(member.data)) for member in _members(Path(path))]
+
+
+def _members(path: Path) -> Iterator[_Member]:
+    """Yield the intact members in order, up to the first damaged one."""
+    data, start = path.read_bytes(), 0
+    for number in count(1):
+        if start >= len(data):
+            return
+        line, end = _line_at(data, start)
+        head = _START.match(line)
+        if head is None:
+            logger.warning("%s: record %d is damaged; it and those after it are left out", path, number)
+            return
+        yield _Member(int(head[1]), head[2].decode(), data[start:end])
+        start = end
+
+
+def _line_at(data: bytes, start: int) -> tuple[bytes, int]:
+    """Return the content of the member at `start`, empty if it is damaged, and its end. It is read in chunks, because what a
+    decompressor does not use is copied."""
+    reader, position, parts = zlib.decompressobj(31), start, []
+    try:
+        while not reader.eof and position < len(data):
+            parts.append(reader.decompress(data[position : position + _CHUNK]))
+            position += _CHUNK
+    except zlib.error:
+        return b"", start
+    return b"".join(parts) if reader.eof else b"", min(position, len(data)) - len(reader.unused_data)

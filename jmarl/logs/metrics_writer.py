@@ -1,0 +1,248 @@
+"""Write the metrics of a run to `metrics.jsonl`, TensorBoard, Weights & Biases and the terminal.
+
+`metrics.jsonl` is the source of truth: one JSON object per line with its `step`, flushed at once. NaN and infinities are the
+strings "NaN", "Infinity", "-Infinity", so that any JSON reader can read the file. A run that starts at `start_step` first drops
+the rows from that step on (the file is replaced atomically) and tells TensorBoard to do the same, so that resuming repeats no
+row.
+
+Errors of logs do not stop training. Rows that do not fit on a full disk wait in memory and are written with the next row that
+fits (`log_file`); nothing more is shown on a terminal that has closed. Each failed write is counted in `log_errors`, and the
+first of each log is reported. Only a run directory that cannot be written at the start is an error.
+
+Left out: texts and histograms in `metrics.jsonl`, texts in W&B, system metrics, averages (values are written unchanged).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jmarl.logs import completions_file
+from jmarl.logs.log_file import LogFile
+from jmarl.logs.samples import Samples
+from jmarl.logs.sinks import Sink, TensorBoard, Wandb
+from jmarl.logs.terminal import Terminal
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """Writes each row to all logs that are on.
+
+    Args:
+        run_dir: directory of `metrics.jsonl` and the TensorBoard event files; created if missing.
+            Empty: only progress is shown.
+        hparams: the settings, a nested mapping; shown in TensorBoard (HPARAMS and TEXT) and W&B.
+        total_steps: number of steps of the whole run.
+        start_step: first step of this process; existing rows from it on are dropped. 0 drops all.
+        tensorboard: whether to write TensorBoard events.
+        progress: whether to print lines about the steps, on a terminal with a bar below them.
+        wandb_config: keyword arguments of `wandb.init` (`project`, `mode="offline"`, ...); None: no W&B.
+        max_completions_mb: largest size of `completions.jsonl.gz`; 0: it is not written.
+        phase: returns what the run does now and for how many seconds; shown as progress.
+
+    Attributes:
+        log_errors: number of failed writes.
+        evaluated: numbers of updates after which a resumed run was already evaluated (`eval/updates` in its earlier rows).
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        hparams: Mapping[str, Any],
+        *,
+        total_steps: int,
+        start_step: int = 0,
+        tensorboard: bool = True,
+        progress: bool = True,
+        wandb_config: Mapping[str, Any] | None = None,
+        max_completions_mb: int = 0,
+        phase: Callable[[], tuple[str, float]] = lambda: ("idle", 0.0),
+    ):
+        self.log_errors = 0
+        self._warned: set[str] = set()
+        hparams = {valid(name): valid(x) if isinstance(x, str) else x for name, x in flatten(hparams)}
+        self.evaluated: frozenset[int] = frozenset()
+        self._sinks: dict[str, Sink] = {}
+        if run_dir:
+            self._open_files(Path(run_dir), hparams, start_step, tensorboard, wandb_config, max_completions_mb)
+        if progress:
+            with self._counting("progress", Terminal.errors):
+                self._sinks["progress"] = Terminal(total_steps, start_step, phase)
+            self._sinks["samples"] = Samples()
+
+    def _open_files(
+        self,
+        run_dir: Path,
+        hparams: Mapping[str, Any],
+        start_step: int,
+        tensorboard: bool,
+        wandb_config: Mapping[str, Any] | None,
+        max_completions_mb: int,
+    ) -> None:
+        rows = _Jsonl(run_dir, start_step)
+        self.evaluated = frozenset(int(row["eval/updates"]) for row in rows.earlier if "eval/updates" in row)
+        self._sinks["metrics.jsonl"] = rows
+        if max_completions_mb:
+            self._sinks[completions_file.NAME] = _Completions(run_dir, start_step, max_completions_mb)
+        if wandb_config is not None:
+            self._sinks["W&B"] = Wandb(run_dir, hparams, wandb_config, rows.num_logged)
+        if tensorboard:
+            with self._counting("TensorBoard", TensorBoard.errors):
+                self._sinks["TensorBoard"] = TensorBoard(run_dir, hparams, start_step)
+
+    def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Write one row. Its values are numbers or arrays of one element, its tags are names such as `agent_0/loss`."""
+        row = {valid(tag): np.asarray(value) for tag, value in scalars.items()}
+        shapes = {tag: value.shape for tag, value in row.items() if value.size != 1}
+        if shapes:
+            raise ValueError(f"a metric must be one number, but there are arrays of shape {shapes}: log a mean or each element")
+        self._call("write", step, {tag: float(value.item()) for tag, value in row.items()})
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        """Write a Markdown text to TensorBoard."""
+        self._call("text", step, valid(name), valid(markdown))
+
+    def completions(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
+        """Write the completions of a step or an evaluation to `completions.jsonl.gz`, see `completions_file`, and print a
+        sample of them, see `samples`."""
+        self._call("completions", step, kind, record)
+
+    def histogram(self, step: int, name: str, values: Any) -> None:
+        """Write the distribution of the finite values to TensorBoard and W&B, if there are any."""
+        flat = np.asarray(values, np.float64).ravel()
+        flat = flat[np.isfinite(flat)]
+        if flat.size:
+            self._call("histogram", step, valid(name), flat)
+
+    def sync(self) -> None:
+        """Flush `metrics.jsonl` to the disk, so that its rows are not behind a checkpoint that follows."""
+        self._call("sync")
+
+    def close(self) -> None:
+        """Flush and close all logs. Later writes have no effect."""
+        self._call("close")
+        self._sinks = {}
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _call(self, method: str, *args: Any) -> None:
+        for name, sink in self._sinks.items():
+            with self._counting(name, sink.errors):
+                getattr(sink, method)(*args)
+
+    @contextlib.contextmanager
+    def _counting(self, name: str, errors: tuple[type[BaseException], ...]) -> Iterator[None]:
+        """Count errors of a log, and report the first one."""
+        try:
+            yield
+        except errors as error:
+            self.log_errors += 1
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning("%s cannot be written: %s. Training goes on; log_errors counts further errors.", name, error)
+
+
+class _Jsonl(Sink):
+    """Rows as lines of a file. earlier: the rows before `start_step`. num_logged: steps up to the last row that was there."""
+
+    def __init__(self, run_dir: Path, start_step: int):
+        path = run_dir / "metrics.jsonl"
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            self.earlier, self.num_logged = _truncate_rows(path, start_step)
+            self.file = LogFile(path)
+        except OSError as error:
+            raise OSError(f"run directory {run_dir} cannot be written: {error}. Choose another one.") from error
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        line = json.dumps({"step": int(step)} | {tag: _jsonable(value) for tag, value in row.items()}) + "\n"
+        self.file.write(line.encode())
+
+    def sync(self) -> None:
+        self.file.sync()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class _Completions(Sink):
+    def __init__(self, run_dir: Path, start_step: int, max_mb: int):
+        self.file = completions_file.CompletionsFile(run_dir / completions_file.NAME, start_step, max_mb * 10**6)
+        self.completions, self.sync, self.close = self.file.write, self.file.sync, self.file.close
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        """Do nothing: numbers are in `metrics.jsonl`."""
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Read the rows of a `metrics.jsonl`, with "NaN" and infinities as floats. Damaged lines are logged and left out; the last
+    one is left out silently if it is half-written, because the run may be going on."""
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines()
+    if lines and not text.endswith(("\n", "}")):
+        lines.pop()
+    return [row for _, row in _parse(lines, path)]
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
+    """Yield `(a/b, value)` for each leaf of a nested mapping. Values other than numbers and strings become `str(value)`."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def valid(text: str) -> str:
+    """Return text without lone surrogates, which UTF-8 cannot encode: they become U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _truncate_rows(path: Path, start_step: int) -> tuple[list[dict[str, Any]], int]:
+    """Drop rows with `step >= start_step` and damaged lines by replacing the file atomically. Returns the other rows, and how
+    many steps were there."""
+    if not path.exists():
+        return [], 0
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines()
+    intact = list(_parse(lines, path))
+    num_logged = max((row["step"] + 1 for _, row in intact), default=0)
+    earlier = [(line, row) for line, row in intact if row["step"] < start_step]
+    rows, dropped = [row for _, row in earlier], len(lines) - len(earlier)
+    if not dropped and text.endswith("\n"):
+        return rows, num_logged
+    logger.warning("%s: dropped %d of %d rows, the run starts at step %d", path, dropped, len(lines), start_step)
+    temporary = path.with_suffix(".jsonl.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line, _ in earlier)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return rows, num_logged
+
+
+def _parse(lines: list[str], path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            yield line, {"step": int(row["step"])} | {k: float(v) for k, v in row.items() if k != "step"}
+        except (ValueError, TypeError, KeyError) as error:
+            logger.warning("%s: line %d is damaged (%s) and left out", path, number, error)
+
+
+def _jsonable(value: float) -> float | str:
+    """Return a number that any JSON reader accepts, or the name of one that JSON does not have."""
+    return value if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")

@@ -1,0 +1,179 @@
+"""Write rows, texts and histograms of runs on rollouts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jmarl.evaluation.evaluate import Evaluation, numbers
+from jmarl.logs import samples
+from jmarl.logs.completions_file import EVAL, TRAIN, finite
+from jmarl.logs.diversity import diversity
+from jmarl.logs.step_log import Step, StepLog, update_metrics
+from jmarl.logs.tables import joint_actions_table
+from jmarl.models.stack import to_host
+from jmarl.rollout.turns import Rollout, Turn
+from jmarl.runs.records import Played
+from jmarl.team import Team, to_agents
+
+
+class RolloutLog(StepLog):
+    """The log of a run whose experience is `Played`."""
+
+    def add(self, step: Step) -> None:
+        rollout = step.experience.rollout
+        self.rewards.append(mean_return(rollout))
+        super().add(step)
+        for turn in rollout.turns:
+            if turn.fault:
+                count = turn.rewards[..., 0].size
+                message = f"update {step.number}: {turn.invalid} of {count} joint actions have no valid reward; {turn.fault}"
+                warnings.warn(message, stacklevel=3)
+
+    def row(self, step: Step, seconds: float) -> dict[str, float]:
+        row = rollout_metrics(self.team, step.experience.rollout) | update_metrics(self.team, to_host(step.metrics))
+        return row | {"tokens_per_s": row["tokens"] / seconds}
+
+    def fault(self, experience: Played) -> str:
+        rollout = experience.rollout
+        if np.isfinite(rollout.joint_returns[0]).any():
+            return ""
+        return f"no joint action had a valid reward ({next((turn.fault for turn in rollout.turns if turn.fault), '')})"
+
+    def record(self, experience: Played) -> tuple[Any, dict[str, Any]]:
+        turns = [
+            {"prompts": turn.prompts, "completions": turn.texts, "rewards": repr(turn.rewards.tolist()), "fault": turn.fault}
+            for turn in experience.rollout.turns
+        ]
+        return experience, {"items": list(experience.tasks), "turns": turns}
+
+    def after_row(self, step: Step, row: dict[str, float]) -> None:
+        if self.writer is not None and (self.keeps_completions or samples.are_on()):
+            self.writer.completions(step.number, TRAIN, completions_record(step.experience))
+        super().after_row(step, row)
+
+    def texts(self, step: Step) -> None:
+        assert self.writer is not None
+        for name, turn in named_turns(step.experience.rollout):
+            self.writer.histogram(step.number, f"{name}reward", turn.rewards[np.isfinite(turn.rewards)])
+            for agent, lengths in enumerate(token_counts(self.team, turn)):
+                if turn.acts[agent].any():
+                    self.writer.histogram(step.number, f"{name}agent_{agent}/length", lengths[turn.acts[agent]].ravel())
+            self.writer.text(step.number, f"{name}joint_actions", self.table(step.number, turn))
+
+    def evaluation_row(self, result: Evaluation) -> dict[str, float]:
+        return numbers(result)
+
+    def evaluation_texts(self, updates: int, result: Evaluation) -> None:
+        assert self.writer is not None
+        step = max(updates - 1, 0)
+        for name, turn in named_turns(result.rollout):
+            self.writer.text(step, f"eval/{name}joint_actions", self.table(step, turn))
+        if self.keeps_completions:
+            self.writer.completions(step, EVAL, {"updates": updates, "tasks": [], "turns": turn_records(result.rollout)})
+
+    @property
+    def keeps_completions(self) -> bool:
+        """Whether the run directory gets a file of completions."""
+        return bool(self.cfg.run.output_dir and self.cfg.run.max_completions_mb)
+
+    def table(self, step: int, turn: Turn) -> str:
+        """Return the best, the worst and random joint actions of a turn as Markdown."""
+        first = [next((p for p in node if p), "") for node in zip(*turn.prompts, strict=True)]  # of the first active agent
+        prompts = [p for p in first for _ in turn.joint]
+        texts = [[row[g] for row in turn.texts[n] for g in turn.joint[:, n]] for n in range(self.team.num_agents)]
+        rng = np.random.default_rng((self.cfg.run.seed, step))
+        return joint_actions_table(prompts, texts, turn.rewards.mean(-1).ravel().tolist(), 6, rng)
+
+
+def named_turns(rollout: Rollout) -> list[tuple[str, Turn]]:
+    """Return the turns with the prefixes of their columns. The prefix is empty in runs of one turn."""
+    return [(f"turn_{t}/" if rollout.num_turns > 1 else "", turn) for t, turn in enumerate(rollout.turns)]
+
+
+def completions_record(experience: Played) -> dict[str, Any]:
+    """Return what `completions_file` has of a step."""
+    replaced = experience.rollout.notes.get("dynamic/replaced")  # by other tasks, which are not at hand
+    tasks = [] if replaced else list(experience.tasks)
+    return {"tasks": finite(tasks), "turns": turn_records(experience.rollout)}
+
+
+def turn_records(rollout: Rollout) -> list[dict[str, Any]]:
+    """Return the turns of a rollout as JSON values, see `completions_file`."""
+
+    def numbers_of(turn: Turn, table: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        shape = (len(turn.items), -1)
+        return {name: finite(np.round(np.asarray(x, float), 6).reshape(shape).tolist()) for name, x in table.items()}
+
+    return [
+        {
+            "prompts": turn.prompts,
+            "acts": turn.acts.tolist(),
+            "completions": turn.texts,
+            "joint": turn.joint.tolist(),
+            "rewards": finite(np.round(np.asarray(turn.rewards, float), 6).tolist()),
+            "parts": numbers_of(turn, turn.parts),
+            "measures": numbers_of(turn, turn.measures),
+            "parents": turn.parents.tolist(),
+            "items": turn.items.tolist(),
+        }
+        for turn in rollout.turns
+    ]
+
+
+def mean_return(rollout: Rollout) -> float:
+    """Return the mean return of the first turn's joint actions; with one turn it is the mean reward."""
+    returns = rollout.joint_returns[0]
+    return mean_of(returns[np.isfinite(returns)])
+
+
+def mean_of(x: np.ndarray) -> float:
+    """Return the mean; NaN without numbers. np.mean takes twice the time for the few numbers of a step."""
+    return float(x.sum() / x.size) if x.size else float("nan")
+
+
+def token_counts(team: Team, turn: Turn) -> list[np.ndarray]:
+    """Return the number of tokens of each completion, per agent [P, G]; 0 where the agent is inactive."""
+    lengths = to_agents(team, [np.asarray(done.action_mask).sum(-1) for done in turn.completions])
+    return [x[: len(turn.items)] * acts[:, None] for x, acts in zip(lengths, turn.acts, strict=True)]
+
+
+def rollout_metrics(team: Team, rollout: Rollout) -> dict[str, float]:
+    """Return the metrics of each turn. With several turns `reward/mean` is the mean return, and `env_steps` counts joint
+    actions."""
+    row: dict[str, float] = {}
+    for (name, turn), returns in zip(named_turns(rollout), rollout.returns, strict=True):
+        row |= {name + key: float(x) for key, x in turn_metrics(team, turn, returns).items()}
+    tokens = sum(row.pop(f"{name}tokens") for name, _ in named_turns(rollout))
+    if rollout.num_turns > 1:
+        row |= {"reward/mean": mean_return(rollout), "env_steps": float(sum(t.rewards[..., 0].size for t in rollout.turns))}
+    return {**row, "tokens": tokens, **rollout.notes}
+
+
+def turn_metrics(team: Team, turn: Turn, returns: np.ndarray) -> dict[str, float]:
+    """Return statistics of rewards, their parts, measures and lengths, and the share of completions that the agents ended
+    themselves.
+
+    returns: [N, P, G].
+    """
+    rewards = turn.rewards.mean(-1)
+    valid = rewards[np.isfinite(rewards)]
+    row = {"reward/invalid": float(turn.invalid)}
+    if valid.size:
+        row |= {"reward/mean": mean_of(valid), "reward/std": valid.std(), "reward/max": valid.max()}
+    for group, numbers_of_group in (("reward", turn.parts), ("measures", turn.measures)):
+        for name, values in numbers_of_group.items():
+            row[f"{group}/{name}"] = mean_of(values[np.isfinite(values)])
+    counts, ended = token_counts(team, turn), to_agents(team, [np.asarray(done.ended) for done in turn.completions])
+    for agent, acts in enumerate(turn.acts):
+        if acts.any():
+            row[f"agent_{agent}/length"] = mean_of(counts[agent][acts])
+            row[f"agent_{agent}/ended"] = mean_of(ended[agent][: len(turn.items)][acts])
+            groups = [turn.texts[agent][p] for p in np.flatnonzero(acts)]
+            row |= {f"agent_{agent}/{name}": x for name, x in diversity(groups).items()}
+            row[f"agent_{agent}/return"] = mean_of(returns[agent][np.isfinite(returns[agent])])
+    row["tokens"] = sum(c.sum() for c in counts)
+    return row

@@ -1,0 +1,138 @@
+"""The logs that `metrics_writer` writes to: their common base, TensorBoard, and Weights & Biases.
+
+TensorBoard events are written here, not by tensorboardX's `SummaryWriter`: if its background thread dies on a full disk, its
+queue fills up and the next call blocks forever; and its record writer leaves partial records.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jmarl.logs.log_file import LogFile
+from jmarl.logs.tables import escape
+
+WANDB_ID = "wandb_id.txt"  # in the run directory
+REWARD_TAG = "reward/mean"  # shown by the progress bar and TensorBoard's HPARAMS tab
+
+
+class Sink(abc.ABC):
+    """One log. Its `errors` are counted and do not stop the run."""
+
+    errors: tuple[type[BaseException], ...] = (OSError,)
+
+    @abc.abstractmethod
+    def write(self, step: int, row: dict[str, float]) -> None:
+        """Write a row of metrics by their tags."""
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        return None
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        return None
+
+    def completions(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
+        return None
+
+    def sync(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class TensorBoard(Sink):
+    """An event file in the run directory, whose name TensorBoard shows as the name of the run."""
+
+    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], start_step: int):
+        # Imported here, because tensorboardX imports torch (two seconds) if it is installed.
+        from tensorboardX import summary
+        from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboardX.record_writer import masked_crc32c
+
+        event: Any = event_pb2  # generated modules, whose classes a type checker does not see
+        protos: Any = summary_pb2
+        self.summary, self.protos, self.event, self.checksum = summary, protos, event.Event, masked_crc32c
+        # TensorBoard reads the files of a run in the order of their names; nanoseconds separate two of the same second.
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}.{os.getpid()}"
+        self.file = LogFile(run_dir / name)
+        self._add(file_version="brain.Event:2")
+        restart = event.SessionLog(status=event.SessionLog.START)
+        self._add(step=start_step, session_log=restart)  # TensorBoard hides earlier events from this step on
+        experiment, start, self.end = summary.hparams(dict(hparams), {REWARD_TAG: 0.0})
+        rows = "\n".join(f"| {escape(name)} | {escape(str(value))} |" for name, value in hparams.items())
+        for item in (experiment, start, summary.text("hparams", f"| name | value |\n| --- | --- |\n{rows}")):
+            self._add(step=start_step, summary=item)
+
+    def _add(self, **fields: Any) -> None:
+        """Append an event as a record of the TFRecord format: length, its checksum, data, their checksum."""
+        data = self.event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        sums = (struct.pack("<I", self.checksum(part)) for part in (length, data))
+        self.file.write(b"".join((length, next(sums), data, next(sums))))
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        values = [self.protos.Summary.Value(tag=tag, simple_value=value) for tag, value in row.items()]
+        self._add(step=step, summary=self.protos.Summary(value=values))
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        self._add(step=step, summary=self.summary.text(name, markdown))
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        self._add(step=step, summary=self.summary.histogram(name, values, bins="auto", max_bins=64))
+
+    def close(self) -> None:
+        try:
+            self._add(summary=self.end)
+        finally:
+            self.file.close()
+
+
+class Wandb(Sink):
+    """One W&B run for all attempts of a run: its id is in the run directory, written before the first attempt begins.
+
+    Rows of repeated updates are not sent again, because steps of W&B never go back; they are equal, or in `metrics.jsonl`.
+
+    Args:
+        num_logged: steps whose rows earlier attempts have written, for W&B offline, which does not know them.
+    """
+
+    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], config: Mapping[str, Any], num_logged: int = 0):
+        try:
+            self.wandb = importlib.import_module("wandb")
+        except ImportError as error:
+            raise ImportError("wandb_config was given, but W&B is not installed: pip install 'jmarl[wandb]'") from error
+        self.errors = (OSError, self.wandb.Error)
+        file = run_dir / WANDB_ID
+        before = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+        run_id = str(config.get("id") or before or secrets.token_hex(4))
+        if run_id != before:
+            temporary = file.with_suffix(".tmp")
+            temporary.write_text(f"{run_id}\n", encoding="utf-8")
+            temporary.replace(file)
+        settings = dict(hparams) | dict(config.get("config") or {})
+        own = {"dir": str(run_dir), "id": run_id, "resume": "allow"}
+        self.run = self.wandb.init(**own | dict(config) | {"config": settings})
+        self.first = max(int(self.run.step), num_logged if self.run.offline and run_id == before else 0)
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        if step >= self.first or "eval/updates" in row:  # an evaluation has its number of updates in its row
+            self.run.log(row, step=max(step, self.first))
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        if step >= self.first:
+            self.run.log({name: self.wandb.Histogram(values)}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()

@@ -1,0 +1,157 @@
+"""Learn from given data: encode pairs or texts, draw those of a step, make batches of them, and evaluate on held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmarl.algorithms import Algorithm
+from jmarl.config import TrainConfig
+from jmarl.learning.choose import Work
+from jmarl.learning.setup import Setup
+from jmarl.learning.update import update_keys
+from jmarl.logs.goodput import CLOCK
+from jmarl.models import lora
+from jmarl.preferences.encoding import (
+    AgentTokens,
+    Examples,
+    encode_pairs,
+    encode_trajectories,
+    example_scores,
+    pair_batches,
+    text_batches,
+    token_numbers,
+    with_reference,
+    with_team_margin,
+)
+from jmarl.runs.loop import Source
+from jmarl.runs.precompile import Updates, updates_of_batches
+from jmarl.runs.records import Drawn
+from jmarl.team import Team
+from jmarl.types import Batches, Data, TeamState
+
+
+def data_source(setup: Setup, examples: Examples, held_out: Examples) -> Source:
+    """Return the source of a run on given data: each step learns from the next examples."""
+    team, algorithm, cfg = setup.team, setup.algorithm, setup.cfg
+
+    def draw(step: int, state: TeamState) -> Drawn:
+        with CLOCK.phase("data"):
+            numbers = examples_at(step, len(examples.tokens), batch_size(algorithm), cfg.run.seed)
+            return draw_examples(team, examples.take(numbers), algorithm)
+
+    def evaluate(state: TeamState) -> dict[str, float]:
+        return evaluate_on_data(team, [lora.model_of(stack) for stack in state.stacks], held_out, algorithm)
+
+    batches, scores = partial(complete_batches, setup), needs_team_margin(setup)
+    return Source(draw, batches, evaluate if held_out.tokens else None, waits=lambda step: scores)
+
+
+def encode(team: Team, params: Sequence[Any], data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> Examples:
+    """Return data as token ids, pairs with their log-probabilities under params, the reference."""
+    if algorithm.row.data == "texts":
+        return Examples(encode_trajectories(team, data, cfg.episodes.chat_settings))
+    return with_reference(team, params, encode_pairs(team, data, cfg.episodes.chat_settings), batch_size(algorithm), algorithm)
+
+
+def examples_at(step: int, count: int, size: int, seed: int) -> list[int]:
+    """Return the numbers of a step's examples.
+
+    Every epoch is a new order of all of them, determined by (seed, epoch); what is left at its end and does not fill a batch is
+    not used in this epoch."""
+    size = min(size, count)
+    epoch, batch = divmod(step, count // size)
+    return np.random.default_rng((seed, epoch)).permutation(count)[batch * size : (batch + 1) * size].tolist()
+
+
+def batch_size(algorithm: Algorithm) -> int:
+    """Return how many examples an update learns from."""
+    return algorithm.preference.batch_size or 1
+
+
+def draw_examples(team: Team, examples: Examples, algorithm: Algorithm) -> Drawn:
+    """Return the experience of a step: the batches of its examples."""
+    num_tokens = sum(len(row) for example in examples.tokens for part in example for row in part.rows)
+    return Drawn(data_batches(team, examples, algorithm), num_tokens)
+
+
+def data_batches(team: Team, examples: Examples, algorithm: Algorithm) -> tuple[Data, ...]:
+    """Return each stack's batch of up to `batch_size` examples."""
+    if algorithm.row.data == "texts":
+        return text_batches(team, examples, batch_size(algorithm))
+    return pair_batches(team, examples, batch_size(algorithm), algorithm)
+
+
+def complete_batches(setup: Setup, state: TeamState, experience: Drawn) -> Batches:
+    """Return what the stacks learn from: the batches with the margins of other agents and the random keys of the update."""
+    team, algorithm, batches = setup.team, setup.algorithm, experience.batches
+    if needs_team_margin(setup):
+        params = [lora.model_of(stack) for stack in state.stacks]
+        batches = with_team_margin(team, params, batches, algorithm)  # type: ignore[arg-type]
+    counts = [len(spec.members) for spec in team.stacks]
+    keys = [update_keys(algorithm, setup.cfg.run.seed, state.step, i, count) for i, count in enumerate(counts)]
+    return Batches([batch._replace(keys=key) for batch, key in zip(batches, keys, strict=True)])
+
+
+def needs_team_margin(setup: Setup) -> bool:
+    """Return whether the batches of an agent have the margins of the others, under the parameters before the update."""
+    return setup.algorithm.row.margin == "joint" and setup.team.num_agents > 1
+
+
+def evaluate_on_data(team: Team, params: Sequence[Any], held_out: Examples, algorithm: Algorithm) -> dict[str, float]:
+    """Return the mean loss on held-out data, and for pairs also the mean margin and the accuracy.
+
+    Accuracy is the share of pairs that the team (if the loss has a joint margin) or an agent ranks as the data does. The margin
+    is not times beta as TRL's `rewards/margins`."""
+    if algorithm.row.data == "texts":
+        return evaluate_on_texts(team, params, held_out, algorithm)
+    scores = example_scores(team, params, held_out, batch_size(algorithm), algorithm)
+    margins = scores[..., 0] - scores[..., 1]  # [M, N]
+    margins = margins.sum(1, keepdims=True) if algorithm.row.margin == "joint" else margins
+    weights = jnp.full(margins.size, 1 / margins.size, jnp.float32)
+    loss, metrics = jax.device_get(algorithm.row.loss(jnp.asarray(margins.ravel()), weights, **algorithm.options))
+    return {"loss": float(loss), "accuracy": float(metrics["accuracy"].mean()), "margin": float(margins.mean())}
+
+
+def evaluate_on_texts(team: Team, params: Sequence[Any], held_out: Examples, algorithm: Algorithm) -> dict[str, float]:
+    """Return the mean negative log-probability per token of held-out texts, in nats.
+
+    `nll` is of the tokens that the agent wrote, `nll_world` of the observations that followed, `loss` the weighted sum."""
+    size, sums, counts = batch_size(algorithm), np.zeros(2), np.zeros(2)
+    for i in range(0, len(held_out.tokens), size):
+        (batch,) = text_batches(team, held_out.take(range(i, min(i + size, len(held_out.tokens)))), size)
+        logp = jax.device_get(token_numbers(params[0], team.stacks[0], batch, algorithm))
+        masks = [np.asarray(batch.kinds) == kind for kind in (1, 2)]
+        sums -= [logp[mask].sum() for mask in masks]
+        counts += [mask.sum() for mask in masks]
+    nll = sums / np.maximum(counts, 1)
+    weights = [algorithm.bc_weight, algorithm.world_model_weight]
+    return {"loss": float(nll @ weights), "nll": float(nll[0])} | ({"nll_world": float(nll[1])} if counts[1] else {})
+
+
+def longest_update(setup: Setup, state: TeamState, examples: Examples) -> tuple[Work, Updates]:
+    """Return an update on the longest prompts and rows of the examples, and a function from a setup to its programs."""
+    agents = list(zip(*examples.tokens, strict=True))
+    longest = [AgentTokens(*longest_of(parts)) for parts in agents]
+    batches = data_batches(setup.team, Examples([longest]), setup.algorithm)
+    tokens = max(x.prompts.shape[1] * (x.prompts.shape[2] + x.tokens.shape[2] * x.tokens.shape[3]) for x in batches)
+    work = Work.of(setup.team, setup.cfg, tokens, batch_size(setup.algorithm))
+    return work, lambda setup: updates_of_batches(setup, state, batches)
+
+
+def longest_of(parts: Sequence[AgentTokens]) -> tuple[list[int], tuple[list[int], ...], list[int]]:
+    """Return a prompt and rows as long as the longest of one agent, and the kinds of their tokens."""
+    prompt, row = (max(map(len, x)) for x in ([part.prompt for part in parts], [row for part in parts for row in part.rows]))
+    return [0] * prompt, ([0] * row,) * len(parts[0].rows), [1] * row
+
+
+def check_micro_batches(algorithm: Algorithm) -> None:
+    """Raise a ValueError for more micro-batches than an update has pairs or texts."""
+    parts, size = algorithm.optimizer.micro_batches, batch_size(algorithm)
+    if parts != "auto" and parts > size:
+        raise ValueError(f"micro_batches={parts} is more than batch_size={size}: use fewer")

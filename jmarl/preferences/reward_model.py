@@ -1,0 +1,309 @@
+"""Train a reward model of joint actions, and a team on its scores: marlhf and marlhf_iter.
+
+A reward model is a decoder with a value head. It reads the prompts and completions of all agents as one text, and the value
+after the last token is the score. It is trained on pairs by the Bradley-Terry loss (row reward_model), with the pairs of every
+fifth prompt held out. Then the team is trained on its scores, scaled to mean 0 and std 1 over the training pairs, by any row
+that learns from rollouts (`rl_algorithm`). The reward of the task determines which completion of a pair is preferred and is
+logged, but the team never sees it. marlhf does this once, marlhf_iter in rounds. The newest reward model is written to
+`reward_model/` of the output directory, for `load_reward_model`. Left out: several turns.
+"""
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmarl.algorithms import DEFAULTS, Algorithm, resolve
+from jmarl.config import Preference, TrainConfig, flat, per_agent_values
+from jmarl.envs.base import Answer, Environment, special_tokens
+from jmarl.files.checkpoint import saved_steps
+from jmarl.files.interrupt import Interrupted
+from jmarl.files.run_directory import CannotGoOn, checkpoints_of, set_aside
+from jmarl.learning.setup import Setup
+from jmarl.models.heads import without_value_head
+from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
+from jmarl.models.hub.hf_format import Tensor, read_finite
+from jmarl.models.hub.peft import merge
+from jmarl.models.hub.tokenize import by_agent
+from jmarl.models.lora import model_of
+from jmarl.models.stack import unstack
+from jmarl.preferences.encoding import (
+    AgentTokens,
+    Examples,
+    encode_completions,
+    encode_pairs,
+    example_scores,
+    text_of,
+)
+from jmarl.preferences.pair_rounds import Rounds
+from jmarl.preferences.pairs import Pair, Prompt, split_by_prompt
+from jmarl.randomness import FIT
+from jmarl.runs.fit import fit
+from jmarl.runs.loop import Source
+from jmarl.runs.records import FitResult, Played
+from jmarl.runs.rollouts import evaluation_of, rollout_source
+from jmarl.runs.start import settle
+from jmarl.sampling.generate import bucket
+from jmarl.team import Team, make_team
+from jmarl.types import TeamState
+
+logger = logging.getLogger(__name__)
+
+HELD_OUT = 5  # the pairs of every fifth prompt are held out
+BATCH = 16  # joint actions or pairs that are scored at once
+FOLDER = "reward_model"  # of an output directory
+HEAD = "value_head.safetensors"  # of a reward model's directory, beside the files of its decoder
+INHERITED = (  # settings of a run that its reward models have too
+    *("save_minutes", "strict_checkpoints", "progress", "per_agent", "remat", "compute_dtype"),
+    *("batch_size", "label_smoothing", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
+)
+
+
+# --- the model ---------------------------------------------------------------------------------------------------------
+
+
+class RewardModel(NamedTuple):
+    """A model that scores joint actions by (value - mean) / std."""
+
+    team: Team  # of one
+    params: list[Any]
+    algorithm: Algorithm
+    mean: float = 0.0
+    std: float = 1.0
+
+    def score(self, prompts: Sequence[Sequence[Prompt]], completions: Sequence[Sequence[str]]) -> np.ndarray:
+        """Return the scores [B] of joint actions, given the prompts [N][B] and completions [N][B] of N agents."""
+        lists = [prompts, completions, *prompts, *completions]
+        if any(isinstance(x, str) for x in lists) or len({len(x) for x in lists[2:]}) > 1:
+            raise ValueError("prompts and completions are [N][B]: for each agent a list of its texts, all of one length")
+        if len(prompts) != len(completions):
+            raise ValueError(f"prompts of {len(prompts)} agents and completions of {len(completions)}: give both of all agents")
+        spec, tokens = self.team.stacks[0], []
+        for i, texts in enumerate(zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)):
+            prompt, *answers = joint_texts(*texts)
+            tokens.append([encode_completions(spec, prompt, answers, False, f"joint action {i}", special=())])
+        return (self.values(tokens)[:, 0] - self.mean) / self.std
+
+    def values(self, tokens: Sequence[Sequence[AgentTokens]]) -> np.ndarray:
+        """Return the values [M, G], before they are scaled, of G joint actions after each prompt [M][1]."""
+        full = len(tokens) - len(tokens) % BATCH
+        parts = [(tokens[:full], BATCH), (tokens[full:], bucket(len(tokens) - full, 1))]
+        values = [example_scores(self.team, self.params, Examples(part), size, self.algorithm) for part, size in parts if part]
+        return np.concatenate(values)[:, 0]
+
+
+def joint_texts(prompts: Sequence[Prompt], *completions: Sequence[str]) -> tuple[str, ...]:
+    """Return what a reward model reads: one text of the prompts [N], and one for each joint action [N]."""
+    return by_agent(map(text_of, prompts)), *("\n" + by_agent(texts) for texts in completions)
+
+
+def joint_pair(pair: Pair) -> Pair:
+    """Return a pair of N agents as a pair of one agent, which a reward model reads."""
+    prompt, chosen, rejected = joint_texts(pair.prompts, pair.chosen, pair.rejected)
+    return Pair((prompt,), (chosen,), (rejected,), pair.rewards)
+
+
+def save_reward_model(directory: str | os.PathLike, model: RewardModel) -> None:
+    """Write a reward model as a Hugging Face directory (adapters merged), and its value head, mean and std to a small file."""
+    from safetensors.numpy import save_file
+
+    (spec,), directory = model.team.stacks, Path(directory)
+    params = jax.device_get(unstack(model.params[0], 0))
+    (directory / HEAD).unlink(missing_ok=True)  # written last: without it the directory is incomplete
+    weights = merge(spec.config, without_value_head(params))
+    save_pretrained(directory, spec.config, weights, spec.tokenizer, spec.generation_config)
+    metadata = {"mean": repr(model.mean), "std": repr(model.std), "compute_dtype": model.algorithm.compute_dtype}
+    save_file({name: np.asarray(params[name]) for name in ("value", "value_bias")}, directory / HEAD, metadata=metadata)
+    shutil.copymode(directory / "config.json", directory / HEAD)  # safetensors lets only the owner read it
+
+
+def load_reward_model(directory: str | os.PathLike) -> RewardModel:
+    """Return the reward model in a directory that `save_reward_model` or a run of marlhf (`reward_model/`) wrote."""
+    from safetensors import safe_open
+
+    path = Path(directory) / HEAD
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{directory} has no {HEAD}, the value head of a reward model: give {FOLDER}/ of a run's output directory, or a "
+            "directory that jmarl.preferences.reward_model.save_reward_model wrote"
+        )
+    with safe_open(path, framework="numpy") as file:
+        tensors = {name: Tensor((), partial(file.get_tensor, name), str(path)) for name in ("value", "value_bias")}
+        head, metadata = {name: read_finite(x, name, "")[None] for name, x in tensors.items()}, file.metadata()
+    team, (params,) = make_team([load_agent(directory)])
+    algorithm = resolve(TrainConfig.of(algorithm="reward_model", compute_dtype=metadata["compute_dtype"]))
+    params = params | jax.tree.map(jnp.asarray, head)
+    return RewardModel(team, [params], algorithm, float(metadata["mean"]), float(metadata["std"]))
+
+
+def fit_reward_model(
+    agent: Agent,
+    pairs: Sequence[Pair],
+    cfg: TrainConfig,
+    params: list[Any] | None = None,
+    eval_pairs: Sequence[Pair] | None = None,
+) -> tuple[RewardModel, FitResult]:
+    """Train a reward model on pairs of N agents.
+
+    Args:
+        agent: the decoder and its weights, from which training starts.
+        pairs: to train on.
+        cfg: with algorithm reward_model.
+        params: parameters of an earlier reward model, from which training starts instead. They are consumed.
+        eval_pairs: held out; None: the pairs of every fifth prompt.
+
+    Returns:
+        The model, and a result with its accuracy on the held-out pairs before and after training.
+    """
+    if any(per_agent_values(cfg.episodes.chat)):
+        raise ValueError("chat=True is not there for a reward model: it reads all agents' texts as one; leave it out")
+    cfg = settle(cfg)
+    team, start = make_team([agent], lora=cfg.lora.lora_rank > 0)
+    if params is not None:
+        start = params
+    joint = [joint_pair(pair) for pair in pairs]
+    training, held_out = (
+        split_by_prompt(joint, HELD_OUT) if eval_pairs is None else (joint, [joint_pair(pair) for pair in eval_pairs])
+    )
+    result = fit(team, training, cfg, params=start, eval_data=held_out)
+    if result.interrupted:
+        raise Interrupted(f"while a reward model was trained, after {int(result.state.step)} of {cfg.run.num_updates} updates")
+    model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], resolve(cfg))
+    values = model.values(encode_pairs(team, training, chat=False, special=()))
+    return model._replace(mean=float(values.mean()), std=float(max(values.std(), 1e-6))), result
+
+
+# --- runs on its scores ------------------------------------------------------------------------------------------------
+
+
+class LearnedReward:
+    """An environment whose reward is the score of a reward model, set later; the task's own is a measure named `task`."""
+
+    def __init__(self, env: Environment):
+        self.env, self.special_tokens = env, special_tokens(env)
+        self.model: RewardModel | None = None
+
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[str | None]]]:
+        states, prompts = self.env.reset(items, rng)
+        return list(zip(states, zip(*prompts, strict=True), strict=True)), prompts
+
+    def step(self, states: Sequence[Any], actions: Sequence[Sequence[str]], rng: np.random.Generator) -> Answer:
+        assert self.model is not None
+        states, prompts = zip(*states, strict=True)
+        answer = self.env.step(list(states), actions, rng)
+        task = answer.result
+        total = np.where(task.invalid, np.nan, self.model.score(list(zip(*prompts, strict=True)), actions))
+        rewards = np.repeat(total[:, None], task.rewards.shape[1], 1)
+        measures = task.parts | task.measures | {"task": task.total}
+        return answer._replace(result=task._replace(total=total, parts={}, rewards=rewards, measures=measures))
+
+    def observe(self, after: Sequence[Any]) -> Any:
+        raise ValueError("a reward model scores single turns: set num_turns to 1")
+
+
+class LearnedRounds:
+    """The rounds of a run on a learned reward: in each one new pairs, and a reward model that is trained on them.
+
+    Args:
+        rounds: sample the pairs.
+        agent: what the first reward model starts from; that of a later round starts from the one before.
+        algorithm: of the run.
+        cfg: settings of the run.
+    """
+
+    def __init__(self, rounds: Rounds, agent: Agent, algorithm: Algorithm, cfg: TrainConfig):
+        self.rounds, self.agent, self.algorithm, self.cfg = rounds, agent, algorithm, cfg
+        self.env = LearnedReward(rounds.env)
+
+    def begin(self, step: int, state: TeamState) -> dict[str, float]:
+        """Begin a round if one begins at this step: sample its pairs and train its reward model. Return its columns of the log.
+
+        A resumed run first reads back the reward model of this round, or the one that the new round's starts from.
+        """
+        round_, update = divmod(step, self.rounds.updates)
+        if step and self.env.model is None:
+            self.rounds.resume(step)
+            self._fit(round_ if update else round_ - 1, read_back=True)
+        new = self.rounds.begin(step, state)
+        return {} if new is None else {"pairs": new.notes["pairs"]} | self._fit(round_)
+
+    def _fit(self, round_: int, read_back: bool = False) -> dict[str, float]:
+        """Train the reward model of a round, or continue from its last checkpoint if the run is resumed.
+
+        read_back: it must have a checkpoint. Returns the evaluation on held-out pairs after training.
+        """
+        cfg, pairs = reward_config(self.cfg, self.algorithm, round_), self.rounds.replayed(round_)
+        if read_back and not cfg.run.resume:
+            raise ValueError(
+                f"cannot resume: the reward model of round {round_} is not in {cfg.run.output_dir}; it was not saved, "
+                "or is damaged"
+            )
+        params = None if self.env.model is None else self.env.model.params
+        try:
+            self.env.model, result = fit_reward_model(self.agent, pairs, cfg, params)
+        except CannotGoOn as error:  # the pairs were sampled again, and differ if rewards are not the same each time
+            if read_back:
+                raise
+            logger.warning("the reward model of round %d is trained from the beginning: %s", round_, error)
+            set_aside(cfg.run.output_dir)
+            self.env.model, result = fit_reward_model(self.agent, pairs, cfg.replace(resume=False), params)
+        if cfg.run.output_dir:
+            save_reward_model(Path(self.cfg.run.output_dir) / FOLDER, self.env.model)
+        return {f"reward_model/{name}": x for name, x in (result.after or {}).items()}
+
+
+def learned_source(
+    setup: Setup, rounds: Rounds, agent: Agent, eval_items: Sequence[dict], algorithm: Algorithm, cfg: TrainConfig
+) -> Source:
+    """Return the source of a run on a learned reward: rollouts, and before each round a new reward model.
+
+    Evaluations use the task's own reward.
+
+    Args:
+        setup: of the team.
+        rounds: sample the pairs of the reward models.
+        agent: what the first reward model starts from.
+        eval_items: held out.
+        algorithm: of the run.
+        cfg: settings of the run.
+    """
+    learned = LearnedRounds(rounds, agent, algorithm, cfg)
+    rollouts = rollout_source(setup, rounds.items, learned.env, eval_items)
+
+    def play(step: int, state: TeamState) -> Played:
+        start = time.monotonic()
+        notes = learned.begin(step, state)
+        preparation_s = time.monotonic() - start if notes else 0.0
+        return rollouts.play(step, state)._replace(notes=notes, preparation_s=preparation_s)
+
+    return rollouts._replace(play=play, evaluate=evaluation_of(setup.team, eval_items, rounds.env, setup.cfg))
+
+
+def reward_config(cfg: TrainConfig, algorithm: Algorithm, round_: int) -> TrainConfig:
+    """Return the settings for training a round's reward model. It has checkpoints if the run has, and resumes if it can."""
+    preference, settings = algorithm.preference, flat(cfg)
+    own = TrainConfig.of(
+        algorithm="reward_model",
+        mesh="agent=1",
+        num_updates=preference.reward_updates,
+        learning_rate=preference.reward_learning_rate,
+        micro_batches=cfg.optimizer.micro_batches_of(preference.batch_size or 1),
+        seed=int(np.random.default_rng((cfg.run.seed, round_, FIT)).integers(2**31)),
+        save_every=None if cfg.run.saves else 0,
+        output_dir=f"{cfg.run.output_dir}/reward_model_{round_}" if cfg.run.output_dir else "",
+        **{name: settings[name] for name in INHERITED},
+    )
+    return own.replace(resume=cfg.run.resume and bool(saved_steps(checkpoints_of(own))))
+
+
+def policy_config(cfg: TrainConfig) -> TrainConfig:
+    """Return the settings for training the team on the scores."""
+    return cfg.replace(algorithm=cfg.preference.rl_algorithm or DEFAULTS["rl_algorithm"], preference=Preference())

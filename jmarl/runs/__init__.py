@@ -1,0 +1,4 @@
+"""The training loop and everything that a run needs around it.
+
+The room may import all earlier rooms. Open `loop.py` first: it shows one training step, for all kinds of runs.
+"""

@@ -1,0 +1,192 @@
+"""Learn from rollouts: draw the tasks of a step, play its episodes, and make the batches of stacks and critics."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jmarl.config import TrainConfig
+from jmarl.envs.base import Environment
+from jmarl.envs.calls.user_code import calling
+from jmarl.evaluation.evaluate import Evaluation, evaluate
+from jmarl.learning.setup import Setup
+from jmarl.learning.update import update_keys
+from jmarl.logs.goodput import timed, timed_sampler
+from jmarl.logs.terminal import say
+from jmarl.models import lora
+from jmarl.models.platforms import platform_of
+from jmarl.models.sharding import mesh_of, place_agents
+from jmarl.randomness import Randomness, tasks_of
+from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
+from jmarl.rollout.dynamic_sampling import further_items, refill
+from jmarl.rollout.play import Game, first_request, play
+from jmarl.rollout.turns import Rollout
+from jmarl.runs.loop import Source
+from jmarl.runs.precompile import compile_all, programs_of_run
+from jmarl.runs.records import Played
+from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
+from jmarl.sampling.refill import Pending, RefillingSampler, empty_pending
+from jmarl.team import Team
+from jmarl.types import Batch, Batches, TeamState
+
+EvalMetrics = Callable[[Sequence[dict], Rollout], Mapping[str, float]]  # (held-out items, their rollout) -> metrics
+
+
+def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_items: Sequence[dict] = ()) -> Source:
+    """Return the source of a run on rollouts: each step plays episodes on the next items."""
+    cfg, newest = setup.cfg, list[tuple[Pending, ...]]()  # what the last step has begun of the next
+
+    def prepare(state: TeamState) -> None:
+        if (step := int(state.step)) < cfg.run.num_updates:
+            begin = time.monotonic()
+            tasks, following = tasks_at(items, cfg, step), tasks_at(items, cfg, step + 1)
+            count = compile_all(programs_of_run(setup, state, tasks, eval_items, env, following))
+            if cfg.run.progress:
+                say(f"compiled {count} programs in {time.monotonic() - begin:.1f} s")
+
+    def play_episodes(step: int, state: TeamState) -> Played:
+        tasks = partial(tasks_at, items, cfg, step)
+        params = params_of(state)
+        plain = sampler = partial(sample_team, setup.team, params)
+        if cfg.episodes.async_steps:
+            following = request_of(plain, setup, tasks_at(items, cfg, step + 1), env, step + 1)
+            sampler = RefillingSampler(plain, setup.team, params, state.pending, following)
+        with calling(f"update {step + 1}"):
+            rollout = play_step(timed(sampler, params), setup, tasks(), env, step, tasks)
+        if isinstance(sampler, RefillingSampler):
+            newest[:] = [sampler.pending]
+            rollout = rollout._replace(notes={**rollout.notes, "off_policy": share_begun(state.pending, rollout)})
+        if step == 0:  # later updates may lack a valid reward
+            check_valid(rollout)
+        return Played(rollout, tasks())
+
+    def make_batches(state: TeamState, played: Played) -> Batches:
+        return rollout_batches(setup, state, played.rollout)
+
+    def carry(state: TeamState) -> TeamState:
+        return state._replace(pending=newest.pop()) if newest else state
+
+    return Source(play_episodes, make_batches, evaluation_of(setup.team, eval_items, env, cfg), prepare, carry)
+
+
+def request_of(sampler: Sampler, setup: Setup, tasks: Sequence[dict], env: Environment, step: int) -> SampleRequest:
+    """Return what the episodes of a step request from the sampler in their first turn."""
+    cfg, randomness = setup.cfg, Randomness(setup.cfg.run.seed, step)
+    game = Game(sampler, setup.team, env, cfg.sampling, cfg.episodes, randomness, randomness.environment_rng())
+    return first_request(game, tasks, cfg.episodes.num_generations)
+
+
+def begin_nothing(setup: Setup, state: TeamState, items: Sequence[dict], env: Environment) -> TeamState:
+    """Return the state of a run with async_steps before its first step: no completion has begun."""
+    cfg, platform = setup.cfg, platform_of(state.stacks)
+    encoded = request_of(sampler_of(setup.team, state), setup, tasks_at(items, cfg, 0), env, 0).encoded
+    group = cfg.episodes.num_generations
+    pending = []
+    for spec, prompts, stack in zip(setup.team.stacks, encoded, state.stacks, strict=True):
+        empty = empty_pending(prompts, group, spec.config, cfg.sampling, platform, spec.stops)
+        pending.append(place_agents(empty, mesh_of(stack.params)))
+    return state._replace(pending=tuple(pending))
+
+
+def share_begun(pending: Sequence[Pending], rollout: Rollout) -> float:
+    """Return the share of a step's tokens that the step before has sampled."""
+    begun = sum(int(x.out.action_mask.sum()) for x in pending)
+    return begun / max(1, sum(int(done.action_mask.sum()) for done in rollout.turns[0].completions))
+
+
+def evaluation_of(
+    team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig
+) -> Callable[[TeamState], Evaluation] | None:
+    """Return a function that evaluates a state on held-out items; None without items."""
+    if not items:
+        return None
+    return lambda state: evaluate(team, [lora.model_of(stack) for stack in state.stacks], items, env, cfg)
+
+
+def with_metrics(
+    evaluate_state: Callable[[TeamState], Evaluation], items: Sequence[dict], metrics: EvalMetrics
+) -> Callable[[TeamState], Evaluation]:
+    """Return a function that evaluates a state on held-out items, with further metrics in its notes."""
+
+    def evaluate_and_measure(state: TeamState) -> Evaluation:
+        result = evaluate_state(state)
+        with calling("eval_metrics"):
+            return result._replace(notes=metrics(items, result.rollout))
+
+    return evaluate_and_measure
+
+
+def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) -> list[dict]:
+    """Return the tasks of a step. draw: 0 for the first tasks, later the round of dynamic sampling."""
+    first = tasks_of(step, len(items), cfg.episodes.num_prompts, cfg.run.seed)
+    indices = further_items(step, draw, first, len(items), cfg.run.seed) if draw else first
+    return [items[i] for i in indices]
+
+
+def sampler_of(team: Team, state: TeamState) -> Sampler:
+    """Return a function that samples completions from the policies of a state."""
+    return timed_sampler(team, params_of(state))
+
+
+def params_of(state: TeamState) -> list[Any]:
+    """Return the parameters [A, ...] that each stack samples with."""
+    return [lora.model_of(stack) for stack in state.stacks]
+
+
+def play_step(
+    sample: Sampler,
+    setup: Setup,
+    tasks: Sequence[dict],
+    env: Environment,
+    step: int,
+    further: Callable[[int], Sequence[dict]] | None = None,
+) -> Rollout:
+    """Play the episodes of one training step.
+
+    Args:
+        sample: see `play`.
+        tasks: the tasks of the step.
+        further: round of dynamic sampling (1, 2, ...) -> its tasks; None: no dynamic sampling.
+    """
+    team, row, cfg = setup.team, setup.algorithm.row, setup.cfg
+
+    def play_round(draw: int) -> Rollout:
+        round_tasks = further(draw) if further and draw else tasks
+        randomness = Randomness(cfg.run.seed, step, draw=draw)
+        return play(sample, team, round_tasks, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness)
+
+    rollout = play_round(0)
+    if cfg.episodes.dynamic_sampling and further:
+        rollout = refill(team, rollout, play_round, cfg.episodes.dynamic_sampling, row.grouping)
+    if row.baseline == "greedy":
+        rollout = rollout._replace(expected=greedy_baseline(sample, team, tasks, env, cfg, step, rollout))
+    return rollout
+
+
+def check_valid(first: Rollout) -> None:
+    """Raise a ValueError if no agent acts in the first rollout, or if none of its rewards is valid."""
+    if not any(turn.acts.any() for turn in first.turns):
+        raise ValueError(
+            "no agent acts in the first update: every prompt is None, which means that its agent does not act (does a "
+            "formatter forget to return its text?)"
+        )
+    if not np.isfinite(first.joint_returns[0]).any():  # returns of the first turn contain the rewards of all later turns
+        fault = next((turn.fault for turn in first.turns if turn.fault), "")
+        raise ValueError(f"no joint action of the first update has a valid reward: {fault}")
+
+
+def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
+    """Return the batches of stacks and critics, with the random keys of the update."""
+    batches, critic_batches = batches_with_values(setup, state, rollout)
+    numbers = itertools.count()  # stacks are numbered first, then critics
+
+    def with_keys(batch: Batch) -> Batch:
+        keys = update_keys(setup.algorithm, setup.cfg.run.seed, state.step, next(numbers), batch.rewards.shape[0])
+        return batch._replace(keys=keys)
+
+    return Batches([with_keys(batch) for batch in batches], [with_keys(batch) for batch in critic_batches])

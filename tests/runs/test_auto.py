@@ -1,0 +1,215 @@
+"""Settings that are auto: chosen once when a run starts, shown, written down, and kept when it resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl import ExperimentConfig, TrainConfig, fit, run_experiment, train, train_seeds
+from jmarl.algorithms import ALGORITHMS
+from jmarl.config.yaml_file import read_yaml
+from jmarl.learning.choose import bytes_on_device, choose, is_open, update_settings, with_settings
+from jmarl.preferences.pairs import Pair, Trajectory
+from jmarl.runs.checks import environment_of
+from jmarl.runs.precompile import longest_prompts, longest_update
+from jmarl.runs.start import settle, settle_updates, start
+from jmarl.team import Team, make_team
+
+ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit")]
+SETTINGS = dict(num_prompts=2, num_generations=4, max_new_tokens=8, learning_rate=1e-2, adam_eps=1e-4, progress=False)
+AUTO = {"remat": "auto", "micro_batches": "auto"}
+
+
+def letters(*completions):
+    """A reward."""
+    return [float(sum(map(len, texts))) for texts in zip(*completions, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_dir) -> str:
+    return str(tiny_dir("llama"))
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Return a function that makes JAX say that this machine has a GPU with so many bytes; None: it does not say how many.
+    Programs still run on the CPU."""
+    devices = jax.local_devices()
+
+    def with_memory(limit: int | None) -> None:
+        stats = {"bytes_limit": limit, "bytes_in_use": 0}
+        fake = [SimpleNamespace(memory_stats=lambda: stats)]
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        monkeypatch.setattr(jax, "local_devices", lambda: devices if limit is None else fake)
+
+    return with_memory
+
+
+def experiment(model: str, tmp_path: Path, **settings) -> ExperimentConfig:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "the answer"}\n{"prompt": "basket"}\n')
+    task = dict(data=str(tmp_path / "rows.jsonl"), reward=f"{__name__}:letters")
+    return ExperimentConfig.of(models=[model], num_agents=2, **task, output_dir=str(tmp_path / "run"), **SETTINGS | settings)
+
+
+def written(directory: Path) -> dict:
+    """The settings in the config.yaml of a run."""
+    train = read_yaml(directory / "config.yaml").tree["train"]
+    return {name: train["optimizer"][name] for name in AUTO} | {"compute_dtype": train["sampling"]["compute_dtype"]}
+
+
+def assert_equal(first, second) -> None:
+    for x, y in zip(*(jax.tree.leaves([stack.params for stack in r.state.stacks]) for r in (first, second)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+# --- on a CPU ---------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_cpu_auto_is_what_is_fast(agents, model, tmp_path) -> None:
+    cfg = settle(TrainConfig.of(**SETTINGS))
+    assert update_settings(cfg) == {"remat": "dots", "micro_batches": 1} and cfg.sampling.compute_dtype == "float32"
+    run_experiment(experiment(model, tmp_path, num_updates=1, save_models=False))
+    assert written(tmp_path / "run") == {"remat": "dots", "micro_batches": 1, "compute_dtype": "float32"}
+
+
+def test_a_run_that_resumes_keeps_what_was_chosen(model, tmp_path) -> None:
+    """As if 2 micro-batches had been chosen; the settings of the run that goes on are auto."""
+    chosen = dict(remat="full", micro_batches=2, save_models=False)
+    (tmp_path / "whole").mkdir()
+    whole = run_experiment(experiment(model, tmp_path / "whole", num_updates=2, **chosen))
+    first = experiment(model, tmp_path, num_updates=1, save_every=1, **chosen)
+    run_experiment(first)
+    rest = experiment(model, tmp_path, num_updates=2, save_models=False, resume=True)
+    assert_equal(run_experiment(rest), whole)
+    assert written(tmp_path / "run") == {"remat": "full", "micro_batches": 2, "compute_dtype": "float32"}
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_gpu_the_choice_is_shown_written_and_kept(model, tmp_path, on_gpu, capfd) -> None:
+    on_gpu(1 << 40)
+    auto = experiment(model, tmp_path, num_updates=1, save_every=1, save_models=False, progress=True)
+    run_experiment(auto)
+    out = capfd.readouterr()
+    out = out.out + out.err
+    assert "computes in bfloat16, weights in float32" in out and ": the update needs 0.0 of 1024.0 GiB" in out
+    first = written(tmp_path / "run")
+    assert first["compute_dtype"] == "bfloat16" and first["micro_batches"] == 1 and "auto" not in first.values()
+    on_gpu(None)  # a new run would choose remat=dots
+    run_experiment(auto.replace(resume=True, num_updates=2))
+    assert written(tmp_path / "run") == first and first["remat"] != "dots"
+    on_gpu(1)  # nothing fits
+    again = experiment(model, tmp_path, num_updates=1, save_models=False, progress=True, remat="none")
+    run_experiment(again.replace(output_dir=str(tmp_path / "small")))
+    out = capfd.readouterr()
+    assert "remat=none, micro_batches=8" in out.out + out.err and "and may not fit: set" in out.out + out.err
+    assert written(tmp_path / "small") == {"remat": "none", "micro_batches": 8, "compute_dtype": "bfloat16"}
+
+
+def test_every_kind_of_run_chooses(agents, on_gpu) -> None:
+    """Pairs, texts, pairs of own completions, a learned reward, several seeds: no program sees auto, which it would refuse."""
+    on_gpu(1 << 40)
+    short = SETTINGS | dict(num_updates=1, max_new_tokens=4)
+    pairs = [Pair(("the answer", "is"), ("a", "b"), ("c", "d"))] * 2
+    results = [fit(Team.of(agents), pairs, TrainConfig.of(algorithm="madpo", batch_size=2, num_updates=1, progress=False))]
+    texts = [Trajectory(("the answer",), ("is in",))] * 2
+    alone = TrainConfig.of(algorithm="sft", batch_size=2, num_updates=1, progress=False)
+    results.append(fit(Team.of(agents[:1]), texts, alone))
+    team = Team.of(agents)
+    results.append(train(team, letters, ITEMS, TrainConfig.of(algorithm="madpo", batch_size=2, **short)))
+    learned = TrainConfig.of(algorithm="marlhf", batch_size=2, reward_updates=1, **short)
+    results.append(train(team, letters, ITEMS, learned))
+    results += train_seeds(Team.of(agents[:1] * 2), letters, ITEMS, TrainConfig.of(lora_rank=2, **short), seeds=[0, 1])
+    assert [int(result.state.step) for result in results] == [1] * 6
+
+
+def test_a_program_refuses_auto_that_was_not_chosen(agents, on_gpu) -> None:
+    on_gpu(1 << 40)
+    team, params = make_team(agents)
+    setup, state = start(team, params, TrainConfig.of(**SETTINGS))
+    env = environment_of(team, letters, setup.cfg)
+    _, updates = longest_update(setup, state, longest_prompts(setup, ITEMS, env))
+    with pytest.raises(ValueError, match="=auto is chosen on a GPU when a run starts"):
+        list(updates(setup))
+
+
+# --- what is chosen ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def opened(agents):
+    """A run whose settings are still to be chosen, and its longest update."""
+    team, params = make_team(agents)
+    setup, state = start(team, params, TrainConfig.of(**SETTINGS | dict(max_new_tokens=64)))
+    setup = with_settings(setup, AUTO)
+    env = environment_of(team, letters, setup.cfg)
+    return setup, state, *longest_update(setup, state, longest_prompts(setup, ITEMS, env))
+
+
+def test_the_fastest_that_fits_is_chosen_by_compiling(opened) -> None:
+    setup, state, work, updates = opened
+    size = bytes_on_device(state)
+    ample, line = choose(setup, work, size, [1 << 40], updates)
+    assert ample.algorithm.micro_batches == 1 and line.startswith(f"remat={ample.algorithm.remat}, micro_batches=1: the update")
+    assert not is_open(ample.cfg) and update_settings(ample.cfg) == update_settings(setup.cfg) | {
+        "remat": ample.algorithm.remat, "micro_batches": 1,
+    }  # fmt: skip
+    assert ample.critics.algorithm.optimizer == ample.algorithm.optimizer
+    tight, line = choose(setup, work, size, [size + 1, size + 2], updates)
+    assert tight.algorithm.micro_batches == 8 and "and may not fit" in line
+
+
+def test_a_given_setting_is_kept(opened) -> None:
+    setup, state, work, updates = opened
+    given = with_settings(setup, {"remat": "none", "micro_batches": "auto"})
+    chosen, _ = choose(given, work, bytes_on_device(state), [1], updates)
+    assert update_settings(chosen.cfg) == {"remat": "none", "micro_batches": 8}
+
+
+def test_where_the_memory_is_unknown_auto_is_what_is_fast(opened) -> None:
+    setup, state, *longest = opened
+    settled, cfg = settle_updates(setup, state, setup.cfg, lambda: longest)
+    assert update_settings(cfg) == update_settings(settled.cfg) == {"remat": "dots", "micro_batches": 1}
+
+
+# --- micro-batches ----------------------------------------------------------------------------------------------------
+
+
+PAIRS = [Pair(("the", "is"), (f"a{i}", "b"), ("c", f"d{i}")) for i in range(4)]
+TEXTS = [Trajectory(("the answer",), (f"is {i}",)) for i in range(4)]
+
+
+def update(agents, name: str, micro_batches: int) -> list:
+    """The parameters of agents and critics after one update."""
+    row, settings = ALGORITHMS[name], dict(algorithm=name, num_updates=1, micro_batches=micro_batches, learning_rate=1e-2)
+    team = Team.of(agents[:1] if name in ("ppo", "sft") else agents)
+    settings |= dict(batch_size=4) if row.data != "rollouts" else {}
+    settings |= dict(reward_updates=1) if row.learned else {}
+    settings |= dict(mask_overlong=False) if name == "dapo" else {}  # all of these completions are cut off
+    if row.data == "rollouts" or row.makes_pairs:
+        result = train(team, letters, ITEMS, TrainConfig.of(**SETTINGS | settings))
+    else:
+        data = TEXTS if row.data == "texts" else PAIRS
+        result = fit(team, data, TrainConfig.of(**settings, adam_eps=1e-4, progress=False))
+    return jax.device_get([stack.params for stack in (*result.state.stacks, *result.state.critics)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"reward_model"}))  # marlhf trains one
+def test_micro_batches_change_an_update_only_in_rounding(agents, name: str) -> None:
+    whole, *others = (jax.tree.leaves(update(agents, name, parts)) for parts in (1, 2, 4))
+    before = jax.tree.leaves(agents[0].params)
+    moved = max(float(np.linalg.norm(x[0] - y)) for x, y in zip(whole, before, strict=False))
+    assert moved > 1e-3
+    for other in others:
+        assert all(np.linalg.norm(x - y) <= 2e-3 * moved for x, y in zip(whole, other, strict=True))

@@ -1,0 +1,201 @@
+"""What a resumed run may change, and `resume=auto`: a job that a queue starts again begins, continues or ends at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jmarl.config import SECTION_OF, TrainConfig, flat
+from jmarl.files.attempt import is_complete
+from jmarl.files.changes import ADVISED, MAY_CHANGE, CannotGoOn, check_changes
+from jmarl.files.checkpoint import saved_steps
+from jmarl.files.lock import locked
+from jmarl.files.run_directory import resolve_resume, set_aside
+from tests.runs.test_faults import ITEMS, Signalling, rows_of, run
+
+ROOT = Path(__file__).resolve().parents[2] / "jmarl"
+# What an error in the middle of a run says, where, and the settings that it advises.
+ADVICE = [
+    ("models/hub/tokenize.py", "shorten it, lower max_new_tokens", dict(max_new_tokens=2)),
+    ("models/hub/tokenize.py", "set long_prompts='truncate_left'", dict(long_prompts="truncate_left")),
+    ("models/hub/tokenize.py", "long_prompts (truncate_left or drop)", dict(long_prompts="drop", num_turns=2)),
+    ("models/hub/tokenize.py", "use fewer or shorter turns, history=none", dict(history="none", num_turns=1)),
+    ("memory.py", "micro_batches={2 * largest.parts}", dict(micro_batches=2)),
+    ("memory.py", "num_generations={largest.group // 2}", dict(num_generations=2)),
+    ("memory.py", "max_new_tokens={largest.new_tokens // 2}", dict(max_new_tokens=1)),
+    ("memory.py", "num_prompts or batch_size; try remat='full'", dict(num_prompts=1, remat="full")),
+    ("memory.py", "num_prompts or batch_size;", dict(batch_size=1)),
+    ("memory.py", "compute_dtype='bfloat16' or per_agent='map'", dict(compute_dtype="bfloat16", per_agent="map")),
+    ("rollout/critic_values.py", "set gae_lambda to 1", dict(gae_lambda=1.0)),
+    ("rollout/critic_values.py", "set history=none", dict(history="none")),
+    ("rollout/play.py", "set history to 'none'", dict(history="none")),
+    ("learning/objective.py", "they follow from num_prompts, num_generations and", dict(num_minibatches=2, num_prompts=4)),
+    ("learning/objective.py", "use at most batch_size", dict(micro_batches=1, batch_size=4)),
+    ("files/failed_update.py", "a lower learning_rate or", dict(learning_rate=1e-6, critic_learning_rate=1e-6)),
+    ("files/failed_update.py", "max_grad_norm; stop_after_nonfinite=", dict(max_grad_norm=0.1)),
+    ("files/saving.py", "make no checkpoints (save_every=0)", dict(save_every=0, output_dir="other")),
+    ("logs/completions_file.py", "(max_completions_mb)", dict(max_completions_mb=1)),
+    ("files/checkpoint.py", "without strict_checkpoints", dict(strict_checkpoints=True)),
+    ("models/sharding.py", "use a smaller mesh or auto", dict(mesh="agent=1")),
+]  # fmt: skip
+
+
+def meta(**settings):
+    """What a checkpoint says of its run."""
+    cfg = TrainConfig.of(**{"output_dir": "run"} | settings)
+    team = [{"config": {"layers": 2}, "members": [[0]], "tokenizer": "x"}]
+    return cfg, {"config": json.loads(json.dumps(flat(cfg))), "team": team, "critics": [], "bases": []}
+
+
+@pytest.mark.parametrize(("file", "text", "settings"), ADVICE)
+def test_what_an_error_advises_may_change_and_is_recorded(file, text, settings):
+    words = " ".join((ROOT / file).read_text(encoding="utf-8").replace('"\n', "\n").replace('f"', "").replace('"', "").split())
+    assert " ".join(text.split()) in words, "the message has changed: does it advise other settings?"
+    before = dict(num_turns=3, branching="chain", history="append", num_prompts=2, num_generations=4)
+    old, new = meta(**before)[1], meta(**before | settings)
+    recorded = check_changes(new[0], old, new[1], 4)
+    changed = {name for name in settings if new[1]["config"][name] != old["config"][name]}
+    assert recorded.keys() == changed and all(name in recorded[name] for name in changed)
+
+
+def test_what_no_error_advises_is_refused_by_name():
+    cfg, new = meta(temperature=0.5, top_p=0.9, chat=True, kl_coef=0.1, max_new_tokens=5)
+    with pytest.raises(CannotGoOn) as refused:
+        check_changes(cfg, meta()[1], new, 4)
+    *lines, advice = str(refused.value).splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in lines] == ["temperature", "top_p", "chat", "kl_coef"]
+    assert advice == "give what the run began with, which its config.yaml has, or choose another output_dir for a new run"
+    assert set(SECTION_OF) > MAY_CHANGE - {"held_out"} and set(SECTION_OF) > ADVISED and not MAY_CHANGE & ADVISED
+
+
+def test_a_changed_team_is_named_and_what_a_newer_version_adds_is_no_change():
+    cfg, old = meta()
+    agent = {"template": "a", "ends": [2], "special_tokens": {}, "encoding": "x"}
+    [stack] = old["team"]
+    new = old | {"team": [stack | {"config": {"layers": 2, "newer": 1}, "agents": [agent]}]}
+    assert check_changes(cfg, old, new, 4) == {}
+    other = new["team"][0] | {"agents": [agent | {"template": "b"}]}
+    with pytest.raises(CannotGoOn, match="team: agent 0 has another chat template"):
+        check_changes(cfg, new, new | {"team": [other]}, 4)
+    with pytest.raises(CannotGoOn, match="team: other models, tokenizers or roles"):
+        check_changes(cfg, old, new | {"team": [new["team"][0] | {"tokenizer": "y"}]}, 4)
+
+
+def test_a_changed_option_of_an_environment_is_named_unless_allowed():
+    cfg, old = meta()
+    old, new = (old | {"environment": {"max_turns": turns}, "options": {"Grid.size": size}} for turns, size in ((2, 4), (3, 5)))
+    with pytest.raises(CannotGoOn, match=r"environment: max_turns 2 -> 3, Grid.size 4 -> 5\nallow_changed=environment resumes"):
+        check_changes(cfg, old, new, 4)
+    assert check_changes(cfg.replace(resume=True, allow_changed="environment"), old, new, 4).keys() == {"environment"}
+
+
+# --- whole runs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A run that was interrupted after update 2 of 8."""
+    directory = tmp_path_factory.mktemp("begun") / "run"
+    run(reward=Signalling(3), output_dir=str(directory), **SMALL)
+    return directory
+
+
+SMALL = dict(num_updates=8, tensorboard=False, save_models=False)
+
+
+def test_other_shapes_of_batches_train_and_are_kept_in_the_log_and_the_checkpoint(begun, tmp_path):
+    where = Path(shutil.copytree(begun, tmp_path / "run"))
+    updates = saved_steps(where / "checkpoints")[-1]
+    settings = dict(num_prompts=1, num_generations=2, max_new_tokens=2, micro_batches=2, sample_parts=1, max_grad_norm=0.5)
+    result = run(reward=Signalling(0), output_dir=str(where), resume="auto", **SMALL | settings | {"num_updates": updates + 1})
+    assert int(result.state.step) == updates + 1 and rows_of(where)[-2]["step"] == updates
+    content = json.loads((where / "checkpoints" / str(updates + 1) / "meta.json").read_text(encoding="utf-8"))["meta"]
+    [change] = content["changes"]
+    assert change["step"] == updates and "num_generations: 4 -> 2" in change["changed"]
+    names = {text.split(":")[0] for text in change["changed"]}
+    assert names == settings.keys() - {"sample_parts"} | {"num_updates", "output_dir"}
+    log = (where / "attempts" / "2" / "log.txt").read_text(encoding="utf-8")
+    assert "resumed with other settings: " in log and "num_updates: 8 -> 3" in log and "max_grad_norm: 1.0 -> 0.5" in log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("early rows", dict(num_generations=2, num_prompts=3, max_new_tokens=12)),
+        ("early rows", dict(compute_dtype="bfloat16")),
+        ("turns", dict(num_turns=3, history="none", num_prompts=1)),
+        ("turns", dict(long_prompts="drop", num_generations=3, remat="full", per_agent="vmap")),
+        ("critics", dict(num_minibatches=2, gae_lambda=1.0, max_new_tokens=2)),
+        ("central critic", dict(num_generations=2, num_prompts=1)),
+        ("rounds", dict(num_generations=3, batch_size=2, max_new_tokens=2)),
+        ("adapters", dict(num_prompts=3, micro_batches=3, compute_dtype="bfloat16")),
+        ("seeds", dict(num_generations=2, max_new_tokens=2)),
+    ],
+)
+def test_every_kind_of_run_goes_on_with_other_shapes(tmp_path, kind, settings):
+    stopped = run(kind, reward=Signalling(7), output_dir=str(tmp_path), **SMALL)
+    assert stopped.interrupted
+    updates = int(stopped.state.step)
+    end = {"num_updates": updates + 2}
+    result = run(kind, reward=Signalling(0), output_dir=str(tmp_path), resume=True, **SMALL | settings | end)
+    assert int(result.state.step) == updates + 2
+
+
+def test_auto_begins_without_a_checkpoint_and_keeps_the_files_that_are_there(tmp_path):
+    """A run that was killed before its first checkpoint, while its config.yaml was written, or when it had only the lock."""
+    cfg = TrainConfig.of(output_dir=str(tmp_path), resume="auto")
+    assert resolve_resume(cfg).run.resume is False
+    (tmp_path / "lock").write_text('{"host": "another host", "pid": 1, "since": "yesterday"}', encoding="utf-8")
+    (tmp_path / "config.yaml.tmp").write_text("algor", encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 1.0}\n', encoding="utf-8")
+    (tmp_path / "checkpoints" / "4.saving").mkdir(parents=True)
+    assert resolve_resume(cfg).run.resume is False
+    result = run(reward=Signalling(0), output_dir=str(tmp_path), resume="auto", **SMALL | {"num_updates": 1})
+    assert len(result.rewards) == 1 and saved_steps(tmp_path / "checkpoints") == [1]
+    assert (tmp_path / "earlier_1" / "metrics.jsonl").is_file() and is_complete(tmp_path, 1)
+    again = run(reward=Signalling(0), output_dir=str(tmp_path), resume="auto", **SMALL | {"num_updates": 1})
+    assert not again.rewards and int(again.state.step) == 1 and not (tmp_path / "earlier_2").exists()
+
+
+def test_auto_continues_and_does_not_count_a_run_that_was_cut_short_as_complete(begun, tmp_path):
+    cfg = TrainConfig.of(output_dir=str(begun), resume="auto")
+    assert resolve_resume(cfg).run.resume is True and not is_complete(begun, 8)
+    assert resolve_resume(cfg.replace(resume=False)).run.resume is False
+    with locked(begun), pytest.raises(RuntimeError, match="in use by process"):
+        run(reward=Signalling(0), output_dir=str(begun), resume="auto", **SMALL)
+    with pytest.raises(ValueError, match="resume='auto' is not allowed: resume must be True or False where save_every=0"):
+        TrainConfig.of(output_dir=str(tmp_path), resume="auto", save_every=0)
+    with pytest.raises(ValueError, match="data: 9 items -> 8"):
+        run(reward=Signalling(0), items=ITEMS[:8], output_dir=str(begun), resume="auto", **SMALL)
+
+
+def test_auto_of_several_seeds_needs_a_checkpoint_of_each(tmp_path):
+    cfg = TrainConfig.of(output_dir=str(tmp_path), resume="auto")
+    assert resolve_resume(cfg, (0, 1)).run.resume is False
+    for seed in (0, 1):
+        (tmp_path / f"seed_{seed}" / "checkpoints" / "3").mkdir(parents=True)
+        if not seed:
+            with pytest.raises(CannotGoOn, match="only some of its seeds have one: move .*seed_0/checkpoints away"):
+                resolve_resume(cfg, (0, 1))
+    assert resolve_resume(cfg, (0, 1)).run.resume is True
+
+
+def test_files_of_others_in_the_directory_of_a_run_are_kept(tmp_path):
+    """A new run moves what an earlier one learned, and deletes nothing but the empty files of a start that failed."""
+    for name in ("events.csv", "completions_of_mine.txt"):
+        (tmp_path / name).write_text("mine")
+    set_aside(str(tmp_path))
+    assert {path.name for path in (tmp_path / "earlier_1").iterdir()} == {"events.csv", "completions_of_mine.txt"}
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "completions.jsonl.gz").write_bytes(b"rows")
+    set_aside(str(tmp_path))
+    assert (tmp_path / "earlier_2" / "completions.jsonl.gz").read_bytes() == b"rows"
+    for name in ("metrics.jsonl", "completions.jsonl.gz", "events.out.tfevents.1"):
+        (tmp_path / name).touch()
+    (tmp_path / "events").mkdir()
+    set_aside(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"earlier_1", "earlier_2", "events"}

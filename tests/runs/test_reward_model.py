@@ -1,0 +1,386 @@
+"""Reward models and teams trained on their scores: texts, scale, saving, learning, rounds, exact resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl.algorithms import resolve
+from jmarl.config import TrainConfig, flat
+from jmarl.envs.base import Answer
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
+from jmarl.envs.rewards import RewardResult, make_reward
+from jmarl.models import decoder
+from jmarl.models.hub.agents import Agent, load_agent
+from jmarl.preferences.encoding import encode_pairs
+from jmarl.preferences.pair_rounds import Round, load_round
+from jmarl.preferences.pairs import Pair, split_by_prompt
+from jmarl.preferences.reward_model import (
+    LearnedReward,
+    LearnedRounds,
+    RewardModel,
+    fit_reward_model,
+    joint_pair,
+    load_reward_model,
+    policy_config,
+    reward_config,
+    save_reward_model,
+)
+from jmarl.runs.checks import check_settings
+from jmarl.runs.records import FitResult
+from jmarl.runs.train import train
+from jmarl.team import make_team
+
+ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
+HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
+CONFIG = TrainConfig.of(
+    algorithm="marlhf", num_updates=24, num_prompts=8, num_generations=16, max_new_tokens=6, min_new_tokens=6,
+    learning_rate=2e-2, per_agent="vmap", eval_generations=16, batch_size=32, pairs_per_prompt=0, reward_updates=60,
+    reward_learning_rate=1e-3, progress=False,
+)  # fmt: skip
+ROUNDS = dict(algorithm="marlhf_iter", round_updates=2, num_updates=4, reward_updates=5, replay="all")
+ITER = ROUNDS | dict(rl_algorithm="maac")
+
+
+def vowels(text):
+    return sum(text.count(v) for v in "aeiou") / max(len(text), 1)
+
+
+def both(a, b):
+    return [(vowels(x) + vowels(y)) / 2 for x, y in zip(a, b, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer):
+    def agent(seed):
+        params = jax.device_get(decoder.init_params(tiny_config(), jax.random.key(seed)))
+        return Agent("random", tiny_config(max_positions=256), params, tiny_tokenizer)
+
+    return [agent(0), agent(10)]
+
+
+def trained(agents, eval_items=None, **changes):
+    team, params = make_team(agents)
+    cfg = CONFIG.replace(**changes)
+    return train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params, eval_items=eval_items)
+
+
+def rows(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def model(agents):
+    """A reward model trained on pairs in which the text with more vowels was preferred, its result and the pairs."""
+    words = ["aeiou", "ea io", "oua e", "uuu a", "xyz q", "rst w", "bcdfg", "wxy z"]
+    pairs = [Pair(("the", "a"), (x, y), (z, w)) for x in words[:4] for y in words[:2] for z in words[4:] for w in words[4:6]]
+    cfg = TrainConfig.of(algorithm="reward_model", num_updates=20, learning_rate=3e-3, batch_size=16, progress=False)
+    return (*fit_reward_model(agents[0], pairs, cfg), pairs)
+
+
+def of_pairs(model, joint):
+    return model.values(encode_pairs(model.team, joint, False))
+
+
+def test_a_reward_model_reads_all_agents_and_ranks_new_texts(model):
+    fitted, result, pairs = model
+    assert joint_pair(pairs[0]).prompts == ("[Agent 0] the\n[Agent 1] a",)
+    assert joint_pair(pairs[0]).chosen == ("\n[Agent 0] aeiou\n[Agent 1] aeiou",)
+    assert result.after["accuracy"] > 0.9 > result.before["accuracy"] == 0.5
+    first, second = (fitted.score([["the"], ["a"]], [[x], [y]]) for x, y in (("aaeei", "ioua "), ("xzzzq", "rrr w")))
+    assert first > second
+
+
+def test_chat_messages_are_lines_for_a_reward_model():
+    chat = tuple({"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "How many?")))
+    assert joint_pair(Pair((chat, "a"), ("x", "y"), ("z", "w"))).prompts == (
+        "[Agent 0] [system] Be brief.\n[user] How many?\n[Agent 1] a",
+    )
+
+
+def test_scores_have_mean_0_and_std_1_over_the_training_pairs(model):
+    fitted, _, pairs = model
+    learned, _ = split_by_prompt([joint_pair(pair) for pair in pairs], 5)
+    scores = (of_pairs(fitted, learned) - fitted.mean) / fitted.std
+    np.testing.assert_allclose([scores.mean(), scores.std()], [0, 1], atol=1e-4)
+    first = pairs[1]  # of the training pairs
+    again = fitted.score([[prompt] for prompt in first.prompts], [[text] for text in first.chosen])
+    np.testing.assert_allclose(again, scores[0, :1], rtol=1e-4, atol=1e-4)
+
+
+SOME = [["the", "a"], ["a", "seven"]], [["aeiou", "xyz"], ["oua e", "wxy z"]]
+
+
+def test_a_reward_model_is_saved_and_loaded(model, tmp_path, monkeypatch):
+    """It scores the same bit for bit. A directory without a value head, or one written incompletely, is refused."""
+    fitted = model[0]
+    save_reward_model(tmp_path / "saved", fitted)
+    assert len({path.stat().st_mode for path in (tmp_path / "saved").iterdir()}) == 1
+    loaded = load_reward_model(tmp_path / "saved")
+    assert (loaded.mean, loaded.std) == (fitted.mean, fitted.std) and fitted.mean != 0 and fitted.std != 1
+    np.testing.assert_array_equal(loaded.score(*SOME), fitted.score(*SOME))
+    one_more = SOME[0], [[*SOME[1][0], "x"], SOME[1][1]]
+    for read, wrote in (("Say", ["a", "b"]), ([("Say", "Say")], [["a", "b"], ["c", "d"]]), (["the"], [["a"], ["b"]]), one_more):
+        with pytest.raises(ValueError, match=r"\[N\]\[B\]|of all agents"):
+            loaded.score(read, wrote)
+    assert load_agent(tmp_path / "saved").config == fitted.team.stacks[0].config
+    exact = fitted._replace(algorithm=dataclasses.replace(fitted.algorithm, compute_dtype="bfloat16"))
+    save_reward_model(tmp_path / "saved", exact)
+    assert load_reward_model(tmp_path / "saved").algorithm.compute_dtype == "bfloat16"
+    monkeypatch.setattr("jmarl.preferences.reward_model.save_pretrained", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save_reward_model(tmp_path / "saved", fitted)
+    with pytest.raises(FileNotFoundError, match="saved has no value_head.safetensors, the value head of a reward model"):
+        load_reward_model(tmp_path / "saved")
+
+
+def test_a_loaded_reward_model_has_its_adapters_merged(model, agents, tmp_path):
+    pairs, settings = model[2], dict(num_updates=5, learning_rate=3e-2, batch_size=16, lora_rank=4, progress=False)
+    fitted, _ = fit_reward_model(agents[0], pairs, TrainConfig.of(algorithm="reward_model", **settings))
+    save_reward_model(tmp_path, fitted)
+    np.testing.assert_allclose(load_reward_model(tmp_path).score(*SOME), fitted.score(*SOME), rtol=1e-3, atol=1e-4)
+
+
+def test_a_reward_model_refuses_chat(agents, model):
+    with pytest.raises(ValueError, match="chat=True is not there for a reward model"):
+        fit_reward_model(agents[0], model[2], TrainConfig.of(algorithm="reward_model", chat=True))
+
+
+def test_a_joint_action_has_the_same_score_alone_and_in_a_pair(model):
+    """20 joint actions are more than one batch."""
+    fitted, _, pairs = model
+    pairs = (pairs * 2)[:20]
+    scores = (of_pairs(fitted, [joint_pair(pair) for pair in pairs]) - fitted.mean) / fitted.std
+    read = list(zip(*(pair.prompts for pair in pairs), strict=True))
+    for k, side in enumerate(("chosen", "rejected")):
+        alone = fitted.score(read, list(zip(*(getattr(pair, side) for pair in pairs), strict=True)))
+        np.testing.assert_allclose(alone, scores[:, k], rtol=1e-4, atol=1e-4)
+
+
+def test_a_text_beyond_the_context_is_an_error_that_names_the_joint_action(model):
+    with pytest.raises(ValueError, match=r"joint action 1 .'\[Agent 0\] the.* the context 256"):
+        model[0].score([["the"] * 2, ["a"] * 2], [["x", "xyz " * 200], ["b", "c"]])
+
+
+def test_a_score_does_not_depend_on_its_batch(model):
+    fitted = model[0]
+    texts = [["a e", "x", "ooo u i a"], ["b", "c d e", "f"]]
+    together = fitted.score([["the"] * 3, ["a"] * 3], texts)
+    alone = [fitted.score([["the"], ["a"]], [[t[k]] for t in texts])[0] for k in range(3)]
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_the_reward_is_the_score_and_the_tasks_own_is_a_measure(model):
+    task = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
+    env, rng = LearnedReward(task), np.random.default_rng(0)
+    env.model = model[0]
+    states, prompts = env.reset(ITEMS[:2], rng)
+    assert prompts == task.reset(ITEMS[:2], rng)[1]
+    actions = [["aeiou", "xyz"], ["a", "b"]]
+    answer = env.step(states, actions, rng)
+    np.testing.assert_allclose(answer.result.total, model[0].score(prompts, actions), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(answer.result.measures["task"], both(*actions))
+    assert answer.result.rewards.shape == (2, 2) and (answer.result.rewards == answer.result.total[:, None]).all()
+
+
+def test_an_invalid_task_reward_masks_the_joint_action(model):
+    task = RewardEnvironment(make_reward(lambda a, b: [float("nan"), 1.0], num_agents=2), [default_formatter] * 2)
+    env, rng = LearnedReward(task), np.random.default_rng(0)
+    env.model = model[0]
+    result = env.step(env.reset(ITEMS[:2], rng)[0], [["a", "b"], ["c", "d"]], rng).result
+    assert np.isnan(result.total[0]) and np.isfinite(result.total[1]) and result.invalid.tolist() == [True, False]
+
+
+def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
+    """The task's reward on held-out prompts, which the team never sees, ends above the untrained team's 95 % interval. The
+    reward model is saved."""
+    result = trained(agents, HELD_OUT, output_dir=str(tmp_path))
+    assert result.after.mean - result.after.interval > result.before.mean + result.before.interval
+    logged = [row for row in rows(tmp_path) if "measures/task" in row]
+    assert logged[0]["pairs"] > 100 and logged[0]["reward_model/accuracy"] > 0.55, "on pairs of held-out prompts"
+    pairs, saved = load_round(tmp_path / "pairs", 0), load_reward_model(tmp_path / "reward_model")
+    sides = [list(zip(*(getattr(pair, side) for pair in pairs), strict=True)) for side in ("prompts", "chosen", "rejected")]
+    right = saved.score(sides[0], sides[1]) > saved.score(sides[0], sides[2])
+    assert right.mean() > 0.65, "on its training pairs"
+    assert np.mean([r["measures/task"] for r in logged[-4:]]) > np.mean([r["measures/task"] for r in logged[:4]])
+
+
+def test_parts_faults_and_states_of_the_task_are_passed_on(model):
+    total, invalid = np.array([1.0, np.nan]), np.array([False, True])
+    result = RewardResult(total, {"length": np.ones(2)}, invalid, np.stack([total] * 2, 1), {1: "no number"}, 3)
+    env = LearnedReward(SimpleNamespace(step=lambda *_: Answer(result, np.array([True, False]), ["one", "two"])))
+    env.model = model[0]
+    got = env.step([(None, ("the", "a"))] * 2, SOME[1], np.random.default_rng(0))
+    assert (got.result.faults, got.result.num_raised, got.after) == ({1: "no number"}, 3, ["one", "two"])
+    assert got.done.tolist() == [True, False] and list(got.result.measures) == ["length", "task"] and not got.result.parts
+
+
+def test_each_rounds_reward_model_starts_from_the_last(monkeypatch):
+    """It is trained on the replayed pairs. The log has the number of new pairs and the accuracy after training."""
+    calls = []
+
+    def fit(agent, pairs, cfg, params):
+        calls.append((pairs, params))
+        before = {"accuracy": 0.5} if params else None
+        return RewardModel(None, [len(calls)], None), FitResult(None, None, [], before, {"accuracy": 0.9})
+
+    monkeypatch.setattr("jmarl.preferences.reward_model.fit_reward_model", fit)
+    begin = lambda step, _: None if step % 2 else Round([None] * 7, {"pairs": 7.0})  # noqa: E731
+    rounds = SimpleNamespace(updates=2, env=None, begin=begin, replayed=lambda round_: f"those of round {round_}")
+    cfg = CONFIG.replace(**ITER)
+    learned = LearnedRounds(rounds, None, resolve(cfg), cfg)
+    notes = {"pairs": 7.0, "reward_model/accuracy": 0.9}
+    assert [learned.begin(step, None) for step in range(4)] == [notes, {}, notes, {}]
+    assert calls == [("those of round 0", None), ("those of round 1", [1])]
+
+
+@pytest.fixture(scope="module")
+def whole_rounds(agents, tmp_path_factory):
+    """The result of a run of two rounds without interruption, and its directory."""
+    where = tmp_path_factory.mktemp("rounds")
+    return trained(agents, output_dir=str(where), save_every=1, **ITER), where
+
+
+def test_every_round_trains_a_reward_model(whole_rounds):
+    result, where = whole_rounds
+    begun = [row["step"] for row in rows(where) if "pairs" in row]
+    assert begun == [0, 2] and len(result.rewards) == 4
+    assert (where / "reward_model_1" / "metrics.jsonl").exists() and (where / "pairs" / "round_0001.jsonl").exists()
+
+
+@pytest.mark.parametrize("stop", [2, 3])
+def test_resumed_rounds_are_bit_equal(agents, whole_rounds, tmp_path, stop):
+    """Within a round its reward model is read back; between rounds the next one starts from the last. A complete run reads no
+    reward model."""
+    settings = ITER | dict(output_dir=str(tmp_path), save_every=1)
+    trained(agents, **settings | dict(num_updates=stop))
+    for complete in (False, True):
+        rest = trained(agents, **settings, resume=True)
+        jax.tree.map(np.testing.assert_array_equal, rest.state, whole_rounds[0].state)
+        shutil.rmtree(tmp_path / "reward_model_1", ignore_errors=complete)
+
+
+def test_a_resumed_run_is_bit_equal(agents, tmp_path):
+    """It has one round, whose reward model is read back."""
+
+    def run(where, **more):
+        settings = dict(num_updates=3, reward_updates=5, output_dir=str(tmp_path / where), save_every=1)
+        return trained(agents, **settings | more)
+
+    whole = run("whole")
+    run("parts", num_updates=2)
+    jax.tree.map(np.testing.assert_array_equal, run("parts", resume=True).state, whole.state)
+
+
+def test_a_new_run_uses_no_files_of_an_earlier_one(agents, tmp_path):
+    """Files in the directory are moved aside, reward models too, even if the earlier run finished no step."""
+    where = tmp_path / "run"
+    settings = dict(output_dir=str(where), save_every=2, num_updates=2, reward_updates=5)
+    trained(agents, **settings)
+    for left in ("metrics.jsonl", "checkpoints"):  # as after a run that ended before its first step
+        shutil.rmtree(where / left) if (where / left).is_dir() else (where / left).unlink()
+    again = trained(agents, **settings)
+    fresh = trained(agents, **settings | dict(output_dir=str(tmp_path / "fresh")))
+    jax.tree.map(np.testing.assert_array_equal, again.state, fresh.state)
+    assert (
+        (where / "earlier_1" / "reward_model_0").is_dir()
+        and (where / "earlier_1" / "reward_model").is_dir()
+        and (where / "earlier_1" / "pairs").is_dir()
+    )
+    assert len(rows(where / "reward_model_0")) == len(rows(tmp_path / "fresh" / "reward_model_0")) > 0
+
+
+def test_a_run_without_its_reward_model_cannot_be_resumed(agents, tmp_path):
+    """Neither within its round nor before the next round, whose model starts from it."""
+    settings = dict(output_dir=str(tmp_path), save_every=2, reward_updates=5)
+    trained(agents, **settings, num_updates=2)
+    shutil.rmtree(tmp_path / "reward_model_0" / "checkpoints")
+    with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
+        trained(agents, **settings, num_updates=4, resume=True)
+    rounds = SimpleNamespace(updates=2, env=None, resume=lambda step: None, replayed=lambda round_: [])
+    cfg = CONFIG.replace(**ITER)
+    between = LearnedRounds(rounds, agents[0], resolve(cfg), cfg)
+    with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
+        between.begin(2, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(num_generations=1, rl_algorithm="mareinforce"), "num_generations=1 is too small for algorithm='marlhf'"),
+        (dict(rl_algorithm="madpo"), "rl_algorithm='madpo' does not learn from rollouts"),
+        (dict(rl_algorithm="magrp"), "algorithm='magrp' is unknown; did you mean 'magrpo'"),
+        (dict(comparator="initial"), "comparator='initial' has no effect for algorithm='marlhf'"),
+        (dict(num_turns=2), "algorithm='marlhf' needs num_turns=1 .* got num_turns=2"),
+        (dict(clip_eps_low=0.1), "clip_eps_low=0.1 has no effect for algorithm='magrpo'"),
+        (dict(algorithm="magrpo"), "batch_size=32 has no effect for algorithm='magrpo'"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_settings(CONFIG.replace(**changes))
+
+
+def test_the_policy_is_trained_by_rl_algorithm():
+    cfg = policy_config(CONFIG.replace(rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
+    assert (
+        cfg.algorithm == "grpo"
+        and cfg.loss.clip_eps_low == 0.1
+        and cfg.loss.kl_coef == 0.05
+        and cfg.preference.batch_size is None
+    )
+    check_settings(CONFIG.replace(rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
+
+
+def test_label_smoothing_is_for_the_reward_model_only():
+    cfg = CONFIG.replace(label_smoothing=0.1)
+    assert reward_config(cfg, resolve(cfg), 0).preference.label_smoothing == 0.1
+    assert policy_config(cfg).preference.label_smoothing is None
+
+
+def test_a_reward_model_has_its_own_settings_and_inherits_others():
+    """It has as many micro-batches as the run, but not more than pairs."""
+    inherited = dict(
+        compute_dtype="bfloat16", remat="full", lora_rank=2, lora_alpha=3.0, lora_dropout=0.1, lora_targets="q_proj"
+    )
+    cfg = CONFIG.replace(micro_batches=64, **inherited)
+    settings = flat(reward_config(cfg, resolve(cfg), 0))
+    own = dict(num_updates=60, learning_rate=1e-3, batch_size=32, micro_batches=32, per_agent="vmap", progress=False)
+    assert {name: settings[name] for name in own | inherited} == own | inherited
+
+
+def test_every_rounds_reward_model_has_its_own_seed():
+    """It follows from (seed, round) alone, so that a resumed run has the same."""
+
+    def seeds():
+        cfgs = [CONFIG.replace(seed=seed) for seed in (0, 1)]
+        return [reward_config(cfg, resolve(cfg), k).run.seed for cfg in cfgs for k in range(3)]
+
+    assert len({0, 1, *seeds()}) == 8 and seeds() == seeds()
+
+
+def test_rounds_with_adapters_in_team_and_reward_model(agents):
+    """Each round continues with the adapters and the value head of the reward model before."""
+    team, params = make_team([agents[0]] * 2, lora=True)
+    cfg = CONFIG.replace(**ROUNDS, lora_rank=4, lora_targets="q_proj,down_proj")
+    result = train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params)
+    assert len(result.rewards) == 4 and np.isfinite(result.rewards).all()
+
+
+def test_continued_training_of_a_reward_model_keeps_its_head(model, agents):
+    """Without an update a second training leaves the scores as they are. Given other pairs to be judged by, it has learned from
+    all; a new head, whose scores are equal, divides them by no 0."""
+    fitted, _, pairs = model
+    start = jax.tree.map(lambda x: x.copy(), fitted.params)
+    cfg = TrainConfig.of(algorithm="reward_model", num_updates=1, learning_rate=1e-12, batch_size=16, progress=False)
+    again, _ = fit_reward_model(agents[0], pairs, cfg, start, eval_pairs=pairs[:3])
+    scores = of_pairs(again, joint := [joint_pair(pair) for pair in pairs])
+    np.testing.assert_allclose(scores, of_pairs(fitted, joint), atol=1e-4)
+    np.testing.assert_allclose([again.mean, again.std], [scores.mean(), scores.std()], rtol=1e-5)
+    assert fit_reward_model(agents[0], pairs, cfg)[0].std == 1e-6
