@@ -13,7 +13,7 @@ from experiments.examples.start import quick_flag, tiny_agent
 from jmarl.cli.main import main as jmarl
 from jmarl.models.hub.agents import save_pretrained
 
-SMALL = ("runs.num_epochs=2", "runs.batch_size=2", "runs.eval_episodes=4", "max_new_tokens=8", "progress=false")
+SMALL = ("training.num_epochs=2", "training.batch_size=2", "training.eval_episodes=4", "max_new_tokens=8", "progress=false")
 
 
 def main(quick: bool, name: str = "ppo") -> None:

@@ -456,7 +456,7 @@ def test_the_name_the_description_and_the_tags_go_to_wandb():
     cfg = read("--config", "run.yaml", "--set", "wandb.project=p", "tags=[a, b]", "description=d", "experiment_name=n")
     assert wandb_config(vars(cfg)) == {"project": "p", "name": "n", "notes": "d", "tags": ["a", "b"]}
     assert wandb_config(vars(read("--config", "run.yaml"))) is None
-    assert wandb_config(vars(read("--config", "run.yaml", "--set", "runs.wandb_run_name=r")))["name"] == "r"
+    assert wandb_config(vars(read("--config", "run.yaml", "--set", "training.wandb_run_name=r")))["name"] == "r"
 
 
 def test_a_distributed_run_on_one_device_says_so(capsys):

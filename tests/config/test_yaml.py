@@ -136,7 +136,7 @@ def test_later_sources_override_in_any_spelling():
     assert cfg.task.eval_envs[0].options == {"max_turns": 5} and cfg.train.loss.clip_eps_high == 0.3
     assert cfg.team.models == ("other",) and cfg.wandb == {"project": "x"}
     assert read("training: {learning_rate: 1e-3}\n" + "models: [a]\nenvironment: math", "learning_rate=2e-3") == read(
-        "learning_rate: 1e-3\nmodels: [a]\nenvironment: math", "runs.learning_rate=2e-3"
+        "learning_rate: 1e-3\nmodels: [a]\nenvironment: math", "training.learning_rate=2e-3"
     )
 
 
@@ -148,17 +148,17 @@ OWN = "models: [a]\nenvironment: math\n"
     [
         (
             "training: {eval_every: 5, eval_episodes: 10}",
-            ["held_out=50", "runs.eval_every=2"],
+            ["held_out=50", "training.eval_every=2"],
             dict(held_out=50, eval_every=2),
         ),
-        ("training: {eval_every: 5, eval_episodes: 10}", ["held_out=50", "runs.eval_episodes=10"], dict(held_out=10)),
+        ("training: {eval_every: 5, eval_episodes: 10}", ["held_out=50", "training.eval_episodes=10"], dict(held_out=10)),
         (
             "model: {use_lora: true, lora_r: 8, lora_alpha: 16}",
             ["lora_alpha=32", "model.lora_r=16"],
             dict(lora_alpha=32, lora_rank=16),
         ),
         ("model: {use_lora: true}", ["lora_rank=4", "model.lora_r=16"], dict(lora_rank=16)),
-        ("training: {mini_batch_size: 4}", ["runs.batch_size=8"], dict(num_prompts=8, num_minibatches=2)),
+        ("training: {mini_batch_size: 4}", ["training.batch_size=8"], dict(num_prompts=8, num_minibatches=2)),
     ],
 )
 def test_a_flag_is_not_overridden_by_what_a_rule_takes_from_a_file(text, flags, expected):
@@ -172,21 +172,21 @@ def test_a_flag_is_not_overridden_by_what_a_rule_takes_from_a_file(text, flags, 
         ("model: {torch_dtype: bfloat16}", ["model.dtype=float32"], dict(compute_dtype="float32")),
         ("model: {dtype: float32}", ["model.torch_dtype=bfloat16"], dict(compute_dtype="bfloat16")),
         ("training: {use_bf16: true}", ["model.torch_dtype=float32"], dict(compute_dtype="float32")),
-        ("model: {torch_dtype: bfloat16}", ["runs.use_bf16=false"], dict(compute_dtype="float32")),
-        ("model: {torch_dtype: bfloat16}", ["runs.use_fp16=false"], dict(compute_dtype="bfloat16")),
-        ("model: {torch_dtype: float16}", ["runs.use_bf16=true"], dict(compute_dtype="bfloat16")),
-        ("training: {use_fp16: true}", ["runs.use_bf16=true"], dict(compute_dtype="bfloat16")),
-        ("training: {use_bf16: true}", ["runs.use_bf16=false"], dict(compute_dtype="float32")),
+        ("model: {torch_dtype: bfloat16}", ["training.use_bf16=false"], dict(compute_dtype="float32")),
+        ("model: {torch_dtype: bfloat16}", ["training.use_fp16=false"], dict(compute_dtype="bfloat16")),
+        ("model: {torch_dtype: float16}", ["training.use_bf16=true"], dict(compute_dtype="bfloat16")),
+        ("training: {use_fp16: true}", ["training.use_bf16=true"], dict(compute_dtype="bfloat16")),
+        ("training: {use_bf16: true}", ["training.use_bf16=false"], dict(compute_dtype="float32")),
         ("{training: {use_bf16: false}, model: {dtype: bfloat16}}", [], dict(compute_dtype="bfloat16")),
         ("{model: {dtype: float32}, training: {use_bf16: true}}", [], dict(compute_dtype="bfloat16")),
         ("generation: {do_sample: false}", ["generation.temperature=0.7"], dict(temperature=0.7)),
         ("generation: {temperature: 0.7}", ["generation.do_sample=false"], dict(temperature=0.0)),
         ("generation: {temperature: 0.7, do_sample: false}", [], dict(temperature=0.0)),
         ("generation: {temperature: 0.7, do_sample: false}", ["generation.do_sample=true"], dict(temperature=0.7)),
-        ("training: {num_epochs: 100}", ["runs.num_iterations=5"], dict(num_updates=5)),
+        ("training: {num_epochs: 100}", ["training.num_iterations=5"], dict(num_updates=5)),
         (
             "training: {batch_size: 2, num_rollouts_per_iteration: 8}",
-            ["runs.episodes_per_iteration=4"],
+            ["training.episodes_per_iteration=4"],
             dict(num_prompts=4, num_minibatches=2),
         ),
         ("grpo: {normalize_rewards: false}", ["grpo.normalize_advantages=true"], dict(advantage_scale="std")),
@@ -222,11 +222,11 @@ def test_two_keys_for_one_thing_in_one_file_are_an_error(section):
         ),
         (
             "wandb: {project: a, tags: [x]}",
-            ["runs.wandb_project=b", "runs.wandb_mode=offline"],
+            ["training.wandb_project=b", "training.wandb_mode=offline"],
             dict(wandb={"project": "b", "tags": ["x"], "mode": "offline"}),
         ),
-        ("wandb: {project: a}", ["runs.use_wandb=true"], dict(wandb={"project": "a"})),
-        ("wandb: {project: a}", ["runs.use_wandb=false"], dict(wandb={})),
+        ("wandb: {project: a}", ["training.use_wandb=true"], dict(wandb={"project": "a"})),
+        ("wandb: {project: a}", ["training.use_wandb=false"], dict(wandb={})),
         ("training: {wandb_project: a, wandb_mode: offline}", ["wandb={project: b}"], dict(wandb={"project": "b"})),
     ],
 )
@@ -274,7 +274,7 @@ def test_keys_of_a_part_that_is_on_or_switched_off_are_read():
 
 def test_only_a_file_opens_a_section():
     text = "algorithm: mappo\nnum_agents: 2\n" + OWN
-    assert read(text, "runs.learning_rate=1e-5") == read(text, "learning_rate=1e-5")
+    assert read(text, "training.learning_rate=1e-5") == read(text, "learning_rate=1e-5")
     assert read(text + "training: {}").train.episodes.num_generations == 1
     assert read(OWN, "grpo.group_size=2").train.algorithm == "magrpo"
     with pytest.raises(ValueError, match="--set dpo.beta: the section dpo has no effect for algorithm='mappo'"):
@@ -283,7 +283,7 @@ def test_only_a_file_opens_a_section():
 
 def test_the_newest_half_type_counts_and_one_source_gives_one():
     with pytest.warns(UserWarning, match="float16 is computed as bfloat16"):
-        read(OWN + "training: {use_bf16: true}", "runs.use_fp16=true")
+        read(OWN + "training: {use_bf16: true}", "training.use_fp16=true")
     with pytest.raises(ValueError, match="a.yaml, line 3: training.use_bf16 and a.yaml, line 3: .*: give one of them"):
         read(OWN + "training: {use_bf16: true, use_fp16: true}")
 
@@ -399,7 +399,7 @@ def test_a_file_with_every_key_of_mrlm_is_read_with_one_warning(algorithm):
     assert {key.strip() for key in keys} >= {
         *others,
         "output_dir",
-        "runs.log_dir",
+        "training.log_dir",
         "timeout of math",
         "distributed.backend",
     }
@@ -463,7 +463,7 @@ def test_a_section_of_another_algorithm_is_ignored_where_the_algorithm_is_given(
     text = OWN + "training: {algorithm: ppo}\nppo: {gamma: 0.5}\ngrpo: {gamma: 0.7, group_size: 3}"
     cfg, keys = unused_keys(text)
     assert (cfg.train.episodes.gamma, cfg.train.episodes.num_generations, keys) == (0.5, 1, [" grpo"])
-    cfg, keys = unused_keys(text, "runs.algorithm=grpo")
+    cfg, keys = unused_keys(text, "training.algorithm=grpo")
     assert (cfg.train.episodes.gamma, cfg.train.episodes.num_generations, keys) == (0.7, 3, [" ppo"])
 
 

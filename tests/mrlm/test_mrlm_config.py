@@ -113,7 +113,7 @@ def test_what_cannot_act_is_refused_with_the_reason(section, sections, message):
         ("sft", dict(sft=SFTConfig(collect_every=2)), "sft.collect_every (trajectories are given"),
         ("sft", dict(training=TrainingConfig(mini_batch_size=2)), "mini_batch_size (a step takes batch_size texts)"),
         ("sft", dict(model=ModelConfig(temperature=0.7)), "model.temperature (sft samples nothing)"),
-        ("ppo", dict(training=TrainingConfig(log_dir="x")), "runs.log_dir (logs are in"),
+        ("ppo", dict(training=TrainingConfig(log_dir="x")), "training.log_dir (logs are in"),
         ("dpo", dict(sft=SFTConfig(), grpo=GRPOConfig()), "grpo (the algorithm is dpo), sft (the algorithm is dpo)"),
         (
             "ppo",
