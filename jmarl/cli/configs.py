@@ -119,8 +119,8 @@ def no_setting(word: str) -> str:
 
 def mrlm_lines() -> list[str]:
     """Return a line for each key of MRLM with what it sets, or why it is refused."""
-    from jmarl.config.mrlm_keys import KEYS
-    from jmarl.config.mrlm_rules import Refused
+    from jmarl.mrlm.keys import KEYS
+    from jmarl.mrlm.rules import Refused
 
     lines = []
     for section, keys in KEYS.items():

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, find_own_modules, plural, to_stderr
 from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
-from jmarl.config.layers import Given, Layers, experiment_config
-from jmarl.config.yaml_file import YamlFile, parse_value, read_yaml
+from jmarl.config.layers import experiment_config
+from jmarl.config.yaml_file import Given, YamlFile, parse_value, read_yaml
+from jmarl.mrlm.layers import MRLMLayers
 
 if TYPE_CHECKING:
     from jmarl.runs.records import FitResult, TrainResult
@@ -37,7 +38,7 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
 
     point: settings of one run of a sweep, which override all others."""
     find_own_modules()
-    layers, sweep = Layers(), None
+    layers, sweep = MRLMLayers(), None
     names = [name.strip() for name in args.config.split(",") if name.strip()]
     for name in names:
         file = read_yaml(shipped(name))
@@ -90,7 +91,7 @@ def sweep_of(file: YamlFile) -> dict[str, Any]:
     return section
 
 
-def all_settings(layers: Layers) -> dict[str, Given]:
+def all_settings(layers: MRLMLayers) -> dict[str, Given]:
     """Return the settings of all sources."""
     from jmarl.algorithms import find_row  # imports jax
 

@@ -26,13 +26,13 @@ from jmarl.algorithms import find_row
 from jmarl.cli.configuration import Configuration, has_checkpoint, read_configuration, train
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural
 from jmarl.config import ExperimentConfig
-from jmarl.config.layers import TREES
-from jmarl.config.mrlm_keys import KEYS
 from jmarl.files.config_file import changed_settings
 from jmarl.files.failed_update import NonFiniteError
 from jmarl.files.run_files import CONFIG_FILE
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.terminal import LOSS_TAG, REWARD_TAG
+from jmarl.mrlm.keys import KEYS
+from jmarl.mrlm.layers import MRLMLayers
 
 LAST = 10  # updates of the final reward
 
@@ -115,7 +115,7 @@ class Choice(NamedTuple):
 def choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
     """Return the values of a key: of a setting, or mappings of settings that change together under a free name."""
     name = key.rpartition(".")[2]
-    if key in (*TREES, *KEYS) or not all(isinstance(value, Mapping) and value for value in values):
+    if key in (*MRLMLayers.trees, *KEYS) or not all(isinstance(value, Mapping) and value for value in values):
         return [Choice(key, {key: value}, f"{name}={value}") for value in values]
     short = ["+".join(map(short_text, value.values())) for value in values]
     unique = len(set(short)) == len(values)

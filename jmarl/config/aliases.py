@@ -1,4 +1,4 @@
-"""Other names of settings: those of CoMLRL, MRLM and TRL, for the field of `TrainConfig` that means the same."""
+"""Other names of settings: those of CoMLRL, TRL and others, for the field of `TrainConfig` that means the same."""
 
 from __future__ import annotations
 
@@ -24,15 +24,6 @@ OTHER_NAMES: dict[str, str] = {
     "preference_replay_mode": "replay",
     "preference_replay_k": "replay_k",
     "preference_replay_lambda": "replay_lambda",
-    # MRLM
-    "group_size": "num_generations",
-    "clip_range_vf": "value_clip",
-    "num_ppo_epochs": "num_epochs",
-    "num_grpo_epochs": "num_epochs",
-    "lr_scheduler": "lr_schedule",
-    "checkpoint_dir": "output_dir",
-    "lora_r": "lora_rank",
-    "lora_target_modules": "lora_targets",
     # TRL and transformers
     "per_device_train_batch_size": "num_prompts",
     "max_steps": "num_updates",
@@ -52,8 +43,16 @@ OTHER_NAMES: dict[str, str] = {
     "adam_beta1": "adam_b1",
     "adam_beta2": "adam_b2",
     "adam_epsilon": "adam_eps",
-    # verl
+    # verl and others
     "lr": "learning_rate",
+    "group_size": "num_generations",
+    "clip_range_vf": "value_clip",
+    "num_ppo_epochs": "num_epochs",
+    "num_grpo_epochs": "num_epochs",
+    "lr_scheduler": "lr_schedule",
+    "checkpoint_dir": "output_dir",
+    "lora_r": "lora_rank",
+    "lora_target_modules": "lora_targets",
 }
 
 # field -> other value -> value

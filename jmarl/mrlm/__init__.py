@@ -5,7 +5,7 @@ room imports all rooms before it. Open `algorithms` first.
 
 Left out, since one trainer of several stacks does more: rollout buffers, and the loops of DDP and FSDP (devices of one process
 by `mesh`; processes come later). Serving environments over gRPC comes later too. `names` has the names that are elsewhere here
-or refused with a sentence. Settings that cannot act here are refused with the reason (`jmarl.config.mrlm_keys`).
+or refused with a sentence. Settings that cannot act here are refused with the reason (`jmarl.mrlm.keys`).
 """
 
 import importlib

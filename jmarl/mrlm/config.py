@@ -1,4 +1,4 @@
-"""MRLM's configuration sections. Their keys and what each sets here are in one table, `jmarl.config.mrlm_keys`.
+"""MRLM's configuration sections. Their keys and what each sets here are in one table, `jmarl.mrlm.keys`.
 
 A setting that is None has the default of `TrainConfig` (one PPO epoch, learning rate 1e-5, …), not that of MRLM. When a trainer
 is made, keys that change nothing are named in one warning, and a key that would make another run is refused with the reason.
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from jmarl.algorithms import find_row
 from jmarl.config import SECTION_OF, TrainConfig, did_you_mean
 from jmarl.config.experiment import TOP_SETTINGS
-from jmarl.config.layers import Layers
-from jmarl.config.mrlm_keys import GENERATION
 from jmarl.config.yaml_file import YamlFile, dump_yaml, read_yaml
 from jmarl.mrlm.generation_config import GenerationConfig as GenerationConfig
+from jmarl.mrlm.keys import GENERATION
+from jmarl.mrlm.layers import MRLMLayers
 from jmarl.mrlm.names import refuse
 from jmarl.mrlm.sections import ALGORITHMS as ALGORITHMS
 from jmarl.mrlm.sections import CLASSES as CLASSES
@@ -125,7 +125,7 @@ class ExperimentConfig:
         algorithm = (self.training.algorithm or section).lower()
         if algorithm != section:
             raise ValueError(f"training has algorithm={algorithm!r}, but this is the trainer of {section!r}: use its trainer")
-        layers = Layers()
+        layers = MRLMLayers()
         layers.add(YamlFile("defaults", {"algorithm": section, **defaults}, {}))
         rank = layers.rank
         for name, value in self.sections.items():

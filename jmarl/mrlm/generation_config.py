@@ -1,4 +1,4 @@
-"""MRLM's settings of sampling; `jmarl.config.mrlm_keys` has what each means here."""
+"""MRLM's settings of sampling; `jmarl.mrlm.keys` has what each means here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of MRLM's configuration. `jmarl.config.mrlm_keys` has what each setting means here."""
+"""The sections of MRLM's configuration. `jmarl.mrlm.keys` has what each setting means here."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

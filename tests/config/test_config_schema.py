@@ -15,18 +15,18 @@ from jmarl.algorithms import find_row
 from jmarl.config import SECTION_OF
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.experiment import PART_OF, TOP_SETTINGS, EnvironmentConfig, TaskConfig, TeamConfig
-from jmarl.config.layers import Layers
-from jmarl.config.mrlm_environments import ENVIRONMENT_KEYS, environment
-from jmarl.config.mrlm_keys import AGENT_KEYS, KEYS
-from jmarl.config.mrlm_rules import Ignored, Refused
 from jmarl.config.yaml_file import parse_yaml
+from jmarl.mrlm.environment_keys import ENVIRONMENT_KEYS, environment
+from jmarl.mrlm.keys import AGENT_KEYS, KEYS
+from jmarl.mrlm.layers import MRLMLayers
+from jmarl.mrlm.rules import Ignored, Refused
 
 ROOT = Path(jmarl.__file__).parent
 OWN = {field.name: part for part, cls in (("team", TeamConfig), ("task", TaskConfig)) for field in dataclasses.fields(cls)}
 
 
 def settings(tree: dict[str, Any], flags: dict[str, Any] | None = None) -> dict[str, Any]:
-    layers = Layers()
+    layers = MRLMLayers()
     layers.add(parse_yaml(json.dumps(tree), "a.yaml"))
     for name, value in (flags or {}).items():
         layers.add_flag(name, value)

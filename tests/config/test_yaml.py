@@ -11,10 +11,11 @@ from jmarl import ExperimentConfig
 from jmarl.algorithms import find_row
 from jmarl.config import flat
 from jmarl.config.layers import Layers, experiment_config
-from jmarl.config.mrlm_environments import ENVIRONMENT_KEYS
-from jmarl.config.mrlm_keys import AGENT_KEYS, KEYS
-from jmarl.config.mrlm_rules import Refused
 from jmarl.config.yaml_file import YamlFile, dump_yaml, parse_value, parse_yaml
+from jmarl.mrlm.environment_keys import ENVIRONMENT_KEYS
+from jmarl.mrlm.keys import AGENT_KEYS, KEYS
+from jmarl.mrlm.layers import MRLMLayers
+from jmarl.mrlm.rules import Refused
 
 EXAMPLE = """
 experiment_name: code_generation_ppo
@@ -41,12 +42,23 @@ distributed:
 
 
 def read(text: str, *flags: str) -> ExperimentConfig:
-    layers = Layers()
+    layers = MRLMLayers()
     layers.add(parse_yaml(text, "a.yaml"))
     for flag in flags:
         name, _, value = flag.partition("=")
         layers.add_flag(name, parse_value(value))
     return experiment_config(layers.settings(lambda name: find_row(name).data))
+
+
+def test_the_layers_of_config_know_the_own_names_alone():
+    layers = Layers()
+    layers.add(parse_yaml("models: [a]\nenvironment: math\noptimizer: {lr: 1e-3}\noptions: {max_turns: 2}", "a.yaml"))
+    layers.add_flag("options.difficulty_range", [1, 2])
+    options = {"max_turns": 2, "difficulty_range": [1, 2]}
+    expected = ExperimentConfig.of(models=["a"], environment="math", options=options, learning_rate=1e-3)
+    assert experiment_config(layers.own) == expected
+    with pytest.raises(ValueError, match="a.yaml, line 1: training: unknown key"):
+        layers.add(parse_yaml("training: {learning_rate: 1e-3}", "a.yaml"))
 
 
 def test_the_example_of_mrlm_is_read():
@@ -302,7 +314,7 @@ def test_another_environment_does_not_get_the_options_of_the_old_one():
 
 @pytest.mark.parametrize("text", ["model: {device: cuda}", "device: cuda"])
 def test_cuda_is_the_platform_gpu(text):
-    layers = Layers()
+    layers = MRLMLayers()
     layers.add(parse_yaml(text, "a.yaml"))
     assert layers.settings(lambda name: "rollouts")["device"].value == "gpu"
     layers.add(YamlFile("flags", {"device": "cpu"}, {}))
@@ -410,7 +422,7 @@ def test_an_environment_reads_only_its_own_of_the_keys_that_every_entry_has():
         ("code", {"timeout": 5.0, "max_turns": 3}), ("debate", {}), ("tool", {}), ("pkg.env.Own", {"x": 1}),
     ]:  # fmt: skip
         entry = {"env_type": "custom", "custom_class": kind, "custom_kwargs": {"x": 1}} if "." in kind else {"env_type": kind}
-        layers = Layers()
+        layers = MRLMLayers()
         layers.add(parse_yaml(dump_yaml({"eval_envs": [entry | {"timeout": 5.0, "max_attempts": 3}]}), "a"))
         with pytest.warns(UserWarning) if kind != "code" else contextlib.nullcontext():
             (read_entry,) = layers.settings(lambda name: "rollouts")["eval_envs"].value

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from jmarl.config.mrlm_keys import KEYS
 from jmarl.mrlm.algorithms.grpo import GRPOTrainer
 from jmarl.mrlm.algorithms.ppo import PPOTrainer
 from jmarl.mrlm.config import CLASSES, ExperimentConfig, GRPOConfig, PPOConfig, TrainingConfig
 from jmarl.mrlm.core import EnvironmentMode, LLMEnvironment, SimulatedEnvironment
 from jmarl.mrlm.core.types import Message, Observation, Reward
 from jmarl.mrlm.environments.math import MathProblemGenerator, MathReasoningEnvironment
+from jmarl.mrlm.keys import KEYS
 
 SHORT = dict(max_new_tokens=3, progress=False)
 

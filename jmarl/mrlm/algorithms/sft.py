@@ -16,7 +16,6 @@ import warnings
 from typing import Any
 
 from jmarl.config import TrainConfig
-from jmarl.config.mrlm_keys import COLLECT_EVERY
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.mrlm.algorithms.data import Trajectory as Trajectory
 from jmarl.mrlm.algorithms.data import TrajectoryDataset as TrajectoryDataset
@@ -25,6 +24,7 @@ from jmarl.mrlm.algorithms.trainer import NUM_EPISODES, Policies, merge_environm
 from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
+from jmarl.mrlm.keys import COLLECT_EVERY
 from jmarl.mrlm.names import refuse
 from jmarl.preferences.pairs import Trajectory as TextTrajectory
 from jmarl.preferences.pairs import load_trajectories

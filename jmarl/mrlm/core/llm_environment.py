@@ -18,13 +18,13 @@ from typing import Any
 import jax
 
 from jmarl.comlrl.arguments import Model, load_agents
-from jmarl.config.mrlm_keys import KEYS
-from jmarl.config.mrlm_rules import Ignored, Refused
 from jmarl.config.validation import did_you_mean
 from jmarl.envs.messages import BaseEnvironment, EnvironmentMode, Message, Observation, Reward, chat_of
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.transformers_model import TransformersModel, copy_to_transformers
 from jmarl.mrlm.generation_config import GenerationConfig
+from jmarl.mrlm.keys import KEYS
+from jmarl.mrlm.rules import Ignored, Refused
 from jmarl.rollout.text_model import AgentModel
 
 RewardFn = Callable[[list[Message]], Reward | float]

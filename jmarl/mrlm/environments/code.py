@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.config.mrlm_environments import own_problems
 from jmarl.envs.base import Answer
 from jmarl.envs.code.data import load_items
 from jmarl.envs.code.execution import CodeExecution
 from jmarl.envs.code.problems import CodeProblemGenerator as CodeProblemGenerator
 from jmarl.envs.messages import EnvironmentMode
 from jmarl.envs.options import OwnTasks
+from jmarl.mrlm.environment_keys import own_problems
 from jmarl.mrlm.environments.played import PlayedByMessages, check_client, one_source
 from jmarl.mrlm.names import refuse
 from jmarl.sandbox import Limits

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jmarl.config.mrlm_environments import own_problems
 from jmarl.envs.math.problems import MathProblemGenerator as MathProblemGenerator
 from jmarl.envs.math.reasoning import MathReasoning
 from jmarl.envs.messages import EnvironmentMode
 from jmarl.envs.options import OwnTasks
+from jmarl.mrlm.environment_keys import own_problems
 from jmarl.mrlm.environments.played import PlayedByMessages, check_client, one_source
 from jmarl.mrlm.names import refuse
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jmarl.config.mrlm_rules import LATER, NUM_EPISODES, Ignored, Weak, unused
 from jmarl.config.validation import did_you_mean
+from jmarl.mrlm.rules import LATER, NUM_EPISODES, Ignored, Weak, unused
 
 REWARD_KEYS = ("reward_scale", "reward_clip", "reward_bias")
 

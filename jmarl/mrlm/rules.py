@@ -74,7 +74,7 @@ def precedence(key: str, value: Any) -> int:
 
 
 def unused(key: str, reason: str) -> None:
-    """Warn that the value of a key changes nothing; `Layers` puts all such keys into one warning."""
+    """Warn that the value of a key changes nothing; `MRLMLayers` puts all such keys into one warning."""
     warnings.warn(UnusedKey(key, reason), stacklevel=2)
 
 
@@ -143,7 +143,7 @@ def schedule(values: Values, kind: str) -> dict[str, Any]:
 
 
 def warmup(values: Values, kind: str) -> dict[str, Any]:
-    """Optimizer steps of the warm-up, which `mrlm_keys.count_warmup` turns into updates."""
+    """Optimizer steps of the warm-up, which `keys.count_warmup` turns into updates."""
     steps = values["warmup_steps"]
     if type(steps) is not int or steps < 0:
         raise ValueError(f"warmup_steps={steps!r} must be a whole number >= 0")
@@ -299,7 +299,7 @@ def group_temperature(values: Values, kind: str) -> dict[str, Any]:
 
 
 def tokenizer(values: Values, kind: str) -> dict[str, Any]:
-    """The tokenizer, which `Layers` compares with the model."""
+    """The tokenizer, which `MRLMLayers` compares with the model."""
     return {"tokenizer": values["tokenizer_name_or_path"]}
 
 

@@ -2,8 +2,8 @@
 
 `KEYS`: section -> key -> the setting that means the same, or a rule for keys that need one (keys with the same rule are read
 together), the reason why the key is refused, or why it is ignored with a warning, because its value changes nothing
-here. `jmarl.mrlm.config` and the reader of YAML files (`layers`) use this one table.
-`AGENT_KEYS` has the keys of an entry of `agents`; those of environments are in `mrlm_environments`.
+here. `config` and the reader of YAML files (`layers`) use this one table.
+`AGENT_KEYS` has the keys of an entry of `agents`; those of environments are in `environment_keys`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jmarl.config import mrlm_rules as rules
-from jmarl.config.mrlm_environments import environments
-from jmarl.config.mrlm_rules import Ignored, Refused, Rollouts, Rule, Steps, only
 from jmarl.config.yaml_file import Given
+from jmarl.mrlm import rules
+from jmarl.mrlm.environment_keys import environments
+from jmarl.mrlm.rules import Ignored, Refused, Rollouts, Rule, Steps, only
 
 Entry = str | Rule | Refused | Ignored
 
@@ -213,6 +213,8 @@ AGENT_KEYS = {
 
 # --- settings that follow from keys of several sections
 
+PLAY_GROUPS = ("grpo",)  # algorithms of which each completion of a group is an episode
+
 
 def check_tokenizer(settings: dict[str, Given]) -> None:
     """Drop the name of the tokenizer. Raises ValueError unless it is that of the model."""
@@ -228,7 +230,7 @@ def count_tasks(settings: dict[str, Given], algorithm: str) -> None:
     given = settings.get("num_prompts")
     if given is None or not isinstance(given.value, Rollouts):
         return
-    size = settings["num_generations"].value if algorithm == "grpo" and "num_generations" in settings else 1
+    size = settings["num_generations"].value if algorithm in PLAY_GROUPS and "num_generations" in settings else 1
     if type(size) is not int or size < 1:
         size = 1  # `ExperimentConfig` refuses it
     if given.value.number % size:
