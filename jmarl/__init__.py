@@ -3,7 +3,8 @@
 `train` runs the training loop, `Team` describes who plays and `TrainConfig` how they learn. `run_experiment` runs all that one
 `ExperimentConfig` describes. `RewardEnvironment`, `TextEnvironment` and `Step` make environments, `evaluate` plays held-out
 items, `generate` asks a trained team, `fit` trains on given data; `dir(jmarl)` lists all names. Each name is imported when it
-is first used, so that `import jmarl` takes milliseconds.
+is first used, so that `import jmarl` takes milliseconds. CoMLRL's trainers are names of `jmarl.comlrl.trainers`, and can be
+imported from here too.
 
 Where to add what:
 
@@ -25,35 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from jmarl.lazy import modules_of
 
-if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _MODULES
-    from jmarl.comlrl.trainers.dpo import DPOConfig as DPOConfig
-    from jmarl.comlrl.trainers.dpo import DPOTrainer as DPOTrainer
-    from jmarl.comlrl.trainers.iac import IACConfig as IACConfig
-    from jmarl.comlrl.trainers.iac import IACTrainer as IACTrainer
-    from jmarl.comlrl.trainers.ippo import IPPOConfig as IPPOConfig
-    from jmarl.comlrl.trainers.ippo import IPPOTrainer as IPPOTrainer
-    from jmarl.comlrl.trainers.maac import MAACConfig as MAACConfig
-    from jmarl.comlrl.trainers.maac import MAACTrainer as MAACTrainer
-    from jmarl.comlrl.trainers.madpo import MADPOConfig as MADPOConfig
-    from jmarl.comlrl.trainers.madpo import MADPOIterConfig as MADPOIterConfig
-    from jmarl.comlrl.trainers.madpo import MADPOIterTrainer as MADPOIterTrainer
-    from jmarl.comlrl.trainers.madpo import MADPOTrainer as MADPOTrainer
-    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig as MAGRPOConfig
-    from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer as MAGRPOTrainer
-    from jmarl.comlrl.trainers.mappo import MAPPOConfig as MAPPOConfig
-    from jmarl.comlrl.trainers.mappo import MAPPOTrainer as MAPPOTrainer
-    from jmarl.comlrl.trainers.mareinforce import MAREINFORCEConfig as MAREINFORCEConfig
-    from jmarl.comlrl.trainers.mareinforce import MAREINFORCETrainer as MAREINFORCETrainer
-    from jmarl.comlrl.trainers.maremax import MAReMaxConfig as MAReMaxConfig
-    from jmarl.comlrl.trainers.maremax import MAReMaxTrainer as MAReMaxTrainer
-    from jmarl.comlrl.trainers.marlhf import MARLHFConfig as MARLHFConfig
-    from jmarl.comlrl.trainers.marlhf import MARLHFIterConfig as MARLHFIterConfig
-    from jmarl.comlrl.trainers.marlhf import MARLHFIterTrainer as MARLHFIterTrainer
-    from jmarl.comlrl.trainers.marlhf import MARLHFTrainer as MARLHFTrainer
-    from jmarl.comlrl.trainers.marloo import MARLOOConfig as MARLOOConfig
-    from jmarl.comlrl.trainers.marloo import MARLOOTrainer as MARLOOTrainer
-    from jmarl.comlrl.trainers.sft import SFTConfig as SFTConfig
-    from jmarl.comlrl.trainers.sft import SFTTrainer as SFTTrainer
+if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _NAMES
+    from jmarl.comlrl.trainers import *  # noqa: F403
     from jmarl.config import ExperimentConfig as ExperimentConfig
     from jmarl.config import Sampling as Sampling
     from jmarl.config import TaskConfig as TaskConfig
@@ -88,110 +62,26 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.team import policies as policies
     from jmarl.team import save_team as save_team
 
-_MODULES = {  # module -> the public names that it defines
-    "config": (
-        "ExperimentConfig",
-        "Sampling",
-        "TaskConfig",
-        "TeamConfig",
-        "TrainConfig",
-    ),
-    "team": (
-        "Team",
-        "agents_of",
-        "make_team",
-        "policies",
-        "save_team",
-    ),
-    "models.hub.agents": (
-        "Agent",
-        "load_agent",
-        "save_pretrained",
-    ),
-    "envs": ("make",),
-    "envs.base": (
-        "Step",
-        "TextEnvironment",
-    ),
-    "envs.reward_environment": (
-        "RewardEnvironment",
-        "default_formatter",
-    ),
-    "envs.rewards": (
-        "RewardFunction",
-        "RewardProcessors",
-        "make_reward",
-    ),
-    "evaluation.cross_play": (
-        "cross_play",
-        "load_runs",
-    ),
-    "evaluation.evaluate": ("evaluate",),
-    "sampling.texts": ("generate",),
-    "runs.experiment": ("run_experiment",),
-    "runs.fit": ("fit",),
-    "preferences.pairs": (
-        "load_pairs",
-        "load_trajectories",
-    ),
-    "preferences.reward_model": ("load_reward_model",),
-    "runs.seeds": ("train_seeds",),
-    "runs.records": ("TrainResult",),
-    "runs.train": ("train",),
-    "comlrl.trainers.dpo": (
-        "DPOConfig",
-        "DPOTrainer",
-    ),
-    "comlrl.trainers.iac": (
-        "IACConfig",
-        "IACTrainer",
-    ),
-    "comlrl.trainers.ippo": (
-        "IPPOConfig",
-        "IPPOTrainer",
-    ),
-    "comlrl.trainers.maac": (
-        "MAACConfig",
-        "MAACTrainer",
-    ),
-    "comlrl.trainers.madpo": (
-        "MADPOConfig",
-        "MADPOIterConfig",
-        "MADPOIterTrainer",
-        "MADPOTrainer",
-    ),
-    "comlrl.trainers.magrpo": (
-        "MAGRPOConfig",
-        "MAGRPOTrainer",
-    ),
-    "comlrl.trainers.mappo": (
-        "MAPPOConfig",
-        "MAPPOTrainer",
-    ),
-    "comlrl.trainers.mareinforce": (
-        "MAREINFORCEConfig",
-        "MAREINFORCETrainer",
-    ),
-    "comlrl.trainers.maremax": (
-        "MAReMaxConfig",
-        "MAReMaxTrainer",
-    ),
-    "comlrl.trainers.marlhf": (
-        "MARLHFConfig",
-        "MARLHFIterConfig",
-        "MARLHFIterTrainer",
-        "MARLHFTrainer",
-    ),
-    "comlrl.trainers.marloo": (
-        "MARLOOConfig",
-        "MARLOOTrainer",
-    ),
-    "comlrl.trainers.sft": (
-        "SFTConfig",
-        "SFTTrainer",
-    ),
+_NAMES = {  # module -> the public names that it defines
+    "config": "ExperimentConfig Sampling TaskConfig TeamConfig TrainConfig",
+    "team": "Team agents_of make_team policies save_team",
+    "models.hub.agents": "Agent load_agent save_pretrained",
+    "envs": "make",
+    "envs.base": "Step TextEnvironment",
+    "envs.reward_environment": "RewardEnvironment default_formatter",
+    "envs.rewards": "RewardFunction RewardProcessors make_reward",
+    "evaluation.cross_play": "cross_play load_runs",
+    "evaluation.evaluate": "evaluate",
+    "sampling.texts": "generate",
+    "runs.experiment": "run_experiment",
+    "runs.fit": "fit",
+    "preferences.pairs": "load_pairs load_trajectories",
+    "preferences.reward_model": "load_reward_model",
+    "runs.seeds": "train_seeds",
+    "runs.records": "TrainResult",
+    "runs.train": "train",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _room = modules_of(__name__)
 
 # transformers advises to install PyTorch when it is imported. Only its tokenizers are used here, which work without.
@@ -207,7 +97,12 @@ def __getattr__(name: str) -> Any:
     try:
         return _room(name)
     except AttributeError as error:
-        nearest = difflib.get_close_matches(name, _MODULE_OF, n=1, cutoff=0.0)[0]
+        if name.startswith("_"):
+            raise
+        trainers = {n: x for n, x in vars(importlib.import_module("jmarl.comlrl.trainers")).items() if isinstance(x, type)}
+        if name in trainers:
+            return trainers[name]
+        nearest = difflib.get_close_matches(name, [*_MODULE_OF, *trainers], n=1, cutoff=0.0)[0]
         raise AttributeError(f"{error}; the nearest name is {nearest!r}, dir(jmarl) lists all") from None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import jmarl
+from jmarl.comlrl import trainers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,14 +44,22 @@ def test_transformers_warns_of_everything_but_the_missing_pytorch():
 def test_names_that_are_imported_lazily_are_visible_to_type_checkers():
     tree = ast.parse(Path(jmarl.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    comlrl, *own = block.body
+    assert ast.unparse(comlrl) == "from jmarl.comlrl.trainers import *"
     visible: dict[str, list[str]] = {}
-    for node in block.body:
+    for node in own:
         assert isinstance(node, ast.ImportFrom) and node.names[0].asname == node.names[0].name
         visible.setdefault(str(node.module).removeprefix("jmarl."), []).append(node.names[0].name)
-    assert {module: tuple(names) for module, names in visible.items()} == jmarl._MODULES
-    for names in jmarl._MODULES.values():
-        for name in names:
-            assert callable(getattr(jmarl, name))
+    assert {module: " ".join(names) for module, names in visible.items()} == jmarl._NAMES
+    for name in jmarl._MODULE_OF:
+        assert callable(getattr(jmarl, name))
+
+
+def test_the_trainers_of_comlrl_are_importable_from_jmarl():
+    names = [name for name in dir(trainers) if name.endswith(("Config", "Trainer"))]
+    assert len(names) == 28
+    for name in names:
+        assert getattr(jmarl, name) is getattr(trainers, name)
 
 
 def test_the_error_for_an_unknown_name_has_the_nearest_name():
