@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int, Integer, Key
 
-from jmarl.config import Sampling
+from jmarl.config import Sampling as Sampling  # part of the signature of `sample`
 from jmarl.hardware import dtype_on
 from jmarl.models import decoding, platforms
 from jmarl.models.config import ModelConfig
@@ -39,7 +39,7 @@ class RowIds(NamedTuple):
     step: Numbers  # []
     purpose: Numbers  # [], see `jmarl.randomness`
     stack: Numbers  # [] number of the stack in its team, or [A] (with R = 1) if agents belong to several teams
-    agents: Int[Array | np.ndarray, "agent role"]  # numbers of the agents in their team
+    agents: Int[Array | np.ndarray, "*agent_role"]  # numbers of the agents in their team; [A] where each has one role
     prompt_ids: Integer[Array | np.ndarray, " prompt"]
     turn: Numbers = 0  # []
 
