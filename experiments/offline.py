@@ -68,7 +68,7 @@ def run(cfg: OfflineConfig) -> FitResult:
     else:
         data, eval_data = [x for i, x in enumerate(data) if i % 10] or data, data[::10]
     if cfg.algorithm == "reward_model":
-        model, result = fit_reward_model(load_agent(cfg.model), data, cfg, eval_pairs=eval_data)
+        model, result = fit_reward_model(load_agent(cfg.model), data, cfg, eval_pairs=eval_data, fit=fit)
         if cfg.run.output_dir:
             save_reward_model(Path(cfg.run.output_dir) / FOLDER, model)
         return result

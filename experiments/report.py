@@ -18,10 +18,10 @@ from jmarl.config import TrainConfig
 from jmarl.config.flags import parse_flags
 from jmarl.evaluation.evaluate import Evaluation, numbers
 from jmarl.files.checkpoint import CheckpointError, saved_steps
-from jmarl.files.failed_update import NonFiniteError
 from jmarl.files.interrupt import EXIT_INTERRUPTED, Interrupted, ending_at_second_signal
 from jmarl.files.lock import DirectoryInUse
 from jmarl.files.run_directory import CannotGoOn, checkpoints_of
+from jmarl.logs.failed_update import NonFiniteError
 from jmarl.runs.records import FitResult, TrainResult
 from jmarl.sandbox import SandboxUnavailable
 

@@ -25,9 +25,9 @@ from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import describe
 from jmarl.files.checkpoint import nbytes
-from jmarl.files.failed_update import read_failed_update
-from jmarl.files.run_directory import read_state, resolve_resume
+from jmarl.files.run_directory import read_state, resolve_auto, resolve_resume
 from jmarl.learning.per_agent import initial_state, with_adapters
+from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.samples import block
 from jmarl.models import sharding
 from jmarl.models.hub.special_tokens import special_tokens
@@ -43,7 +43,7 @@ from jmarl.runs.experiment import Task, examples_of, learns_from_completions, ta
 from jmarl.runs.fit import check_data, check_fit, prepare_fit
 from jmarl.runs.rollouts import sampler_of
 from jmarl.runs.seeds import check_seeds, common_step, prepare_seeds
-from jmarl.runs.start import settle, start
+from jmarl.runs.start import start
 from jmarl.runs.train import prepare
 from jmarl.sampling.generate import NO_LIMIT
 from jmarl.team import Team, initial_params, to_checkpoint
@@ -93,8 +93,8 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
     if level := sandbox_level(describe(env)):
         lines.append(f"sandbox level {level}")
     lines.append(LEGEND)
-    settled = settle(cfg.train, cfg.train.for_seed(int(cfg.seeds[0])) if cfg.seeds else None)
-    chats = settled.episodes.chat_settings
+    resolved = resolve_auto(cfg.train, cfg.train.for_seed(int(cfg.seeds[0])) if cfg.seeds else None)
+    chats = resolved.episodes.chat_settings
     _, prompts = env.reset(items[:SHOWN], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
     for number in range(min(SHOWN, len(items))):
         for agent, spec in enumerate(team.agent_specs):
@@ -112,7 +112,7 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
         resumed = []
         state = first_state(team, policy_config(cfg.train) if find_row(cfg.train.algorithm).learned else cfg.train)
     to_stderr("checking: playing one turn of the first task; it waits for the compiler")
-    lines += first_turn(team, state, items[0], env, settled)
+    lines += first_turn(team, state, items[0], env, resolved)
     return lines + resumed, nbytes(to_checkpoint(state))
 
 
@@ -169,7 +169,7 @@ def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
     team = load_team(cfg)
-    train = settle(cfg.train.replace(progress=False))
+    train = resolve_auto(cfg.train.replace(progress=False))
     setup, params, identity = prepare_fit(team, data, train, None, held_out)
     algorithm = setup.algorithm
     texts = algorithm.row.data == "texts"

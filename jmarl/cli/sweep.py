@@ -27,8 +27,8 @@ from jmarl.cli.configuration import Configuration, has_checkpoint, read_configur
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural
 from jmarl.config import ExperimentConfig
 from jmarl.files.config_file import changed_settings
-from jmarl.files.failed_update import NonFiniteError
 from jmarl.files.run_files import CONFIG_FILE
+from jmarl.logs.failed_update import NonFiniteError
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.terminal import LOSS_TAG, REWARD_TAG
 from jmarl.mrlm.keys import KEYS

@@ -1,6 +1,6 @@
 """Play held-out items without learning."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,12 +11,14 @@ from jmarl.envs.base import Environment
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
+from jmarl.models.lora import model_of
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import pass_at_k
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team
+from jmarl.types import TeamState
 
 
 class Evaluation(NamedTuple):
@@ -48,6 +50,15 @@ def evaluate(
         part: number of the items' part, if they are evaluated in several calls, which differ in their random numbers.
     """
     return summarize(play_held_out(partial(sample_team, team, params), team, read_rows(items), env, cfg, part=part))
+
+
+def evaluation_of(
+    team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig
+) -> Callable[[TeamState], Evaluation] | None:
+    """Return a function that evaluates a state on held-out items; None without items."""
+    if not items:
+        return None
+    return lambda state: evaluate(team, [model_of(stack) for stack in state.stacks], items, env, cfg)
 
 
 def play_held_out(

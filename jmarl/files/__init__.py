@@ -1,4 +1,4 @@
 """Files of a run: checkpoints with manifests, the lock of the output directory, fingerprints of data and reward.
 
-Open `run_directory.py` first.
+The room imports `logs` and what comes before it. Open `run_directory.py` first.
 """

@@ -1,6 +1,7 @@
 """Open the output directory of a run: lock it, move an earlier run aside or resume it, and open checkpoints and logs."""
 
 import contextlib
+import datetime
 import itertools
 import json
 import logging
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from jmarl.algorithms import on_platform
 from jmarl.config import TrainConfig, flat
 from jmarl.files.attempt import attempt
 from jmarl.files.changes import CHANGES_PENDING, CannotGoOn, check_changes
@@ -113,6 +115,18 @@ def chosen_before(cfg: TrainConfig) -> dict[str, Any]:
             continue
         return {name: config.get(name, "auto") for name in names}  # older runs lack newer settings
     return {}
+
+
+def resolve_auto(cfg: C, run: TrainConfig | None = None) -> C:
+    """Return settings without auto, as far as they are known before the state of the run is. A run that resumes has those that
+    it began with.
+
+    run: settings with the directory that holds the checkpoints, if others.
+    """
+    before = chosen_before(run or cfg)
+    if cfg.episodes.chat_date == "auto":
+        before.setdefault("chat_date", datetime.date.today().isoformat())
+    return on_platform(cfg.replace(**before), jax.default_backend())
 
 
 LEARNED = ("checkpoints", "models", "pairs", "history", "reward_model*", "failed_update*")  # of a run that made a step

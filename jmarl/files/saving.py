@@ -31,6 +31,7 @@ class Saves:
     Args:
         run: settings.
         savers: the checkpointer of each run, and the metadata of its checkpoints; empty: no checkpoints are written.
+        to_save: state -> what a checkpoint of it holds, see `Source`.
         state_of: (state, i) -> the state of run i.
     """
 
@@ -38,9 +39,10 @@ class Saves:
         self,
         run: Run,
         savers: Sequence[tuple[Checkpointer, dict]],
+        to_save: Callable[[TeamState], TeamState] = lambda state: state,
         state_of: Callable[[TeamState, int], TeamState] = lambda state, _: state,
     ):
-        self.run, self.savers, self.state_of = run, list(savers), state_of
+        self.run, self.savers, self.to_save, self.state_of = run, list(savers), to_save, state_of
         self.failed = 0  # checkpoints that could not be written so far
         self._last_error = ""
         self._last_time = time.monotonic()
@@ -48,7 +50,7 @@ class Saves:
 
     def check_room(self, state: TeamState) -> None:
         """Warn if the disk has no room for two checkpoints."""
-        if self.savers and (free := self._free_bytes()) < 2 * (size := nbytes(to_checkpoint(state))):
+        if self.savers and (free := self._free_bytes()) < 2 * (size := nbytes(to_checkpoint(self.to_save(state)))):
             warnings.warn(
                 f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: two of them do not "
                 "fit. Training goes on; free some space, choose another directory, or make no checkpoints (save_every=0)",
@@ -74,6 +76,7 @@ class Saves:
         """Start to save the state after this number of updates, if the disk has room for it."""
         if all(saver.latest_step() == updates for saver, _ in self.savers):
             return
+        state = self.to_save(state)
         if (free := self._free_bytes()) < (size := nbytes(to_checkpoint(state))):
             if not self._disk_full:
                 self._count(f"{self.run.output_dir} has {gib(free)} free, and it takes about {gib(size)}")
@@ -98,7 +101,7 @@ class Saves:
         for saver, _ in self.savers:
             self._try(saver.wait)
         saved = min((saver.latest_step() for saver, _ in self.savers), key=lambda step: -1 if step is None else step)
-        if any(leaf.is_deleted() for leaf in jax.tree.leaves(to_checkpoint(state))):
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(to_checkpoint(self.to_save(state)))):
             since = "since the beginning" if saved is None else f"after update {saved}, the last checkpoint,"
             warnings.warn(f"everything learned {since} is lost: the failed update had consumed the weights", stacklevel=3)
             return

@@ -20,19 +20,19 @@ from jmarl.logs.goodput import CLOCK
 from jmarl.logs.metrics_writer import MetricsWriter
 from jmarl.logs.step_log import Step, StepLog, update_metrics
 from jmarl.logs.terminal import LOSS_TAG
-from jmarl.runs.records import Drawn
+from jmarl.rollout.experience import DataExperience
 from jmarl.team import Team, to_agents
 from jmarl.types import TRACES
 
 
 class DataLog(StepLog):
-    """The log of a run whose experience is `Drawn`. `rewards` are the mean rewards of preference rounds."""
+    """The log of a run whose experience is `DataExperience`. `rewards` are the mean rewards of preference rounds."""
 
     def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
         super().__init__(team, cfg, writer)
         self.losses: list[float] = []  # of each update, mean over agents
 
-    def step(self, number: int, experience: Drawn, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
+    def step(self, number: int, experience: DataExperience, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
         del played_at  # when the examples were drawn; `write` sets the end of the step
         self.add(Step(number, experience, metrics, math.nan, sum(TRACES.values())))
 
@@ -50,7 +50,7 @@ class DataLog(StepLog):
         self.losses.append(float(np.mean([row[name] for name in names if name in row])))  # frozen agents have no loss
         return row | {LOSS_TAG: self.losses[-1], "tokens_per_s": step.experience.tokens / seconds}
 
-    def record(self, experience: Drawn) -> tuple[Any, dict[str, Any]]:
+    def record(self, experience: DataExperience) -> tuple[Any, dict[str, Any]]:
         tokens = to_agents(self.team, [np.asarray(batch.tokens) for batch in experience.batches])
         texts = [
             [spec.tokenizer.batch_decode(rows.reshape(-1, rows.shape[-1]))]

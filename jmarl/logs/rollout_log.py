@@ -15,13 +15,13 @@ from jmarl.logs.diversity import diversity
 from jmarl.logs.step_log import Step, StepLog, update_metrics
 from jmarl.logs.tables import joint_actions_table
 from jmarl.models.stack import to_host
+from jmarl.rollout.experience import RolloutExperience
 from jmarl.rollout.turns import Rollout, Turn
-from jmarl.runs.records import Played
 from jmarl.team import Team, to_agents
 
 
 class RolloutLog(StepLog):
-    """The log of a run whose experience is `Played`."""
+    """The log of a run whose experience is `RolloutExperience`."""
 
     def add(self, step: Step) -> None:
         rollout = step.experience.rollout
@@ -37,13 +37,13 @@ class RolloutLog(StepLog):
         row = rollout_metrics(self.team, step.experience.rollout) | update_metrics(self.team, to_host(step.metrics))
         return row | {"tokens_per_s": row["tokens"] / seconds}
 
-    def fault(self, experience: Played) -> str:
+    def fault(self, experience: RolloutExperience) -> str:
         rollout = experience.rollout
         if np.isfinite(rollout.joint_returns[0]).any():
             return ""
         return f"no joint action had a valid reward ({next((turn.fault for turn in rollout.turns if turn.fault), '')})"
 
-    def record(self, experience: Played) -> tuple[Any, dict[str, Any]]:
+    def record(self, experience: RolloutExperience) -> tuple[Any, dict[str, Any]]:
         turns = [
             {"prompts": turn.prompts, "completions": turn.texts, "rewards": repr(turn.rewards.tolist()), "fault": turn.fault}
             for turn in experience.rollout.turns
@@ -94,7 +94,7 @@ def named_turns(rollout: Rollout) -> list[tuple[str, Turn]]:
     return [(f"turn_{t}/" if rollout.num_turns > 1 else "", turn) for t, turn in enumerate(rollout.turns)]
 
 
-def completions_record(experience: Played) -> dict[str, Any]:
+def completions_record(experience: RolloutExperience) -> dict[str, Any]:
     """Return what `completions_file` has of a step."""
     replaced = experience.rollout.notes.get("dynamic/replaced")  # by other tasks, which are not at hand
     tasks = [] if replaced else list(experience.tasks)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jmarl.config import TrainConfig
-from jmarl.files.failed_update import NonFiniteWatch
+from jmarl.logs.failed_update import NonFiniteWatch
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.metrics_writer import MetricsWriter
 from jmarl.team import Team

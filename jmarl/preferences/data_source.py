@@ -12,7 +12,6 @@ import numpy as np
 
 from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
-from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
 from jmarl.learning.update import update_keys
 from jmarl.logs.goodput import CLOCK
@@ -29,9 +28,7 @@ from jmarl.preferences.encoding import (
     with_reference,
     with_team_margin,
 )
-from jmarl.runs.loop import Source
-from jmarl.runs.precompile import Updates, updates_of_batches
-from jmarl.runs.records import Drawn
+from jmarl.rollout.experience import DataExperience, Source
 from jmarl.team import Team
 from jmarl.types import Batches, Data, TeamState
 
@@ -40,7 +37,7 @@ def data_source(setup: Setup, examples: Examples, held_out: Examples) -> Source:
     """Return the source of a run on given data: each step learns from the next examples."""
     team, algorithm, cfg = setup.team, setup.algorithm, setup.cfg
 
-    def draw(step: int, state: TeamState) -> Drawn:
+    def draw(step: int, state: TeamState) -> DataExperience:
         with CLOCK.phase("data"):
             numbers = examples_at(step, len(examples.tokens), batch_size(algorithm), cfg.run.seed)
             return draw_examples(team, examples.take(numbers), algorithm)
@@ -74,10 +71,10 @@ def batch_size(algorithm: Algorithm) -> int:
     return algorithm.preference.batch_size or 1
 
 
-def draw_examples(team: Team, examples: Examples, algorithm: Algorithm) -> Drawn:
+def draw_examples(team: Team, examples: Examples, algorithm: Algorithm) -> DataExperience:
     """Return the experience of a step: the batches of its examples."""
     num_tokens = sum(len(row) for example in examples.tokens for part in example for row in part.rows)
-    return Drawn(data_batches(team, examples, algorithm), num_tokens)
+    return DataExperience(data_batches(team, examples, algorithm), num_tokens)
 
 
 def data_batches(team: Team, examples: Examples, algorithm: Algorithm) -> tuple[Data, ...]:
@@ -87,7 +84,7 @@ def data_batches(team: Team, examples: Examples, algorithm: Algorithm) -> tuple[
     return pair_batches(team, examples, batch_size(algorithm), algorithm)
 
 
-def complete_batches(setup: Setup, state: TeamState, experience: Drawn) -> Batches:
+def complete_batches(setup: Setup, state: TeamState, experience: DataExperience) -> Batches:
     """Return what the stacks learn from: the batches with the margins of other agents and the random keys of the update."""
     team, algorithm, batches = setup.team, setup.algorithm, experience.batches
     if needs_team_margin(setup):
@@ -134,14 +131,10 @@ def evaluate_on_texts(team: Team, params: Sequence[Any], held_out: Examples, alg
     return {"loss": float(nll @ weights), "nll": float(nll[0])} | ({"nll_world": float(nll[1])} if counts[1] else {})
 
 
-def longest_update(setup: Setup, state: TeamState, examples: Examples) -> tuple[Work, Updates]:
-    """Return an update on the longest prompts and rows of the examples, and a function from a setup to its programs."""
-    agents = list(zip(*examples.tokens, strict=True))
-    longest = [AgentTokens(*longest_of(parts)) for parts in agents]
-    batches = data_batches(setup.team, Examples([longest]), setup.algorithm)
-    tokens = max(x.prompts.shape[1] * (x.prompts.shape[2] + x.tokens.shape[2] * x.tokens.shape[3]) for x in batches)
-    work = Work.of(setup.team, setup.cfg, tokens, batch_size(setup.algorithm))
-    return work, lambda setup: updates_of_batches(setup, state, batches)
+def longest_batches(team: Team, examples: Examples, algorithm: Algorithm) -> tuple[Data, ...]:
+    """Return each stack's batch of an update on the longest prompts and rows of the examples."""
+    longest = [AgentTokens(*longest_of(parts)) for parts in zip(*examples.tokens, strict=True)]
+    return data_batches(team, Examples([longest]), algorithm)
 
 
 def longest_of(parts: Sequence[AgentTokens]) -> tuple[list[int], tuple[list[int], ...], list[int]]:

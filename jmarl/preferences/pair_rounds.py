@@ -22,6 +22,7 @@ import numpy as np
 from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
+from jmarl.evaluation.evaluate import evaluation_of
 from jmarl.files.manifest import describe_file
 from jmarl.learning.setup import Setup
 from jmarl.models.lora import model_of
@@ -37,9 +38,7 @@ from jmarl.preferences.data_source import (
 from jmarl.preferences.encoding import Examples
 from jmarl.preferences.pairs import Pair, SampledTokens, replay_weights, row_of, select, select_against
 from jmarl.randomness import DRAW, PAIRS, PROPOSE, Randomness, tasks_of
-from jmarl.runs.loop import Source
-from jmarl.runs.records import Drawn
-from jmarl.runs.rollouts import evaluation_of
+from jmarl.rollout.experience import DataExperience, Source
 from jmarl.team import Team
 from jmarl.types import TeamState
 
@@ -202,20 +201,21 @@ class Rounds:
 def pair_source(setup: Setup, rounds: Rounds, eval_items: Sequence[dict] = ()) -> Source:
     """Return the source of a run in rounds: each step learns from pairs of this round and older ones."""
 
-    def draw(step: int, state: TeamState) -> Drawn:
+    def draw(step: int, state: TeamState) -> DataExperience:
         start = time.monotonic()
         new = rounds.begin(step, state)
         preparation_s = time.monotonic() - start
         experience = draw_examples(setup.team, rounds.draw(step), setup.algorithm)
         return experience._replace(notes=new.notes, preparation_s=preparation_s) if new else experience
 
-    def prepare(state: TeamState) -> None:
+    def read_rounds(state: TeamState) -> TeamState:
         rounds.resume(int(state.step))
+        return state
 
     evaluate = evaluation_of(setup.team, eval_items, rounds.env, setup.cfg)
     batches = partial(complete_batches, setup)
     scores = needs_team_margin(setup)
-    return Source(draw, batches, evaluate, prepare, waits=lambda step: scores or step % rounds.updates == 0)
+    return Source(draw, batches, evaluate, read_rounds, waits=lambda step: scores or step % rounds.updates == 0)
 
 
 def draw_evenly(count: int, n: int, rng: np.random.Generator) -> list[int]:

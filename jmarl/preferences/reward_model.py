@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,7 @@ from jmarl.config import Preference, TrainConfig, flat, per_agent_values
 from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.files.checkpoint import saved_steps
 from jmarl.files.interrupt import Interrupted
-from jmarl.files.run_directory import CannotGoOn, checkpoints_of, set_aside
-from jmarl.learning.setup import Setup
+from jmarl.files.run_directory import CannotGoOn, checkpoints_of, resolve_auto, set_aside
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.hf_format import Tensor, read_finite
@@ -46,16 +45,13 @@ from jmarl.preferences.encoding import (
 from jmarl.preferences.pair_rounds import Rounds
 from jmarl.preferences.pairs import Pair, Prompt, split_by_prompt
 from jmarl.randomness import FIT
-from jmarl.runs.fit import fit
-from jmarl.runs.loop import Source
-from jmarl.runs.records import FitResult, Played
-from jmarl.runs.rollouts import evaluation_of, rollout_source
-from jmarl.runs.start import settle
+from jmarl.rollout.experience import RolloutExperience, Source
 from jmarl.sampling.generate import bucket
 from jmarl.team import Team, make_team
 from jmarl.types import TeamState
 
 logger = logging.getLogger(__name__)
+Fit = Callable[..., Any]  # `jmarl.fit`, which stands in a later room
 
 HELD_OUT = 5  # the pairs of every fifth prompt are held out
 BATCH = 16  # joint actions or pairs that are scored at once
@@ -150,7 +146,9 @@ def fit_reward_model(
     cfg: TrainConfig,
     params: list[Any] | None = None,
     eval_pairs: Sequence[Pair] | None = None,
-) -> tuple[RewardModel, FitResult]:
+    *,
+    fit: Fit,
+) -> tuple[RewardModel, Any]:
     """Train a reward model on pairs of N agents.
 
     Args:
@@ -159,13 +157,14 @@ def fit_reward_model(
         cfg: with algorithm reward_model.
         params: parameters of an earlier reward model, from which training starts instead. They are consumed.
         eval_pairs: held out; None: the pairs of every fifth prompt.
+        fit: `jmarl.fit`, which trains it.
 
     Returns:
-        The model, and a result with its accuracy on the held-out pairs before and after training.
+        The model, and the result of `fit` with its accuracy on the held-out pairs before and after training.
     """
     if any(per_agent_values(cfg.episodes.chat)):
         raise ValueError("chat=True is not there for a reward model: it reads all agents' texts as one; leave it out")
-    cfg = settle(cfg)
+    cfg = resolve_auto(cfg)
     team, start = make_team([agent], lora=cfg.lora.lora_rank > 0)
     if params is not None:
         start = params
@@ -217,10 +216,11 @@ class LearnedRounds:
         agent: what the first reward model starts from; that of a later round starts from the one before.
         algorithm: of the run.
         cfg: settings of the run.
+        fit: `jmarl.fit`.
     """
 
-    def __init__(self, rounds: Rounds, agent: Agent, algorithm: Algorithm, cfg: TrainConfig):
-        self.rounds, self.agent, self.algorithm, self.cfg = rounds, agent, algorithm, cfg
+    def __init__(self, rounds: Rounds, agent: Agent, algorithm: Algorithm, cfg: TrainConfig, fit: Fit):
+        self.rounds, self.agent, self.algorithm, self.cfg, self.fit = rounds, agent, algorithm, cfg, fit
         self.env = LearnedReward(rounds.env)
 
     def begin(self, step: int, state: TeamState) -> dict[str, float]:
@@ -248,43 +248,34 @@ class LearnedRounds:
             )
         params = None if self.env.model is None else self.env.model.params
         try:
-            self.env.model, result = fit_reward_model(self.agent, pairs, cfg, params)
+            self.env.model, result = fit_reward_model(self.agent, pairs, cfg, params, fit=self.fit)
         except CannotGoOn as error:  # the pairs were sampled again, and differ if rewards are not the same each time
             if read_back:
                 raise
             logger.warning("the reward model of round %d is trained from the beginning: %s", round_, error)
             set_aside(cfg.run.output_dir)
-            self.env.model, result = fit_reward_model(self.agent, pairs, cfg.replace(resume=False), params)
+            self.env.model, result = fit_reward_model(self.agent, pairs, cfg.replace(resume=False), params, fit=self.fit)
         if cfg.run.output_dir:
             save_reward_model(Path(self.cfg.run.output_dir) / FOLDER, self.env.model)
         return {f"reward_model/{name}": x for name, x in (result.after or {}).items()}
 
 
-def learned_source(
-    setup: Setup, rounds: Rounds, agent: Agent, eval_items: Sequence[dict], algorithm: Algorithm, cfg: TrainConfig
-) -> Source:
-    """Return the source of a run on a learned reward: rollouts, and before each round a new reward model.
-
-    Evaluations use the task's own reward.
+def with_reward_models(rollouts: Source, learned: LearnedRounds, evaluate: Callable[[TeamState], Any] | None) -> Source:
+    """Return the source of a run on a learned reward: before each round a new reward model.
 
     Args:
-        setup: of the team.
-        rounds: sample the pairs of the reward models.
-        agent: what the first reward model starts from.
-        eval_items: held out.
-        algorithm: of the run.
-        cfg: settings of the run.
+        rollouts: the source of rollouts in the environment of `learned`.
+        learned: the rounds.
+        evaluate: with the task's own reward.
     """
-    learned = LearnedRounds(rounds, agent, algorithm, cfg)
-    rollouts = rollout_source(setup, rounds.items, learned.env, eval_items)
 
-    def play(step: int, state: TeamState) -> Played:
+    def play(step: int, state: TeamState) -> RolloutExperience:
         start = time.monotonic()
         notes = learned.begin(step, state)
         preparation_s = time.monotonic() - start if notes else 0.0
         return rollouts.play(step, state)._replace(notes=notes, preparation_s=preparation_s)
 
-    return rollouts._replace(play=play, evaluate=evaluation_of(setup.team, eval_items, rounds.env, setup.cfg))
+    return rollouts._replace(play=play, evaluate=evaluate)
 
 
 def reward_config(cfg: TrainConfig, algorithm: Algorithm, round_: int) -> TrainConfig:

@@ -14,7 +14,8 @@ from typing import Any
 from jmarl.algorithms import Algorithm, find_row, resolve
 from jmarl.config import Episodes, Sampling, TrainConfig, flat
 from jmarl.files import fingerprint
-from jmarl.files.run_directory import check_directory, resolve_resume
+from jmarl.files.run_directory import check_directory, resolve_auto, resolve_resume
+from jmarl.learning.choose import Work
 from jmarl.learning.critics import Critics
 from jmarl.learning.per_agent import check_agents, check_other_models, check_stacks, initial_state, with_adapters
 from jmarl.learning.setup import Setup
@@ -23,13 +24,15 @@ from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import say, watched
 from jmarl.models import sharding
 from jmarl.models.heads import with_value_head
-from jmarl.preferences.data_source import check_micro_batches, data_source, encode, longest_update
+from jmarl.preferences.data_source import batch_size, check_micro_batches, data_source, encode, longest_batches
+from jmarl.preferences.encoding import Examples
 from jmarl.preferences.pairs import Pair, Trajectory, shared_examples
 from jmarl.runs.loop import repeat_update, run_training
-from jmarl.runs.precompile import keep_programs
+from jmarl.runs.precompile import Updates, keep_programs, updates_of_batches
 from jmarl.runs.records import FitResult
-from jmarl.runs.start import initial_digests, say_what_data, say_what_is_shared, say_what_runs, settle, settle_updates
+from jmarl.runs.start import initial_digests, say_what_data, say_what_is_shared, say_what_runs, settle_updates
 from jmarl.team import Team, initial_params
+from jmarl.types import TeamState
 
 # Settings of episodes and sampling that also apply to given data.
 USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "compute_dtype"}
@@ -56,7 +59,7 @@ def fit(
         eval_data: held-out data; evaluated before training, after it and every `eval_every` updates.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
-    cfg = settle(resolve_resume(cfg))
+    cfg = resolve_auto(resolve_resume(cfg))
     with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
         setup, params, identity = prepare_fit(team, data, cfg, params, eval_data, wandb_config)
         algorithm, mesh = setup.algorithm, sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
@@ -69,6 +72,14 @@ def fit(
         return FitResult(team, repeat_update(setup, state, source, identity, cfg)[0], [], None, None)
     result, log = run_training(setup, state, source, identity, cfg, DataLog, wandb_config)
     return FitResult(team, result.state, log.losses, *result[1:])
+
+
+def longest_update(setup: Setup, state: TeamState, examples: Examples) -> tuple[Work, Updates]:
+    """Return an update on the longest prompts and rows of the examples, and a function from a setup to its programs."""
+    batches = longest_batches(setup.team, examples, setup.algorithm)
+    tokens = max(x.prompts.shape[1] * (x.prompts.shape[2] + x.tokens.shape[2] * x.tokens.shape[3]) for x in batches)
+    work = Work.of(setup.team, setup.cfg, tokens, batch_size(setup.algorithm))
+    return work, lambda setup: updates_of_batches(setup, state, batches)
 
 
 def prepare_fit(

@@ -6,8 +6,9 @@
     log                                                   host: write the row of the step before, while the device works
     save, evaluate                                        when due
 
-Runs on rollouts, given data, preference rounds and several seeds differ only in their `Source` and in the loss. A step depends
-on `TeamState`, the step number, settings and items (in rounds also on the stored pairs), so a resumed run is bit-equal.
+Runs on rollouts, given data, preference rounds and several seeds differ only in their `Source` (rollout/experience.py) and in
+the loss. A step depends on `TeamState`, the step number, settings and items (in rounds also on the stored pairs, with early
+rows on those), so a resumed run is bit-equal.
 
 - The log holds the row of an update before a checkpoint holds the update: resuming neither loses nor repeats a row.
 - A checkpoint is written before an evaluation, so a failed evaluation loses nothing; resuming repeats it.
@@ -17,42 +18,30 @@ on `TeamState`, the step number, settings and items (in rounds also on the store
 import json
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-import jax
 import jax.numpy as jnp
 
 from jmarl.config import Run, TrainConfig
 from jmarl.files.attempt import mark_complete
 from jmarl.files.config_file import record_choices
-from jmarl.files.failed_update import read_failed_update
 from jmarl.files.interrupt import Interrupted, interruptible
 from jmarl.files.run_directory import open_run, read_state
 from jmarl.files.run_files import next_commands
 from jmarl.files.saving import Saves, write_models
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import update_team
+from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.step_log import StepLog, update_metrics
 from jmarl.logs.terminal import say
 from jmarl.memory import explain_memory
 from jmarl.models.stack import to_host
+from jmarl.rollout.experience import Source
 from jmarl.team import without_gradients
-from jmarl.types import Batches, TeamState
+from jmarl.types import TeamState
 
 Log = TypeVar("Log", bound=StepLog)
-
-
-class Source(NamedTuple):
-    """Where a run gets its experience from: the functions that differ between kinds of runs."""
-
-    play: Callable[[int, TeamState], Any]  # (step, state) -> experience: a `Played`, a `Drawn`, or one `Played` per seed
-    make_batches: Callable[[TeamState, Any], Batches]  # (state, experience) -> batches of all stacks and critics
-    evaluate: Callable[[TeamState], Any] | None = None  # state -> evaluation on held-out items; None without held-out items
-    prepare: Callable[[TeamState], None] | None = None  # called once, to compile programs or read earlier rounds
-    carry: Callable[[TeamState], TeamState] = lambda state: state  # adds to the state what `play` has begun
-    waits: Callable[[int], bool] = lambda step: False  # whether a step on pairs needs the update before, e.g. to sample them
 
 
 class LoopResult(NamedTuple):
@@ -69,9 +58,8 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
     """Train from `state`, which is donated, to the last update or until a signal."""
     run, first = setup.cfg.run, int(state.step)
     interrupted, before, after = False, None, None
-    if source.prepare is not None:
-        with CLOCK.phase("compiling"):
-            source.prepare(state)
+    with CLOCK.phase("compiling"):
+        state = source.open(state)
     saves.check_room(state)
     with interruptible(bool(saves.savers)) as signals:
         try:
@@ -89,9 +77,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 played_at = time.monotonic()  # the next two calls may wait for the update before; a step on rollouts ends here
                 with CLOCK.phase("update"):
                     batches = source.make_batches(state, experience)
-                    old = state.pending
-                    state, metrics = update_team(setup, source.carry(state), batches)
-                    jax.tree.map(lambda x: x.delete(), old)  # the caller holds them too
+                    state, metrics = update_team(setup, state, batches)
                 log.step(step, experience, metrics, played_at)
                 del experience, batches  # free their memory; the log keeps what it needs
                 log.failed_saves = saves.check()
@@ -170,7 +156,7 @@ def run_training(
     with open_run(cfg, state, identity, wandb_config) as opened, explain_memory(), CLOCK.running():
         record_choices(cfg)
         log = log_class(setup.team, cfg, opened.writer)
-        result = run_loop(setup, opened.state, source, log, Saves(cfg.run, opened.savers))
+        result = run_loop(setup, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))
         # Models with a score head are not written, because their directories would not hold the head.
         if not result.interrupted and setup.algorithm.row.margin != "score":
             with CLOCK.phase("checkpoint"):

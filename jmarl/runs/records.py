@@ -1,32 +1,12 @@
-"""The experience of a step, before it becomes arrays of each stack, and the results of `train`, `train_seeds` and `fit`."""
+"""The results of `train`, `train_seeds` and `fit`."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jmarl.evaluation.evaluate import Evaluation
 from jmarl.models.hub.agents import Agent
-from jmarl.rollout.turns import Rollout
 from jmarl.team import Team, agents_of, policies, save_team
-from jmarl.types import Data, TeamState
-
-
-class Played(NamedTuple):
-    """Experience of a step: episodes that the team played."""
-
-    rollout: Rollout
-    tasks: Sequence[dict]  # the items of the step
-    notes: Mapping[str, float] = {}  # further columns of the step's row
-    preparation_s: float = 0.0  # seconds not counted as time of the step, in which a reward model was trained
-
-
-class Drawn(NamedTuple):
-    """Experience of a step: pairs or texts that were drawn from data."""
-
-    batches: tuple[Data, ...]  # one per stack, on the host; still without random keys and the margins of other agents
-    tokens: int  # number of tokens in the examples
-    notes: Mapping[str, float] = {}  # further columns of the step's row
-    preparation_s: float = 0.0  # seconds not counted as time of the step, in which pairs were sampled
+from jmarl.types import TeamState
 
 
 class TrainResult(NamedTuple):

@@ -13,24 +13,23 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.envs.calls.user_code import calling
-from jmarl.evaluation.evaluate import Evaluation, evaluate
+from jmarl.evaluation.evaluate import Evaluation, evaluation_of
 from jmarl.learning.setup import Setup
 from jmarl.learning.update import update_keys
 from jmarl.logs.goodput import timed, timed_sampler
 from jmarl.logs.terminal import say
-from jmarl.models import lora
+from jmarl.models.lora import model_of
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_of, place_agents
 from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
 from jmarl.rollout.dynamic_sampling import further_items, refill
+from jmarl.rollout.experience import RolloutExperience, Source
 from jmarl.rollout.play import Game, first_request, play
 from jmarl.rollout.turns import Rollout
-from jmarl.runs.loop import Source
 from jmarl.runs.precompile import compile_all, programs_of_run
-from jmarl.runs.records import Played
 from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
-from jmarl.sampling.refill import Pending, RefillingSampler, empty_pending
+from jmarl.sampling.refill import EarlyRows, empty_pending
 from jmarl.team import Team
 from jmarl.types import Batch, Batches, TeamState
 
@@ -39,39 +38,52 @@ EvalMetrics = Callable[[Sequence[dict], Rollout], Mapping[str, float]]  # (held-
 
 def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_items: Sequence[dict] = ()) -> Source:
     """Return the source of a run on rollouts: each step plays episodes on the next items."""
-    cfg, newest = setup.cfg, list[tuple[Pending, ...]]()  # what the last step has begun of the next
+    cfg = setup.cfg
+    early = EarlyRows(setup.team) if cfg.episodes.async_steps else None
+    evaluate = evaluation_of(setup.team, eval_items, env, cfg)
 
-    def prepare(state: TeamState) -> None:
+    def compile_programs(state: TeamState) -> TeamState:
         if (step := int(state.step)) < cfg.run.num_updates:
             begin = time.monotonic()
             tasks, following = tasks_at(items, cfg, step), tasks_at(items, cfg, step + 1)
             count = compile_all(programs_of_run(setup, state, tasks, eval_items, env, following))
             if cfg.run.progress:
                 say(f"compiled {count} programs in {time.monotonic() - begin:.1f} s")
+        return state if early is None else early.take(state)
 
-    def play_episodes(step: int, state: TeamState) -> Played:
-        tasks = partial(tasks_at, items, cfg, step)
-        params = params_of(state)
-        plain = sampler = partial(sample_team, setup.team, params)
-        if cfg.episodes.async_steps:
-            following = request_of(plain, setup, tasks_at(items, cfg, step + 1), env, step + 1)
-            sampler = RefillingSampler(plain, setup.team, params, state.pending, following)
+    def play_episodes(step: int, state: TeamState) -> RolloutExperience:
+        tasks, params = partial(tasks_at, items, cfg, step), params_of(state)
+        sample = partial(sample_team, setup.team, params)
+        if early is not None:
+            following = request_of(sample, setup, tasks_at(items, cfg, step + 1), env, step + 1)
+            sample = partial(early.sample, params, step, following)
         with calling(f"update {step + 1}"):
-            rollout = play_step(timed(sampler, params), setup, tasks(), env, step, tasks)
-        if isinstance(sampler, RefillingSampler):
-            newest[:] = [sampler.pending]
-            rollout = rollout._replace(notes={**rollout.notes, "off_policy": share_begun(state.pending, rollout)})
+            rollout = play_step(timed(sample, params), setup, tasks(), env, step, tasks)
+        if early is not None:
+            share = early.share(step, rollout.turns[0].completions)
+            rollout = rollout._replace(notes={**rollout.notes, "off_policy": share})
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
-        return Played(rollout, tasks())
+        return RolloutExperience(rollout, tasks())
 
-    def make_batches(state: TeamState, played: Played) -> Batches:
-        return rollout_batches(setup, state, played.rollout)
+    def make_batches(state: TeamState, experience: RolloutExperience) -> Batches:
+        return rollout_batches(setup, state, experience.rollout)
 
-    def carry(state: TeamState) -> TeamState:
-        return state._replace(pending=newest.pop()) if newest else state
+    source = Source(play_episodes, make_batches, evaluate, compile_programs)
+    return source if early is None else with_early_rows(source, early)
 
-    return Source(play_episodes, make_batches, evaluation_of(setup.team, eval_items, env, cfg), prepare, carry)
+
+def with_early_rows(source: Source, early: EarlyRows) -> Source:
+    """Return a source whose checkpoints hold the early rows, and whose evaluations first free those of earlier steps."""
+    source, evaluate = source._replace(to_save=early.put_back), source.evaluate
+    if evaluate is None:
+        return source
+
+    def free_and_evaluate(state: TeamState) -> Evaluation:
+        early.of_step(int(state.step))
+        return evaluate(state)
+
+    return source._replace(evaluate=free_and_evaluate)
 
 
 def request_of(sampler: Sampler, setup: Setup, tasks: Sequence[dict], env: Environment, step: int) -> SampleRequest:
@@ -81,8 +93,8 @@ def request_of(sampler: Sampler, setup: Setup, tasks: Sequence[dict], env: Envir
     return first_request(game, tasks, cfg.episodes.num_generations)
 
 
-def begin_nothing(setup: Setup, state: TeamState, items: Sequence[dict], env: Environment) -> TeamState:
-    """Return the state of a run with async_steps before its first step: no completion has begun."""
+def with_empty_slots(setup: Setup, state: TeamState, items: Sequence[dict], env: Environment) -> TeamState:
+    """Return the state of a run with async_steps before its first step, in which no completion of it has begun."""
     cfg, platform = setup.cfg, platform_of(state.stacks)
     encoded = request_of(sampler_of(setup.team, state), setup, tasks_at(items, cfg, 0), env, 0).encoded
     group = cfg.episodes.num_generations
@@ -91,21 +103,6 @@ def begin_nothing(setup: Setup, state: TeamState, items: Sequence[dict], env: En
         empty = empty_pending(prompts, group, spec.config, cfg.sampling, platform, spec.stops)
         pending.append(place_agents(empty, mesh_of(stack.params)))
     return state._replace(pending=tuple(pending))
-
-
-def share_begun(pending: Sequence[Pending], rollout: Rollout) -> float:
-    """Return the share of a step's tokens that the step before has sampled."""
-    begun = sum(int(x.out.action_mask.sum()) for x in pending)
-    return begun / max(1, sum(int(done.action_mask.sum()) for done in rollout.turns[0].completions))
-
-
-def evaluation_of(
-    team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig
-) -> Callable[[TeamState], Evaluation] | None:
-    """Return a function that evaluates a state on held-out items; None without items."""
-    if not items:
-        return None
-    return lambda state: evaluate(team, [lora.model_of(stack) for stack in state.stacks], items, env, cfg)
 
 
 def with_metrics(
@@ -135,7 +132,7 @@ def sampler_of(team: Team, state: TeamState) -> Sampler:
 
 def params_of(state: TeamState) -> list[Any]:
     """Return the parameters [A, ...] that each stack samples with."""
-    return [lora.model_of(stack) for stack in state.stacks]
+    return [model_of(stack) for stack in state.stacks]
 
 
 def play_step(

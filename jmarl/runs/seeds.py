@@ -28,28 +28,29 @@ from jmarl.files.attempt import mark_complete
 from jmarl.files.checkpoint import Checkpointer
 from jmarl.files.config_file import record_choices
 from jmarl.files.lock import check_unlocked, locked
-from jmarl.files.run_directory import checkpoints_of, open_run, open_writer, resolve_resume, set_aside
+from jmarl.files.run_directory import checkpoints_of, open_run, open_writer, resolve_auto, resolve_resume, set_aside
 from jmarl.files.run_files import next_commands
 from jmarl.files.saving import Saves, write_models
 from jmarl.learning.choose import Work, update_settings, with_settings
 from jmarl.learning.per_agent import with_adapters
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.rollout_log import RolloutLog
-from jmarl.logs.seeds_log import SeedsLog
 from jmarl.logs.terminal import say, watched
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.stack import map_own
+from jmarl.rollout.experience import RolloutExperience, Source
+from jmarl.rollout.lock_step import CallersEnvironment
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.checks import check_run, check_settings, check_team, environment_of
-from jmarl.runs.lock_step import CallersEnvironment
-from jmarl.runs.loop import LoopResult, Source, run_loop
+from jmarl.runs.loop import LoopResult, run_loop
 from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update
-from jmarl.runs.records import Played, TrainResult
+from jmarl.runs.records import TrainResult
 from jmarl.runs.rollouts import check_valid, play_step, tasks_at
+from jmarl.runs.seeds_log import SeedsLog
 from jmarl.runs.stacked_seeds import Runs, batches_together, join_states, joined_shapes, play_together, state_of_run
-from jmarl.runs.start import run_identity, say_what_is_shared, say_what_runs, settle, settle_updates, start
+from jmarl.runs.start import run_identity, say_what_is_shared, say_what_runs, settle_updates, start
 from jmarl.team import Team, initial_params
 from jmarl.types import Batches, TeamState
 
@@ -91,7 +92,7 @@ def train_seeds(
         elif cfg.run.progress:
             writer = opened.enter_context(open_writer(cfg, {}, int(state.step)))
         log = SeedsLog(team, runs.cfgs[0], logs, writer)
-        saves = Saves(cfg.run, savers, lambda state, i: state_of_run(state, i, runs))
+        saves = Saves(cfg.run, savers, state_of=lambda state, i: state_of_run(state, i, runs))
         result = run_loop(runs.joint_setup, state, source, log, saves)
         with CLOCK.phase("checkpoint"):
             results = [result_of_run(runs, result, i, log) for i in range(len(runs.cfgs))]
@@ -122,7 +123,7 @@ def prepare_seeds(
     """Check the arguments of `train_seeds`, and prepare its runs. Writes nothing, so that a dry run can do the same."""
     env = environment_of(team, reward, cfg)
     check_seeds(seeds, cfg)
-    cfg = settle(cfg, cfg.for_seed(int(seeds[0])))
+    cfg = resolve_auto(cfg, cfg.for_seed(int(seeds[0])))
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
     items, eval_items = read_rows(items), read_rows(() if eval_items is None else eval_items)
     all_items = items
@@ -257,7 +258,7 @@ def seeds_source(runs: Runs, items: Sequence[dict], env: Environment, eval_items
     cfgs = [cfg.replace(overlap_rewards=False) for cfg in runs.cfgs]  # the runs call one environment
     setups = [setup._replace(cfg=cfg) for setup, cfg in zip(runs.setups, cfgs, strict=True)]
 
-    def play(step: int, state: TeamState) -> list[Played]:
+    def play(step: int, state: TeamState) -> list[RolloutExperience]:
         draws = [partial(tasks_at, items, cfg, step) for cfg in cfgs]
         plays = [
             in_callers_thread(partial(play_step, setup=setup, tasks=draw(), step=step, further=draw), env)
@@ -267,9 +268,9 @@ def seeds_source(runs: Runs, items: Sequence[dict], env: Environment, eval_items
         if step == 0:  # later updates may lack a valid reward
             for rollout in rollouts:
                 check_valid(rollout)
-        return [Played(rollout, draw()) for rollout, draw in zip(rollouts, draws, strict=True)]
+        return [RolloutExperience(rollout, draw()) for rollout, draw in zip(rollouts, draws, strict=True)]
 
-    def make_batches(state: TeamState, played: Sequence[Played]) -> Batches:
+    def make_batches(state: TeamState, played: Sequence[RolloutExperience]) -> Batches:
         return batches_together(runs, state, [run.rollout for run in played])
 
     def evaluate(state: TeamState) -> list[Evaluation]:

@@ -23,8 +23,8 @@ from jmarl.logs.goodput import timed_sampler
 from jmarl.models import lora, sharding
 from jmarl.models.sharding import mesh_of, put
 from jmarl.models.stack import is_shared, map_own, take_agents, to_host
+from jmarl.rollout.lock_step import run_in_lock_step
 from jmarl.rollout.turns import Rollout
-from jmarl.runs.lock_step import run_in_lock_step
 from jmarl.runs.rollouts import rollout_batches
 from jmarl.runs.start import mesh_of_critics
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host

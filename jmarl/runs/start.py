@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -12,11 +11,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from jmarl.algorithms import Algorithm, on_platform, resolve, with_ample_memory
+from jmarl.algorithms import Algorithm, resolve, with_ample_memory
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, describe
 from jmarl.files import fingerprint
-from jmarl.files.run_directory import chosen_before
 from jmarl.hardware import memory_in_use, memory_pool
 from jmarl.learning.choose import Work, bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.critics import make_critics
@@ -58,18 +56,6 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig) -> tuple[Setup, T
         for spec, weights, critic_learns in zip(critics.specs, critic_params, learns, strict=False)
     )
     return Setup(team, critics, algorithm, cfg), state._replace(critics=critic_states)
-
-
-def settle(cfg: C, run: TrainConfig | None = None) -> C:
-    """Return the settings of a run without auto, as far as they are known before its state is. A run that resumes has those
-    that it began with.
-
-    run: settings with the directory that holds its checkpoints, if others.
-    """
-    before = chosen_before(run or cfg)
-    if cfg.episodes.chat_date == "auto":
-        before.setdefault("chat_date", datetime.date.today().isoformat())
-    return on_platform(cfg.replace(**before), jax.default_backend())
 
 
 def settle_updates(

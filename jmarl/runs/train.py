@@ -11,7 +11,8 @@ from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.rows import Rows, read_rows
-from jmarl.files.run_directory import resolve_resume
+from jmarl.evaluation.evaluate import evaluation_of
+from jmarl.files.run_directory import resolve_auto, resolve_resume
 from jmarl.learning.choose import Work
 from jmarl.learning.per_agent import with_adapters
 from jmarl.learning.setup import Setup
@@ -20,16 +21,18 @@ from jmarl.logs.goodput import CLOCK
 from jmarl.logs.rollout_log import RolloutLog, mean_return
 from jmarl.logs.terminal import say, watched
 from jmarl.models import sharding
-from jmarl.preferences import data_source
 from jmarl.preferences.encoding import AgentTokens, Examples
 from jmarl.preferences.pair_rounds import Rounds, pair_source
-from jmarl.preferences.reward_model import learned_source, policy_config
+from jmarl.preferences.reward_model import LearnedRounds, policy_config, with_reward_models
+from jmarl.rollout.experience import Source
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.runs.checks import check_run, check_team, environment_of
-from jmarl.runs.loop import Source, repeat_update, run_training
+from jmarl.runs.fit import fit
+from jmarl.runs.fit import longest_update as longest_data_update
+from jmarl.runs.loop import repeat_update, run_training
 from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update
 from jmarl.runs.records import TrainResult
-from jmarl.runs.rollouts import EvalMetrics, begin_nothing, rollout_source, with_metrics
+from jmarl.runs.rollouts import EvalMetrics, rollout_source, with_empty_slots, with_metrics
 from jmarl.runs.start import (
     copy_initial,
     first_agent,
@@ -37,7 +40,6 @@ from jmarl.runs.start import (
     run_identity,
     say_what_is_shared,
     say_what_runs,
-    settle,
     settle_updates,
     start,
 )
@@ -104,7 +106,7 @@ def prepare(
     eval_metrics: EvalMetrics | None = None,
 ) -> Prepared:
     """Check the arguments of `train`, and prepare its run. Writes nothing, so that a dry run can do the same."""
-    cfg = settle(given)
+    cfg = resolve_auto(given)
     env = environment_of(team, reward, cfg)
     items, eval_items = read_rows(items), read_rows(() if eval_items is None else eval_items)
     all_items = items
@@ -124,14 +126,16 @@ def prepare(
     judge = (team.reward_model or first_agent(team, params)) if row.learned else None
     setup, state = start(team, params, policy_config(cfg) if row.learned else cfg)
     if cfg.episodes.async_steps:
-        state = begin_nothing(setup, state, items, env)
+        state = with_empty_slots(setup, state, items, env)
     setup, cfg = settle_updates(setup, state, cfg, partial(largest_update, setup, state, items, env))
     if rounds is None:
         source = rollout_source(setup, items, env, eval_items)
     elif judge is None:
         source = pair_source(setup, rounds, eval_items)
     else:
-        source = learned_source(setup, rounds, judge, eval_items, algorithm, given)  # reward models choose for themselves
+        learned = LearnedRounds(rounds, judge, algorithm, given, fit)  # reward models choose for themselves
+        rollouts = rollout_source(setup, items, learned.env, eval_items)
+        source = with_reward_models(rollouts, learned, evaluation_of(team, eval_items, env, setup.cfg))
     if source.evaluate is not None and eval_metrics is not None:
         source = source._replace(evaluate=with_metrics(source.evaluate, eval_items, eval_metrics))
     identity = run_identity(setup, all_items, env) | {"initial": initial}
@@ -146,4 +150,4 @@ def largest_update(setup: Setup, state: TeamState, items: Sequence[dict], env: E
     row = [0] * setup.cfg.sampling.max_new_tokens
     agents = {agent: width for spec, width in zip(setup.team.stacks, widths, strict=True) for agent in spec.order}
     pair = [AgentTokens([0] * agents[agent], (row, row)) for agent in range(setup.team.num_agents)]
-    return data_source.longest_update(setup, state, Examples([pair]))
+    return longest_data_update(setup, state, Examples([pair]))

@@ -5,9 +5,10 @@ under the parameters of this step: at most one update off-policy. The behavior p
 sampled, and truncated importance sampling weights what changed (`importance_cap`). Rows in the middle keep the keys and values
 that they have (as in PipelineRL, arXiv 2509.19128); prompts that have not begun are computed again with the new parameters.
 
-The rows that have begun are `Pending`, with their keys and values a part of the state of the run and of its checkpoints, so a
-resumed run is bit-equal. Left out: several turns, devices that share an agent, and evaluations, which sample with one set of
-parameters. Agents that do not act are sampled all the same, and their completions ignored.
+The rows that have begun are `Pending`. They belong to the sampler of the run (`EarlyRows`); a checkpoint saves them, with their
+keys and values, with the state, so a resumed run is bit-equal. Left out: several turns, devices that share an agent, and
+evaluations, which sample with one set of parameters. Agents that do not act are sampled all the same, and their completions
+ignored.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +30,15 @@ from jmarl.models.decoder import Params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
 from jmarl.models.sharding import over_agents
 from jmarl.randomness import TRAIN
-from jmarl.sampling.generate import Prompts, Sampler, SampleRequest, StackProgram, stack_program, stop_of_prompts, with_dtype
+from jmarl.sampling.generate import (
+    Prompts,
+    SampleRequest,
+    StackProgram,
+    sample_team,
+    stack_program,
+    stop_of_prompts,
+    with_dtype,
+)
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, make_draws, prepare, row_keys
 from jmarl.sampling.slots import (
     Decoder,
@@ -44,7 +53,7 @@ from jmarl.sampling.slots import (
     take_prompts,
 )
 from jmarl.team import Team
-from jmarl.types import TRACES, Completions
+from jmarl.types import TRACES, Completions, TeamState
 
 
 class Pending(NamedTuple):
@@ -249,34 +258,54 @@ def fill(decoder: Decoder, slots: Slots, begun: Int[Array, " agent"], seen: Arra
     return lax.cond(jnp.any(begins), place, lambda slots: slots, slots), begun + begins.sum(1)
 
 
-class RefillingSampler:
-    """Samples the rows of a step as `sample` does, and begins those of the next.
+class EarlyRows:
+    """The early rows of a run, which belong to its sampler; a checkpoint saves them with the state.
 
     Args:
-        sample: for all requests but the first turn of the step's episodes.
         team: the team.
-        params: parameters [A, ...] of each stack.
-        pending: what the step before has begun, of each stack.
-        following: the request of the next step's first turn.
     """
 
-    def __init__(
-        self,
-        sample: Sampler,
-        team: Team,
-        params: Sequence[Any],
-        pending: tuple[Pending, ...],
-        following: SampleRequest,
-    ):
-        self.sample, self.team, self.params, self.following = sample, team, params, following
-        self.begun, self.pending = pending, pending
+    def __init__(self, team: Team):
+        self.team = team
+        self.begun: dict[int, tuple[Pending, ...]] = {}  # of each stack: rows of the next step and of a step without update
 
-    def __call__(self, request: SampleRequest) -> tuple[Completions, ...]:
+    def take(self, state: TeamState) -> TeamState:
+        """Take the rows of an initial or restored state, and return the state without them."""
+        self.begun = {int(state.step): state.pending}
+        return state._replace(pending=())
+
+    def put_back(self, state: TeamState) -> TeamState:
+        """Return a state with the rows that have begun, for a checkpoint."""
+        return state._replace(pending=self.of_step(int(state.step)))
+
+    def of_step(self, step: int) -> tuple[Pending, ...]:
+        """Return the rows of a step, and free those of earlier ones, whose updates are made."""
+        for earlier in [number for number in self.begun if number < step]:
+            jax.tree.map(lambda x: x.delete(), self.begun.pop(earlier))  # callers hold the first ones too
+        return self.begun[step]
+
+    def sample(
+        self, params: Sequence[Any], step: int, following: SampleRequest, request: SampleRequest
+    ) -> tuple[Completions, ...]:
+        """Return the completions of a request in a step, and begin rows of the next step.
+
+        Args:
+            params: parameters [A, ...] of each stack.
+            step: number of the step.
+            following: the request of the next step's first turn.
+            request: what the step's episodes request.
+        """
         if request.randomness.purpose != TRAIN:
-            return self.sample(request)
-        check_same_prompts(self.begun, request)
-        completions, self.pending = refill_team(self.team, self.params, self.begun, request, self.following)
+            return sample_team(self.team, params, request)
+        pending = self.of_step(step)
+        check_same_prompts(pending, request)
+        completions, self.begun[step + 1] = refill_team(self.team, params, pending, request, following)
         return completions
+
+    def share(self, step: int, completions: Sequence[Completions]) -> float:
+        """Return the share of a step's tokens that the step before has sampled. completions: of each stack."""
+        early = sum(int(x.out.action_mask.sum()) for x in self.of_step(step))
+        return early / max(1, sum(int(done.action_mask.sum()) for done in completions))
 
 
 def check_same_prompts(pending: Sequence[Pending], request: SampleRequest) -> None:

@@ -239,16 +239,16 @@ def test_the_dry_run_plays_one_turn_of_the_first_task(capsys):
 
 
 def test_the_dry_run_shows_prompts_with_the_date_of_the_run(monkeypatch):
-    seen, settle = [], dry_run.settle
+    seen, resolve = [], dry_run.resolve_auto
 
-    def settled(cfg, run=None):
-        return settle(cfg, run).replace(chat_date="2026-01-02")
+    def resolved(cfg, run=None):
+        return resolve(cfg, run).replace(chat_date="2026-01-02")
 
     def encoded(tokenizer, prompts, context, new, chat, **options):
         seen.append(chat.date)
         return [[1]]
 
-    monkeypatch.setattr(dry_run, "settle", settled)
+    monkeypatch.setattr(dry_run, "resolve_auto", resolved)
     monkeypatch.setattr(dry_run, "encode_prompts", encoded)
     dry_run.checked_prompts(read("--config", "run.yaml"))
     assert {*seen} == {datetime.date(2026, 1, 2)}

@@ -12,11 +12,12 @@ import pytest
 from jmarl import ExperimentConfig, TrainConfig, fit, run_experiment, train, train_seeds
 from jmarl.algorithms import ALGORITHMS
 from jmarl.config.yaml_file import read_yaml
+from jmarl.files.run_directory import resolve_auto
 from jmarl.learning.choose import bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.runs.checks import environment_of
 from jmarl.runs.precompile import longest_prompts, longest_update
-from jmarl.runs.start import settle, settle_updates, start
+from jmarl.runs.start import settle_updates, start
 from jmarl.team import Team, make_team
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit")]
@@ -75,7 +76,7 @@ def assert_equal(first, second) -> None:
 
 
 def test_on_a_cpu_auto_is_what_is_fast(agents, model, tmp_path) -> None:
-    cfg = settle(TrainConfig.of(**SETTINGS))
+    cfg = resolve_auto(TrainConfig.of(**SETTINGS))
     assert update_settings(cfg) == {"remat": "dots", "micro_batches": 1} and cfg.sampling.compute_dtype == "float32"
     run_experiment(experiment(model, tmp_path, num_updates=1, save_models=False))
     assert written(tmp_path / "run") == {"remat": "dots", "micro_batches": 1, "compute_dtype": "float32"}

@@ -21,8 +21,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from tests.training import training_process
-from tests.training.training_process import BASE, ITEMS, KINDS, WORDS
 
 from experiments.tiny import random_agents, tokenizer
 from jmarl.algorithms import ALGORITHMS, AlgorithmRow
@@ -31,18 +29,20 @@ from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.files.checkpoint import CheckpointError, saved_steps
 from jmarl.files.config_file import written_config
-from jmarl.files.failed_update import NonFiniteError
 from jmarl.files.interrupt import interruptible
 from jmarl.files.lock import DirectoryInUse, locked
 from jmarl.files.run_directory import CannotGoOn, check_directory
 from jmarl.files.saving import Saves
 from jmarl.logs import rollout_log
+from jmarl.logs.failed_update import NonFiniteError
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.rl.advantages import group_mean
 from jmarl.runs.fit import fit
 from jmarl.runs.seeds import train_seeds
 from jmarl.runs.train import train
 from jmarl.team import make_team, policies, save_team, to_checkpoint
+from tests.runs import training_process
+from tests.runs.training_process import BASE, ITEMS, KINDS, WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_COMPARED = ("time/", "tokens_per_s", "compiles")  # what a resumed run measures anew
@@ -75,7 +75,7 @@ def assert_equal_runs(one, other, step=BASE["num_updates"], seeds=("",)):
 def begin(fields, hang=()):
     """Start `training_process`. hang: the call of the reward in which to sleep, and the seconds to sleep."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    args = [sys.executable, "-m", "tests.training.training_process", json.dumps(fields), *map(str, hang)]
+    args = [sys.executable, "-m", "tests.runs.training_process", json.dumps(fields), *map(str, hang)]
     return subprocess.Popen(args, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -625,7 +625,7 @@ def test_stop_after_nonfinite_0_never_stops_a_run(tmp_path):
 def test_a_reward_that_exits_the_process_loses_at_most_one_save_interval(tmp_path, whole):
     """F12: os._exit in the middle of a run stands for a library that crashes."""
     script = (
-        "import os, sys; from tests.training import training_process as p; plain = p.reward\n"
+        "import os, sys; from tests.runs import training_process as p; plain = p.reward\n"
         "def reward(a, b, batch_items, rng):\n"
         "    if p.calls == 6: os._exit(3)\n"
         "    return plain(a, b, batch_items, rng)\n"

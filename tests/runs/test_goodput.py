@@ -175,7 +175,7 @@ def test_a_step_on_given_data_ends_with_its_own_update(random_agent, tiny_config
     from jmarl.config import TrainConfig
     from jmarl.logs.data_log import DataLog
     from jmarl.logs.metrics_writer import MetricsWriter
-    from jmarl.runs.records import Drawn
+    from jmarl.rollout.experience import DataExperience
     from jmarl.team import make_team
 
     @jax.jit
@@ -194,7 +194,7 @@ def test_a_step_on_given_data_ends_with_its_own_update(random_agent, tiny_config
         for step, products in enumerate((1, 1000, 1)):
             with CLOCK.phase("update"):
                 metrics = [{"loss": update(products)}]
-            log.step(step, Drawn((), 30), metrics, time.monotonic())
+            log.step(step, DataExperience((), 30), metrics, time.monotonic())
         log.flush()
     rows = read_rows(tmp_path / "metrics.jsonl")
     for column in ("time/step_s", "time/update"):

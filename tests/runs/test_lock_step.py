@@ -18,7 +18,7 @@ from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.reward_values import RewardError
 from jmarl.envs.rewards import make_reward
 from jmarl.models import sharding
-from jmarl.runs.lock_step import CallersEnvironment, run_in_lock_step
+from jmarl.rollout.lock_step import CallersEnvironment, run_in_lock_step
 from jmarl.runs.rollouts import play_step, sampler_of
 from jmarl.runs.stacked_seeds import Runs, join_states, play_together
 from jmarl.runs.start import start

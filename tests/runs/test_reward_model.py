@@ -33,6 +33,7 @@ from jmarl.preferences.reward_model import (
     save_reward_model,
 )
 from jmarl.runs.checks import check_settings
+from jmarl.runs.fit import fit
 from jmarl.runs.records import FitResult
 from jmarl.runs.train import train
 from jmarl.team import make_team
@@ -81,7 +82,7 @@ def model(agents):
     words = ["aeiou", "ea io", "oua e", "uuu a", "xyz q", "rst w", "bcdfg", "wxy z"]
     pairs = [Pair(("the", "a"), (x, y), (z, w)) for x in words[:4] for y in words[:2] for z in words[4:] for w in words[4:6]]
     cfg = TrainConfig.of(algorithm="reward_model", num_updates=20, learning_rate=3e-3, batch_size=16, progress=False)
-    return (*fit_reward_model(agents[0], pairs, cfg), pairs)
+    return (*fit_reward_model(agents[0], pairs, cfg, fit=fit), pairs)
 
 
 def of_pairs(model, joint):
@@ -142,14 +143,14 @@ def test_a_reward_model_is_saved_and_loaded(model, tmp_path, monkeypatch):
 
 def test_a_loaded_reward_model_has_its_adapters_merged(model, agents, tmp_path):
     pairs, settings = model[2], dict(num_updates=5, learning_rate=3e-2, batch_size=16, lora_rank=4, progress=False)
-    fitted, _ = fit_reward_model(agents[0], pairs, TrainConfig.of(algorithm="reward_model", **settings))
+    fitted, _ = fit_reward_model(agents[0], pairs, TrainConfig.of(algorithm="reward_model", **settings), fit=fit)
     save_reward_model(tmp_path, fitted)
     np.testing.assert_allclose(load_reward_model(tmp_path).score(*SOME), fitted.score(*SOME), rtol=1e-3, atol=1e-4)
 
 
 def test_a_reward_model_refuses_chat(agents, model):
     with pytest.raises(ValueError, match="chat=True is not there for a reward model"):
-        fit_reward_model(agents[0], model[2], TrainConfig.of(algorithm="reward_model", chat=True))
+        fit_reward_model(agents[0], model[2], TrainConfig.of(algorithm="reward_model", chat=True), fit=fit)
 
 
 def test_a_joint_action_has_the_same_score_alone_and_in_a_pair(model):
@@ -225,7 +226,7 @@ def test_each_rounds_reward_model_starts_from_the_last(monkeypatch):
     """It is trained on the replayed pairs. The log has the number of new pairs and the accuracy after training."""
     calls = []
 
-    def fit(agent, pairs, cfg, params):
+    def fit(agent, pairs, cfg, params, fit):
         calls.append((pairs, params))
         before = {"accuracy": 0.5} if params else None
         return RewardModel(None, [len(calls)], None), FitResult(None, None, [], before, {"accuracy": 0.9})
@@ -234,7 +235,7 @@ def test_each_rounds_reward_model_starts_from_the_last(monkeypatch):
     begin = lambda step, _: None if step % 2 else Round([None] * 7, {"pairs": 7.0})  # noqa: E731
     rounds = SimpleNamespace(updates=2, env=None, begin=begin, replayed=lambda round_: f"those of round {round_}")
     cfg = CONFIG.replace(**ITER)
-    learned = LearnedRounds(rounds, None, resolve(cfg), cfg)
+    learned = LearnedRounds(rounds, None, resolve(cfg), cfg, None)
     notes = {"pairs": 7.0, "reward_model/accuracy": 0.9}
     assert [learned.begin(step, None) for step in range(4)] == [notes, {}, notes, {}]
     assert calls == [("those of round 0", None), ("those of round 1", [1])]
@@ -305,7 +306,7 @@ def test_a_run_without_its_reward_model_cannot_be_resumed(agents, tmp_path):
         trained(agents, **settings, num_updates=4, resume=True)
     rounds = SimpleNamespace(updates=2, env=None, resume=lambda step: None, replayed=lambda round_: [])
     cfg = CONFIG.replace(**ITER)
-    between = LearnedRounds(rounds, agents[0], resolve(cfg), cfg)
+    between = LearnedRounds(rounds, agents[0], resolve(cfg), cfg, fit)
     with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
         between.begin(2, None)
 
@@ -379,8 +380,8 @@ def test_continued_training_of_a_reward_model_keeps_its_head(model, agents):
     fitted, _, pairs = model
     start = jax.tree.map(lambda x: x.copy(), fitted.params)
     cfg = TrainConfig.of(algorithm="reward_model", num_updates=1, learning_rate=1e-12, batch_size=16, progress=False)
-    again, _ = fit_reward_model(agents[0], pairs, cfg, start, eval_pairs=pairs[:3])
+    again, _ = fit_reward_model(agents[0], pairs, cfg, start, eval_pairs=pairs[:3], fit=fit)
     scores = of_pairs(again, joint := [joint_pair(pair) for pair in pairs])
     np.testing.assert_allclose(scores, of_pairs(fitted, joint), atol=1e-4)
     np.testing.assert_allclose([again.mean, again.std], [scores.mean(), scores.std()], rtol=1e-5)
-    assert fit_reward_model(agents[0], pairs, cfg)[0].std == 1e-6
+    assert fit_reward_model(agents[0], pairs, cfg, fit=fit)[0].std == 1e-6

@@ -1,5 +1,5 @@
 """A whole run in a process of its own, which tests stop, kill and start again:
-`python -m tests.training.training_process JSON [CALL SECONDS]`.
+`python -m tests.runs.training_process JSON [CALL SECONDS]`.
 
 The JSON object has `kind` (a key of KINDS) and fields of `TrainConfig`. Asked for rewards it prints a line, so
 that a test knows how far it is; in the CALL-th it sleeps for so many SECONDS. It ends with the exit code of a command.

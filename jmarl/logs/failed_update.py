@@ -24,7 +24,7 @@ class FailedUpdate(NamedTuple):
     step: int
     seed: int
     algorithm: str
-    data: Any  # the experience of the step: a `Played` or a `Drawn`
+    data: Any  # the experience of the step, see `rollout.experience`
     why: str
 
 
@@ -102,6 +102,11 @@ def read_failed_update(cfg: TrainConfig) -> FailedUpdate:
     try:
         with path.open("rb") as file:
             failed = FailedUpdate(**pickle.load(file))
+    except (ModuleNotFoundError, AttributeError) as error:  # it names modules as they were
+        raise ValueError(
+            f"replay_rollout={str(path)!r} was written by another version of jmarl ({error}): repeat the update with the "
+            "version that wrote it, which attempts/ of its run names"
+        ) from error
     except (pickle.UnpicklingError, EOFError, TypeError) as error:
         raise ValueError(f"replay_rollout={str(path)!r} is no failed_update_N.pkl, or is damaged: {error}") from error
     if failed.algorithm != cfg.algorithm:

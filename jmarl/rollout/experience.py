@@ -1,0 +1,45 @@
+"""The experience of a step, before it becomes batches, and where a run gets it from.
+
+Runs on rollouts, given data, preference rounds and several seeds differ only in their `Source` and in the loss.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jmarl.rollout.turns import Rollout
+from jmarl.types import Batches, Data, TeamState
+
+
+class RolloutExperience(NamedTuple):
+    """Episodes that the team played."""
+
+    rollout: Rollout
+    tasks: Sequence[dict]  # the items of the step
+    notes: Mapping[str, float] = {}  # further columns of the step's row
+    preparation_s: float = 0.0  # seconds not counted as time of the step, in which a reward model was trained
+
+
+class DataExperience(NamedTuple):
+    """Pairs or texts that were drawn from data."""
+
+    batches: tuple[Data, ...]  # one per stack, on the host; still without random keys and the margins of other agents
+    tokens: int  # number of tokens in the examples
+    notes: Mapping[str, float] = {}  # further columns of the step's row
+    preparation_s: float = 0.0  # seconds not counted as time of the step, in which pairs were sampled
+
+
+def same_state(state: TeamState) -> TeamState:
+    """Return a state as it is."""
+    return state
+
+
+class Source(NamedTuple):
+    """Where a run gets its experience from: the functions that differ between kinds of runs."""
+
+    play: Callable[[int, TeamState], Any]  # (step, state) -> experience of the step; of several seeds a list with one each
+    make_batches: Callable[[TeamState, Any], Batches]  # (state, experience) -> batches of all stacks and critics
+    evaluate: Callable[[TeamState], Any] | None = None  # state -> evaluation on held-out items; None without held-out items
+    open: Callable[[TeamState], TeamState] = same_state
+    """Called once with the first or restored state: compile programs, read earlier rounds, take what belongs to the sampler."""
+    to_save: Callable[[TeamState], TeamState] = same_state  # what a checkpoint saves: the inverse of `open`
+    waits: Callable[[int], bool] = lambda step: False  # whether a step on pairs needs the update before, e.g. to sample them
