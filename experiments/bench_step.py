@@ -30,8 +30,9 @@ from experiments.report import peak_memory
 from experiments.start import TrainingBenchOptions, train_config
 from jmarl.algorithms import resolve
 from jmarl.config import Count
+from jmarl.learning.batches import make_batch
 from jmarl.learning.optimizer import init_stack
-from jmarl.learning.update import lower_update, update_stack
+from jmarl.learning.program import make_program
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.hub.agents import load_agent
@@ -39,10 +40,10 @@ from jmarl.models.hub.tokenize import encode_prompts, stop_ids
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, place
 from jmarl.models.stack import stack_params
-from jmarl.runs.precompile import compile_all, example_completions
+from jmarl.runs.precompile import compile_all
 from jmarl.sampling.generate import StackProgram, sample_stack
 from jmarl.sampling.sampler import RowIds
-from jmarl.types import TRACES, Batch
+from jmarl.types import TRACES, Batch, Completions
 
 PROMPTS = """Describe a city in the clouds:|Invent a new holiday and explain it:|Write a bedtime story for a dragon:
 Explain how teleportation might work:|Tell a joke about dinosaurs:|Describe a world without electricity:
@@ -146,7 +147,9 @@ class Step:
         self.prompts, self.lengths = (jnp.tile(jnp.asarray(x), (a, *[1] * x.ndim)) for x in (rows, lengths))
         self.mesh = mesh_for(options.mesh, [a])
         self.state = init_stack(place(params, self.mesh), self.algorithm)
-        self.rewards = jax.random.normal(jax.random.key(1), (a, options.prompts, options.group))
+        members = [[agent] for agent in range(a)]
+        self.program = make_program(self.model, members, self.algorithm, cfg.run, number=0, team_size=a, mesh=self.mesh)
+        self.rewards = np.asarray(jax.random.normal(jax.random.key(1), (a, options.prompts, options.group)))
         self.number = 0
 
     def sample(self, call: Callable[..., Any]) -> Any:
@@ -158,26 +161,25 @@ class Step:
         program = StackProgram(self.model, self.sampling, 1, self.options.group, platform, mesh=self.mesh)
         return call(self.state.params, (self.prompts, self.lengths), keys, jnp.array(self.stop), program=program)
 
-    def learn(self, call: Callable[..., Any]) -> Any:
-        """Return the result of `call` for the arguments of `update_stack`."""
-        x = self.completions
-        batch = Batch(self.prompts, self.lengths, x.tokens, x.action_mask, x.logprobs, x.ended, self.rewards, None)
-        return call(self.state, batch, model=self.model, algorithm=self.algorithm)
+    def batch(self, completions: Completions) -> Batch:
+        """Return what the agents learn from."""
+        groups = np.arange(self.options.prompts)
+        return make_batch((self.prompts, self.lengths), completions, self.rewards, groups, self.options.max_new_tokens)
 
     def compile(self) -> None:
         compile_all(self.programs())
 
     def programs(self) -> Iterator[Any]:
         yield (sampler := self.sample(sample_stack.lower))
-        self.completions = example_completions(sampler)
-        yield self.learn(lower_update)
+        zeros = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), sampler.out_info)
+        yield self.program.lower(self.state, self.batch(zeros))
 
     def generate(self) -> Any:
         self.completions = self.sample(sample_stack)
         return self.completions
 
     def update(self) -> Any:
-        self.state, metrics, _ = self.learn(update_stack)
+        self.state, metrics = self.program(self.state, self.batch(self.completions), 0)
         return self.state, metrics
 
 

@@ -42,23 +42,33 @@ Array = Any  # on the host until an update moves it to a device
 
 
 class Batch(NamedTuple):
-    """The data of one update of a stack from rollouts."""
+    """What a stack learns from in one update: its rollouts."""
 
     prompts: Array  # [A, P, S] int32, padded on the right
     prompt_lengths: Array  # [A, P] int32
     tokens: Array  # [A, P, G, T] int32
     action_mask: Array  # [A, P, G, T] bool
     old_logprobs: Array  # [A, P, G, T] float32: of the behavior policy, over the whole vocabulary
+    truncated_logprobs: Array  # [A, P, G, T] float32: under the truncated distribution that was sampled from
     ended: Array  # [A, P, G] bool: the agent ended the completion, it was not cut off
     rewards: Array  # [A, P, G] float32: the returns; NaN marks an invalid row, which is masked
-    groups: Any  # [A, P, G] int32: rows with equal numbers are a group; None: the completions of each prompt are
-    roles: Any = None  # [A, P, G] int32: which role of its parameter set wrote the row; None: there is one role
-    truncated_logprobs: Any = None  # [A, P, G, T] float32: under the truncated distribution that was sampled from
-    values: Any = None  # [A, P, G, T or 1] float32: of a critic, or the return of the greedy completion; None: there are none,
-    # or the critic computes them in its update (`critics.reuses_values`)
-    ref_logprobs: Any = None  # [A, P, G, T] float32: of the reference, if agents and critics both need them
-    penalty: Any = None  # [A, P, G, T] float32, with ref_logprobs: the KL term to subtract from the reward of each token
-    keys: Any = None  # [A] typed keys for dropout and for the order of minibatches, if the update needs any
+    groups: Array  # [A, P, G] int32: rows with equal numbers are compared with each other
+    roles: Array  # [A, P, G] int32: which role of its parameter set wrote the row
+    values: Array  # [A, P, G, T or 1] float32: of a critic, or the return of the greedy completion; 0 without a baseline
+    ref_logprobs: Array  # [A, P, G, T or 1] float32: of the reference, where critics learn the KL term too; else 0
+    penalty: Array  # [A, P, G, T or 1] float32, with ref_logprobs: what the KL term subtracts from the reward of each token
+
+
+class CriticBatch(NamedTuple):
+    """What a stack of critics besides the agents learns from in one update."""
+
+    prompts: Array  # [A, P, S] int32, padded on the right
+    prompt_lengths: Array  # [A, P] int32
+    tokens: Array  # [A, P, G, T] int32: the critic gives a value before each of them
+    action_mask: Array  # [A, P, G, T] bool
+    rewards: Array  # [A, P, G] float32: the returns; NaN marks an invalid row, which is masked
+    values: Array  # [A, P, G, T or 1] float32: before the update; 0 where the update computes them (`reuses_values`)
+    penalty: Array  # [A, P, G, T or 1] float32: as in `Batch`
 
 
 class PreferenceBatch(NamedTuple):
@@ -71,7 +81,6 @@ class PreferenceBatch(NamedTuple):
     reference: jax.Array  # [A, P, 2] float32: the completions' log-probabilities under the reference
     team_margin: jax.Array  # [A, P] float32: margin of the pair's other agents, see `losses.preference`
     valid: jax.Array  # [A, P] bool: False is padding
-    keys: Any = None  # as in `Batch`
 
 
 class TextBatch(NamedTuple):
@@ -81,26 +90,24 @@ class TextBatch(NamedTuple):
     prompt_lengths: jax.Array  # [A, P] int32
     tokens: jax.Array  # [A, P, 1, T] int32
     kinds: jax.Array  # [A, P, 1, T] int32: 0 padding, 1 written by the agent, 2 the environment's answer
-    keys: Any = None  # as in `Batch`
 
 
-Data = Batch | PreferenceBatch | TextBatch
+Data = Batch | CriticBatch | PreferenceBatch | TextBatch
 
 
 class Batches(NamedTuple):
     """The data of one update of a team."""
 
     stacks: Sequence[Data]  # one per stack
-    critics: Sequence[Batch] = ()  # one per stack of separate critics, if there are any
+    critics: Sequence[CriticBatch] = ()  # one per stack of separate critics, if there are any
 
 
 class PerAgent(NamedTuple):
-    """Per-agent overrides of the algorithm's settings; None: no override."""
+    """Numbers of the optimizer that agents of a stack have of their own; None: the number of the settings."""
 
     learning_rate: Any = None  # [A] float32: multiplies the schedule, whose peak is then 1
     max_grad_norm: Any = None  # [A] float32
     weight_decay: Any = None  # [A] float32
-    held: Any = None  # [A] bool: agents that do not learn in this update
 
 
 class Running(NamedTuple):

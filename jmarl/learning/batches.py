@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jmarl.models.stack import array_library
-from jmarl.types import Batch, Completions
+from jmarl.types import Batch, Completions, CriticBatch
+
+B = TypeVar("B", Batch, CriticBatch)
 
 PER_TOKEN = ("tokens", "action_mask", "old_logprobs", "truncated_logprobs")
 
 
-def with_explicit_groups(batch: Batch) -> Batch:
-    """Return a batch [A, P, G] whose groups are numbers, where they were those of its prompts (None)."""
-    if batch.groups is not None:
-        return batch
-    numbers = array_library(batch.rewards).arange(batch.rewards.shape[1], dtype=np.int32)[:, None]
-    return batch._replace(groups=array_library(batch.rewards).broadcast_to(numbers, batch.rewards.shape))
-
-
-def one_per_prompt(batch: Batch) -> Batch:
+def one_per_prompt(batch: B) -> B:
     """Return the batch with each completion [A, P, G] as the only one of its own prompt [A, P * G, 1]."""
-    batch = with_explicit_groups(batch)
     group = batch.rewards.shape[2]
     prompts, lengths = (array_library(x).repeat(x, group, 1) for x in (batch.prompts, batch.prompt_lengths))
-    rows = batch._replace(prompts=None, prompt_lengths=None, keys=None)
-    rows = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, 1, *x.shape[3:]), rows)
-    return rows._replace(prompts=prompts, prompt_lengths=lengths, keys=batch.keys)
+    _, _, *rows = batch
+    rows = [x.reshape(x.shape[0], -1, 1, *x.shape[3:]) for x in rows]
+    return type(batch)(prompts, lengths, *rows)
 
 
-def concatenate_prompts(parts: Sequence[Batch]) -> Batch:
+def concatenate_prompts(parts: Sequence[B]) -> B:
     """Concatenate batches along the prompt axis; prompts are padded to the longest."""
-    if any(part.groups is not None for part in parts):
-        parts = [with_explicit_groups(part) for part in parts]
     width = max(part.prompts.shape[-1] for part in parts)
 
     def pad(x: Any) -> Any:
@@ -61,7 +52,7 @@ def select_in_few_sizes(used: np.ndarray, largest: int, smallest: int = 0) -> np
     return np.pad(rows, ((0, 0), (0, size - rows.shape[1])), constant_values=-1)
 
 
-def take_rows(batch: Batch, rows: np.ndarray | None) -> Batch:
+def take_rows(batch: B, rows: np.ndarray | None) -> B:
     """Return these rows [A, rows] of the prompt axis of each agent's batch, without a valid reward for -1; None: all rows."""
     if rows is None:
         return batch
@@ -69,26 +60,27 @@ def take_rows(batch: Batch, rows: np.ndarray | None) -> Batch:
     return batch._replace(rewards=np.where(rows[..., None] < 0, np.float32(np.nan), batch.rewards))
 
 
-def critic_positions(batch: Batch, kind: str, prompts_only: bool) -> Batch:
+def critic_positions(batch: B, kind: str, prompts_only: bool) -> B:
     """Return an agent's batch as its critic reads it: only the prompts if only they matter (`prompts_only`), one more token for
     type q."""
+    per_token = {name: getattr(batch, name) for name in PER_TOKEN if name in batch._fields}
     if kind == "v":
-        return batch._replace(**{name: getattr(batch, name)[..., :1] for name in PER_TOKEN}) if prompts_only else batch
-    longer = {name: array_library(x).pad(x, ((0, 0),) * 3 + ((0, 1),)) for name in PER_TOKEN for x in [getattr(batch, name)]}
-    return batch._replace(**longer)
+        return batch._replace(**{name: x[..., :1] for name, x in per_token.items()}) if prompts_only else batch
+    return batch._replace(**{name: array_library(x).pad(x, ((0, 0),) * 3 + ((0, 1),)) for name, x in per_token.items()})
 
 
-def concatenate_agents(parts: Sequence[Batch]) -> Batch:
+def critic_batch(batch: Batch) -> CriticBatch:
+    """Return what a critic learns from the rollouts of its agents."""
+    return CriticBatch(*(getattr(batch, name) for name in CriticBatch._fields))
+
+
+def concatenate_agents(parts: Sequence[B]) -> B:
     """Concatenate batches of different agents along the agent axis, padded to the widest; padding has no valid reward."""
     if len({part.rewards.shape[2] for part in parts}) > 1:
         parts = [one_per_prompt(part) for part in parts]
-    elif any(part.groups is not None for part in parts):
-        parts = [with_explicit_groups(part) for part in parts]
     fill_values = {"rewards": jnp.nan, "prompt_lengths": 1}
 
     def concatenate(name: str, arrays: Sequence[Any]) -> Any:
-        if arrays[0] is None:
-            return None
         xp = array_library(arrays)
         if len({x.shape[1:] for x in arrays}) == 1:
             return xp.concatenate(arrays)
@@ -97,7 +89,8 @@ def concatenate_agents(parts: Sequence[Batch]) -> Batch:
         padded = [xp.pad(x, p, constant_values=fill) if np.any(p) else x for x, p in zip(arrays, paddings, strict=True)]
         return xp.concatenate(padded)
 
-    return Batch(*(concatenate(name, arrays) for name, arrays in zip(Batch._fields, zip(*parts, strict=True), strict=True)))
+    kind = type(parts[0])
+    return kind(*(concatenate(name, arrays) for name, arrays in zip(kind._fields, zip(*parts, strict=True), strict=True)))
 
 
 def round_up_to_quarter(steps: int, completions: Completions) -> int:
@@ -110,7 +103,7 @@ def make_batch(
     encoded: tuple[jax.Array | np.ndarray, jax.Array | np.ndarray],
     completions: Completions,
     returns: np.ndarray,
-    groups: np.ndarray | None,
+    groups: np.ndarray,
     size: int,
     *,
     roles: int = 1,
@@ -119,7 +112,7 @@ def make_batch(
     """Return a stack's batch of one turn.
 
     encoded: prompts [A, P, S] and their lengths [A, P], roles side by side on the prompt axis; returns and values [A, P, G];
-    groups: the group of each prompt [P], None: the completions of each prompt are one; size: tokens of the completions to keep.
+    groups: the group of each prompt [P]; size: tokens of the completions to keep. values: None: there is no baseline.
     """
     prompts, lengths = encoded
     role_of_prompt = np.repeat(np.arange(roles), prompts.shape[1] // roles)
@@ -131,8 +124,10 @@ def make_batch(
         old_logprobs=completions.logprobs[..., :size],
         ended=completions.ended,
         rewards=np.asarray(returns, np.float32),
-        groups=None if groups is None else np.broadcast_to(np.asarray(groups, np.int32)[:, None], returns.shape),
+        groups=np.broadcast_to(np.asarray(groups, np.int32)[:, None], returns.shape),
         roles=np.broadcast_to(np.asarray(role_of_prompt, np.int32)[:, None], returns.shape),
         truncated_logprobs=completions.truncated_logprobs[..., :size],
-        values=None if values is None else np.asarray(values, np.float32)[..., None],
+        values=np.zeros((*returns.shape, 1), np.float32) if values is None else np.asarray(values, np.float32)[..., None],
+        ref_logprobs=np.zeros((*returns.shape, 1), np.float32),
+        penalty=np.zeros((*returns.shape, 1), np.float32),
     )

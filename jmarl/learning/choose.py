@@ -14,7 +14,7 @@ import numpy as np
 from jax.stages import Compiled, Lowered
 
 from jmarl.config import TrainConfig
-from jmarl.learning.setup import Setup
+from jmarl.learning.setup import Setup, make_setup
 from jmarl.models.config import ModelConfig
 from jmarl.team import Team
 
@@ -141,7 +141,8 @@ def update_settings(cfg: TrainConfig) -> dict[str, Any]:
 def with_settings(setup: Setup, settings: Mapping[str, Any]) -> Setup:
     """Return a setup with other settings of the optimizer, for agents and critics."""
     critics = setup.critics._replace(algorithm=setup.critics.algorithm.with_optimizer(**settings))
-    return Setup(setup.team, critics, setup.algorithm.with_optimizer(**settings), setup.cfg.replace(**settings))
+    algorithm, cfg = setup.algorithm.with_optimizer(**settings), setup.cfg.replace(**settings)
+    return make_setup(setup.team, critics, algorithm, cfg, setup.mesh, setup.seeds)
 
 
 def choose(

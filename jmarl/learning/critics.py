@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Shaped
 
 from jmarl.algorithms import Algorithm
-from jmarl.learning.targets import batch_logprobs, kl_penalty
 from jmarl.models import decoder, lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of, with_value_head
@@ -28,6 +27,7 @@ from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import batch_shardings, mesh_of, model_on, over_agents, splits_only_agents
 from jmarl.models.stack import map_own, per_agent, share_params, stack_params, take_agents
+from jmarl.objectives.policy import batch_logprobs, kl_penalty
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team
 from jmarl.types import TRACES, Batch, StackState
@@ -94,11 +94,6 @@ def stacked_model(model: Agent, count: int, algorithm: Algorithm, seed: int) -> 
     return lora.init_models(params, [(model.config, count)], algorithm.lora, seed, lora.INIT_CRITICS)[0]
 
 
-def trains(algorithm: Algorithm) -> str:
-    """Return what an update of the agents trains, as an argument of `update.update_stack`."""
-    return "both" if algorithm.has_value_head else "policy"
-
-
 @partial(jax.jit, static_argnames=("model", "dtype", "mode", "mesh"), compiler_options=COMPILER_OPTIONS)
 def _values(
     params: Any,
@@ -149,20 +144,6 @@ def value_stack(
         arrays = jax.device_put(arrays, batch_shardings(mesh, arrays))
     mode = algorithm.optimizer.per_agent
     return _values(params, *arrays, model=spec.config, dtype=algorithm.compute_dtype, mode=mode, mesh=mesh)
-
-
-def reuses_values(algorithm: Algorithm) -> bool:
-    """Whether agents learn from the values that are computed in the update of their critic: if that is one step on the whole
-    batch, without dropout. Own critics then learn first."""
-    one_pass = algorithm.steps_per_update * algorithm.micro_batches == 1
-    return algorithm.value_kind == "token" and one_pass and not algorithm.lora.lora_dropout
-
-
-def penalizes_tokens(algorithm: Algorithm) -> bool:
-    """Whether the KL penalty is part of each token's reward, which critics learn too: in rows with values of tokens, as in
-    InstructGPT (arXiv 2203.02155). Other rows subtract the sum over a completion from its return, only in the agent's
-    advantage: a value of a prompt must not depend on it."""
-    return algorithm.value_kind == "token" and algorithm.loss.kl_coef > 0 and algorithm.loss.kl_in == "reward"
 
 
 @partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER_OPTIONS)

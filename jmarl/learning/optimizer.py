@@ -19,14 +19,14 @@ from jmarl.models import lora
 from jmarl.models.platforms import gradient_memory, optimizer_step, platform_of
 from jmarl.models.sharding import constrain, mesh_of, place
 from jmarl.models.stack import is_placed
-from jmarl.rl import advantages
+from jmarl.objectives.policy import initial_running
 from jmarl.types import PerAgent, StackState, TeamState
 
 
 def single(name: str, value: Any) -> Any:
     """Return a setting that must be one for all agents of a stack; raises TypeError for a tuple with one per agent."""
     if isinstance(value, tuple):
-        raise TypeError(f"{name}={value} has a value per agent: make the settings of a stack with per_agent.for_stack")
+        raise TypeError(f"{name}={value} has a value per agent: make the settings of a stack with per_agent.settings_of_stack")
     return value
 
 
@@ -91,7 +91,7 @@ def init_stack(params: Any, algorithm: Algorithm, roles: int = 1, learns: bool =
     reference. roles: that each parameter set plays; learns: False for a stack that never learns, which has parameters only."""
     base, params = lora.split(params)
     agents = jax.tree.leaves(params)[0].shape[0]
-    running = advantages.initial_running(agents, roles, algorithm.loss.kl_coef)
+    running = initial_running(agents, roles, algorithm.loss.kl_coef)
     skipped = jnp.zeros(agents, jnp.int32)
     mesh = mesh_of(params)
     if not learns:
@@ -116,16 +116,16 @@ def apply_gradients(
     state: StackState,
     grads: Any,
     loss: Float[Array, ""],
-    held: Bool[Array, ""] | None = None,
+    steps: Bool[Array, ""] | None = None,
     agent: PerAgent | None = None,
     *,
     algorithm: Algorithm,
 ) -> tuple[StackState, dict[str, Num[Array, ""]]]:
-    """Make one optimizer step of one agent, unless it is `held`. A loss or gradient that is not finite changes nothing and is
-    counted."""
+    """Make one optimizer step of one agent, if it makes one (`steps`; None: it does). A loss or gradient that is not finite
+    changes nothing and is counted."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-    ok = finite if held is None else finite & ~held
+    ok = finite if steps is None else finite & steps
     update = make_optimizer(algorithm, agent).update
     params, opt_state = optimizer_step(update, grads, state.opt_state, state.params, ok)
     skipped = state.skipped + ~finite

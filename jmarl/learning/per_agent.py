@@ -4,16 +4,15 @@ A setting of `PER_AGENT` may be a tuple with one number per agent of the team. T
 reads these numbers as arrays [A] (`types.PerAgent`): other numbers are no other program, and a sweep over them compiles once.
 The optimizer is part of the program: agents of one architecture have the same.
 
-Held agents play like the others and do not change: neither their parameters, moments, schedule and statistics nor those of an
-own critic. A stack with held agents only is not updated at all. A central critic always learns. Frozen agents are always held;
-in alternating order all but one are, each in turn for `alternate_every` updates, determined by the step. Left out: both for the
-roles of shared weights, which are one agent here."""
+Inactive agents play like the others and do not change: neither their parameters, moments, schedule and statistics nor those of
+an own critic. A stack without an active agent is not updated at all. A central critic always learns. Frozen agents are never
+active; in alternating order one agent is, each in turn for `alternate_every` updates, determined by the step. Left out: both
+for the roles of shared weights, which are one agent here."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -25,12 +24,10 @@ from jmarl.algorithms import Algorithm, find_row
 from jmarl.config import ONLY_WITH, Run, TrainConfig
 from jmarl.hardware import dtype_on
 from jmarl.learning.optimizer import init_state
-from jmarl.learning.update import lower_update, update_stack
-from jmarl.memory import Program, starting
 from jmarl.models import lora
 from jmarl.models.sharding import place
-from jmarl.team import StackSpec, Team
-from jmarl.types import Data, PerAgent, StackState, TeamState
+from jmarl.team import Team
+from jmarl.types import PerAgent, TeamState
 
 PER_AGENT = ("learning_rate", "max_grad_norm", "weight_decay")
 
@@ -40,14 +37,14 @@ def learning_agents(run: Run, num_agents: int) -> list[int]:
     return [agent for agent in range(num_agents) if agent not in run.frozen_agents]
 
 
-def held_agents(run: Run, num_agents: int, step: Any) -> np.ndarray | None:
-    """Return which agents [N] are held in an update; None if none ever is."""
+def active_agents(run: Run, num_agents: int, step: Any) -> np.ndarray | None:
+    """Return which agents [N] learn in an update; None if all always do."""
     if not run.frozen_agents and run.update_order == "simultaneous":
         return None
     learning = learning_agents(run, num_agents)
     if run.update_order == "alternating":
         learning = [learning[int(step) // run.alternate_every % len(learning)]]
-    return ~np.isin(np.arange(num_agents), learning)
+    return np.isin(np.arange(num_agents), learning)
 
 
 def updates_per_agent(run: Run, num_agents: int) -> int:
@@ -59,13 +56,12 @@ def updates_per_agent(run: Run, num_agents: int) -> int:
     return cycles * run.alternate_every + min(remainder, run.alternate_every)
 
 
-def for_stack(
-    algorithm: Algorithm, run: Run, members: Sequence[Sequence[int]], num_agents: int, held: np.ndarray | None = None
+def settings_of_stack(
+    algorithm: Algorithm, run: Run, members: Sequence[Sequence[int]], num_agents: int
 ) -> tuple[Algorithm, PerAgent]:
     """Return how one stack learns, with one value per setting, and the numbers that its agents have of their own.
 
-    algorithm: of the team's agents or of their critics; members: of the stack, as in `StackSpec`; held: agents [N] that do not
-    learn now."""
+    algorithm: of the team's agents or of their critics; members: of the stack, as in `StackSpec`."""
     settings = algorithm.optimizer
 
     def values(name: str) -> list[Any]:
@@ -73,8 +69,6 @@ def for_stack(
         return [value[roles[0]] if isinstance(value, tuple) else value for roles in members]
 
     own = {name: np.array(values(name), np.float32) for name in PER_AGENT}
-    if held is not None:
-        own["held"] = held[[roles[0] for roles in members]]
     optimizer = values("optimizer")[0]
     changes: dict[str, Any] = dict.fromkeys(PER_AGENT, 1.0) | {"optimizer": optimizer}
     changes |= {name: default for name, (user, default) in ONLY_WITH.items() if user != optimizer}
@@ -99,39 +93,9 @@ def with_adapters(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mes
 
 def initial_state(team: Team, params: Sequence[Any], algorithm: Algorithm, run: Run, mesh: Mesh | None) -> TeamState:
     """Return the state of a team at step 0."""
-    algorithms = [for_stack(algorithm, run, spec.members, team.num_agents)[0] for spec in team.stacks]
+    algorithms = [settings_of_stack(algorithm, run, spec.members, team.num_agents)[0] for spec in team.stacks]
     learns = [not set(spec.order) <= set(run.frozen_agents) for spec in team.stacks]
     return init_state(params, algorithms, mesh, [len(spec.members[0]) for spec in team.stacks], learns)
-
-
-def update_one_stack(
-    stack: StackState,
-    batch: Data,
-    spec: StackSpec,
-    algorithm: Algorithm,
-    cfg: TrainConfig,
-    *,
-    num_agents: int,
-    held: np.ndarray | None,
-    trains: str = "policy",
-) -> tuple[StackState, dict[str, Any], jax.Array | None]:
-    """Make one update of a stack by its own settings; arguments as for `for_stack`, results as of `update_stack`."""
-    if held is not None and held[spec.order].all():
-        return stack, {"held": np.ones(len(spec.members))}, None
-    algorithm, agents = for_stack(algorithm, cfg.run, spec.members, num_agents, held)
-    count, prompts, group, new_tokens = batch.tokens.shape
-    program = Program(
-        "update" if trains != "values" else "update of critics",
-        count,
-        prompts,
-        group,
-        batch.prompts.shape[-1],
-        new_tokens,
-        algorithm.micro_batches * algorithm.optimizer.num_minibatches,
-    )
-    lower = partial(lower_update, stack, batch, model=spec.config, algorithm=algorithm, trains=trains, agents=agents)
-    starting(program, (spec.config, algorithm, cfg.run.mesh, trains, held is None), lower)
-    return update_stack(stack, batch, model=spec.config, algorithm=algorithm, trains=trains, agents=agents)
 
 
 def check_agents(cfg: TrainConfig, num_agents: int) -> None:

@@ -217,4 +217,7 @@ def turn_batch(
         groups=groups,
         roles=jnp.zeros_like(groups),
         truncated_logprobs=completions.truncated_logprobs,
+        values=jnp.zeros((*shape, 1)),
+        ref_logprobs=jnp.zeros((*shape, 1)),
+        penalty=jnp.zeros((*shape, 1)),
     )

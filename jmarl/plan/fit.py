@@ -12,7 +12,7 @@ from jmarl.config import TrainConfig
 from jmarl.learning.choose import MAX_PROOFS, all_options, candidates, choose, is_open, proofs
 from jmarl.plan.devices import GIB, Gpu, compile_device, compile_for
 from jmarl.plan.plan import LARGEST_POOL, POOL, Plan, make_plan, parts_of_state
-from jmarl.plan.programs import shapes_of_run, width_of
+from jmarl.plan.programs import shapes_of_run, widths_of
 from jmarl.runs.precompile import longest_update, work_of_rollouts
 from jmarl.team import Team
 
@@ -23,7 +23,7 @@ def settle(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int) ->
     if gpu is None or not is_open(cfg):
         return cfg, ""
     setup, state = shapes_of_run(team, cfg, compile_device(gpu), prompt_tokens)
-    work, updates = longest_update(setup, state, [width_of(spec, prompt_tokens) for spec in team.stacks])
+    work, updates = longest_update(setup, state, widths_of(team, prompt_tokens))
     size, rooms = sum(parts_of_state(state).values()), [int(share * gpu.memory) for share in (POOL, LARGEST_POOL)]
 
     def compile_update(update: Lowered) -> Compiled:
@@ -55,7 +55,7 @@ def prove(
             plans.append(make_plan(team, part.replace(**settings), gpu, prompt_tokens, eval_items))
             return plans[-1].peak.peak
 
-        work = work_of_rollouts(setup, [width_of(spec, prompt_tokens) for spec in team.stacks])
+        work = work_of_rollouts(setup, shapes, widths_of(team, prompt_tokens))
         options = all_options(work, part, [*dict.fromkeys([part.sampling.compute_dtype, "bfloat16"])])
         for proof in proofs(candidates(work, options), state, room, peak_of, MAX_PROOFS - count):
             count += 1

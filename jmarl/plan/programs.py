@@ -16,16 +16,17 @@ from jmarl.algorithms import on_platform
 from jmarl.config import TrainConfig
 from jmarl.learning.choose import update_settings, with_settings
 from jmarl.learning.setup import Setup
+from jmarl.learning.team_update import lower_team
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
-from jmarl.runs.precompile import example_prompts, rows_of_turns, updates_of_stack
+from jmarl.rollout.zeros import zero_batches, zero_prompts
 from jmarl.runs.start import start
 from jmarl.sampling.generate import SampleRequest, bucket, sample_stack, sample_team
 from jmarl.sampling.refill import empty_pending, refill_stack, refill_team
-from jmarl.team import StackSpec, Team, map_stacks, stack_agents
+from jmarl.team import Team, map_stacks, stack_agents
 from jmarl.types import TeamState
 
 Programs = dict[str, Lowered]  # by name
@@ -84,7 +85,7 @@ def with_pending(setup: Setup, state: TeamState, prompt_tokens: int) -> TeamStat
         return state
     pending, leaf = [], jax.tree.leaves(state.stacks)[0]
     platform = next(iter(leaf.sharding.device_set)).platform
-    prompts = example_prompts(setup, [width_of(spec, prompt_tokens) for spec in setup.team.stacks])
+    prompts = zero_prompts(setup.team, cfg.episodes.num_prompts, widths_of(setup.team, prompt_tokens))
     for spec, encoded in zip(setup.team.stacks, prompts, strict=True):
         shapes = jax.eval_shape(partial(empty_pending, encoded, group, spec.config, cfg.sampling, platform, spec.stops))
         pending.append(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=leaf.sharding), shapes))
@@ -99,17 +100,11 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
     critic, and passes that only compute values or the penalties of a reward.
     """
     team, cfg = setup.team, setup.cfg
-    params, programs = [lora.model_of(stack) for stack in state.stacks], Programs()
+    params, widths, programs = [lora.model_of(stack) for stack in state.stacks], widths_of(team, prompt_tokens), Programs()
 
     def request_of(prompts: int, settings: Any, group: int, purpose: int) -> SampleRequest:
         count = prompts // num_parts(prompts, cfg.episodes)
-        encoded = tuple(
-            (
-                np.zeros((len(spec.members), len(spec.members[0]) * count, width_of(spec, prompt_tokens)), np.int32),
-                np.ones((len(spec.members), len(spec.members[0]) * count), np.int32),
-            )
-            for spec in team.stacks
-        )
+        encoded = zero_prompts(team, count, widths)
         return SampleRequest(encoded, settings, Randomness(0, 0, purpose), group, np.arange(count, dtype=np.uint32))
 
     def samplers(*arguments: Any) -> Sequence[Lowered]:
@@ -121,22 +116,19 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
     request = request_of(cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations, TRAIN)
     lowered = sample_team(team, params, request, sample_stack.lower)
     early = refill_team(team, params, state.pending, request, request, refill_stack.lower) if state.pending else lowered
-    prompts = example_prompts(setup, [width_of(spec, prompt_tokens) for spec in team.stacks])
-    for i, (spec, encoded, sampler) in enumerate(zip(team.stacks, prompts, lowered, strict=True)):
+    updates = {(kind, i): lowered for kind, i, lowered in lower_team(setup, state, zero_batches(setup, state, widths))}
+    for i in range(len(team.stacks)):
         programs[name("sampling", i)] = early[i]
         if setup.algorithm.row.baseline == "greedy":
             greedy = dataclasses.replace(cfg.sampling, temperature=0.0)
             programs[name("greedy sampling", i)] = samplers(cfg.episodes.num_prompts, greedy, 1, GREEDY)[i]
-        if set(spec.order) <= set(cfg.run.frozen_agents):
-            continue
-        updates = updates_of_stack(setup, state, i, rows_of_turns(setup, i, encoded), sampler)
-        programs |= {name(kind, i): x for kind, x in zip(("update", "update of critics"), updates, strict=False)}
+        programs |= {name(kind, i): updates[kind, i] for kind in ("update", "update of critics") if (kind, i) in updates}
     if eval_items:
         for i, sampler in enumerate(samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)):
             programs[name("evaluation", i)] = sampler
     return programs
 
 
-def width_of(spec: StackSpec, prompt_tokens: int) -> int:
-    """Return the length of prompts of a stack, as they are padded."""
-    return min(bucket(prompt_tokens), spec.config.max_positions)
+def widths_of(team: Team, prompt_tokens: int) -> list[int]:
+    """Return the length of the prompts of each stack, as they are padded."""
+    return [min(bucket(prompt_tokens), spec.config.max_positions) for spec in team.stacks]

@@ -13,7 +13,6 @@ import numpy as np
 from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
 from jmarl.learning.setup import Setup
-from jmarl.learning.update import update_keys
 from jmarl.logs.goodput import CLOCK
 from jmarl.models import lora
 from jmarl.preferences.encoding import (
@@ -85,14 +84,12 @@ def data_batches(team: Team, examples: Examples, algorithm: Algorithm) -> tuple[
 
 
 def complete_batches(setup: Setup, state: TeamState, experience: DataExperience) -> Batches:
-    """Return what the stacks learn from: the batches with the margins of other agents and the random keys of the update."""
+    """Return what the stacks learn from: the batches with the margins of other agents."""
     team, algorithm, batches = setup.team, setup.algorithm, experience.batches
     if needs_team_margin(setup):
         params = [lora.model_of(stack) for stack in state.stacks]
         batches = with_team_margin(team, params, batches, algorithm)  # type: ignore[arg-type]
-    counts = [len(spec.members) for spec in team.stacks]
-    keys = [update_keys(algorithm, setup.cfg.run.seed, state.step, i, count) for i, count in enumerate(counts)]
-    return Batches([batch._replace(keys=key) for batch, key in zip(batches, keys, strict=True)])
+    return Batches(batches)
 
 
 def needs_team_margin(setup: Setup) -> bool:

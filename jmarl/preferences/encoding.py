@@ -16,8 +16,6 @@ from jax.sharding import Mesh
 
 from jmarl.algorithms import Algorithm
 from jmarl.config import Chat, as_chat
-from jmarl.learning.data_objective import PairTargets, completion_numbers, pair_token_weights
-from jmarl.learning.objective import pair_numbers
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.prompt_warnings import warn_of_prompts
@@ -32,6 +30,9 @@ from jmarl.models.hub.tokenize import (
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import batch_shardings, mesh_of, model_on, over_agents, splits_only_agents
 from jmarl.models.stack import per_agent
+from jmarl.objectives.objective import Outputs
+from jmarl.objectives.pairs import PairTargets, completion_numbers, pair_token_weights
+from jmarl.objectives.pairs import token_numbers as numbers_of_tokens
 from jmarl.preferences.pairs import Pair, Prompt, Trajectory
 from jmarl.sampling.generate import NO_LIMIT, bucket, pad
 from jmarl.sampling.scoring import hidden_states
@@ -246,7 +247,7 @@ def _pad_rows(rows: Sequence[Sequence[int]], width: int, fill: int) -> np.ndarra
 
 @partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER_OPTIONS)
 def _token_numbers(params: Any, batch: Data, *, model: ModelConfig, algorithm: Algorithm, mesh: Mesh | None) -> jax.Array:
-    """Return `pair_numbers` of every token, [A, P, G, T]."""
+    """Return `objectives.pairs.token_numbers` of every token, [A, P, G, T]."""
     TRACES["scores"] += 1
     agents = batch.tokens.shape[0]
     model = model_on(mesh, agents, model)
@@ -254,7 +255,7 @@ def _token_numbers(params: Any, batch: Data, *, model: ModelConfig, algorithm: A
     def one_agent(params: Any, batch: Data) -> jax.Array:
         weights = decoder.cast(params, jnp.dtype(algorithm.compute_dtype))
         hidden = hidden_states(weights, model, batch.prompts, batch.prompt_lengths, batch.tokens, "full")
-        return pair_numbers(params, weights, hidden, batch.tokens, algorithm)
+        return numbers_of_tokens(Outputs(params, weights, hidden, batch.tokens), algorithm)
 
     mode = algorithm.optimizer.per_agent if mesh is None or splits_only_agents(mesh, agents) else "vmap"
     return over_agents(per_agent(one_agent, mode), mesh, agents)(params, batch)

@@ -17,7 +17,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.rl import masked
-from jmarl.types import Running
 
 EPS = 1e-6  # returns with a smaller standard deviation count as equal: their scaled advantages are exactly 0
 ROWS_AT_ONCE = 256  # number of rows processed at once by `per_group` if the groups are not prompts
@@ -148,7 +147,7 @@ def estimate(
             role within the batch (`batch_std`), or of all updates so far (`running_std`).
         roles: role of each row, read by `batch_std`. None: a single role.
         num_roles: number of roles.
-        running_std: standard deviation of all updates so far, see the function `running_std`.
+        running_std: standard deviation of all updates so far, see `moments_std`.
 
     Returns:
         The advantage of each completion.
@@ -210,48 +209,39 @@ def terminal_rewards(returns: Float[Array, "*batch"], mask: Bool[Array, "*batch 
     return jnp.where(last, jnp.nan_to_num(returns)[..., None], 0)
 
 
-def initial_running(agents: int, roles: int, kl_coef: float) -> Running:
-    """Return the statistics [A, ...] of agents before their first update."""
-    return Running(
-        baseline=jnp.zeros((agents, roles)),
-        num_returns=jnp.zeros(agents),
-        mean=jnp.zeros(agents),
-        squares=jnp.zeros(agents),
-        # An explicit dtype: a weak one would compile the update again after the coefficient has changed.
-        kl_coef=jnp.full(agents, kl_coef, jnp.float32),
-    )
-
-
-def update_running(
-    running: Running, returns: Float[Array, "prompt group"], roles: Int[Array, "prompt group"], decay: float
-) -> Running:
-    """Return one agent's statistics after another batch of returns.
+def moving_baseline(
+    baseline: Float[Array, " role"], returns: Float[Array, "prompt group"], roles: Int[Array, "prompt group"], decay: float
+) -> Float[Array, " role"]:
+    """Return the moving average of each role's returns after another batch.
 
     The baseline of each role that played is b <- decay b + (1 - decay) mean(R), from b = 0 (RAE, arXiv 2506.24119, which
-    updates after every episode; here once per batch). Count, mean and sum of squared deviations are merged with those of the
-    batch (Chan et al., 1979).
+    updates after every episode; here once per batch).
 
     Args:
-        running: the statistics so far.
+        baseline: the baselines so far.
         returns: return of each completion; NaN if invalid.
         roles: role of each completion.
         decay: decay of the baseline.
     """
     valid = jnp.isfinite(returns)
-    role_mask = (roles == jnp.arange(running.baseline.shape[0])[:, None, None]) & valid  # [R, P, G]
-    new_baseline = decay * running.baseline + (1 - decay) * masked.mean(returns, role_mask, (1, 2))
-    new_count, mean = valid.sum().astype(jnp.float32), masked.mean(returns, valid)
-    count, difference = running.num_returns + new_count, mean - running.mean
-    weight = new_count / jnp.maximum(count, 1)
-    squares = running.squares + masked.total((returns - mean) ** 2, valid) + difference**2 * running.num_returns * weight
-    return running._replace(
-        baseline=jnp.where(role_mask.any((1, 2)), new_baseline, running.baseline),
-        num_returns=count,
-        mean=running.mean + difference * weight,
-        squares=squares,
-    )
+    role_mask = (roles == jnp.arange(baseline.shape[0])[:, None, None]) & valid  # [R, P, G]
+    new_baseline = decay * baseline + (1 - decay) * masked.mean(returns, role_mask, (1, 2))
+    return jnp.where(role_mask.any((1, 2)), new_baseline, baseline)
 
 
-def running_std(running: Running) -> Float[Array, "..."]:
-    """Return the population standard deviation of all returns so far."""
-    return jnp.sqrt(running.squares / jnp.maximum(running.num_returns, 1))
+def merge_moments(
+    count: Float[Array, ""], mean: Float[Array, ""], squares: Float[Array, ""], returns: Float[Array, "*shape"]
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """Return count, mean and sum of squared deviations of all returns so far, merged with those of another batch (Chan et al.,
+    1979). NaN marks an invalid return."""
+    valid = jnp.isfinite(returns)
+    new_count, new_mean = valid.sum().astype(jnp.float32), masked.mean(returns, valid)
+    total, difference = count + new_count, new_mean - mean
+    weight = new_count / jnp.maximum(total, 1)
+    squares = squares + masked.total((returns - new_mean) ** 2, valid) + difference**2 * count * weight
+    return total, mean + difference * weight, squares
+
+
+def moments_std(count: Float[Array, "..."], squares: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return the population standard deviation of all returns so far, from their number and squared deviations."""
+    return jnp.sqrt(squares / jnp.maximum(count, 1))

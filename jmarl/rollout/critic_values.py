@@ -1,8 +1,8 @@
 """Compute the values of a rollout's completions, by critics or by greedy completions, and make the batches of the critics."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,20 @@ import numpy as np
 from jmarl.algorithms import Algorithm
 from jmarl.config import Episodes, TrainConfig
 from jmarl.envs.base import Environment
-from jmarl.learning.batches import concatenate_prompts, critic_positions, one_per_prompt, select_in_few_sizes, take_rows
-from jmarl.learning.critics import check_context, penalizes_tokens, reuses_values, value_stack, with_penalty
+from jmarl.learning.batches import (
+    concatenate_prompts,
+    critic_batch,
+    critic_positions,
+    one_per_prompt,
+    select_in_few_sizes,
+    take_rows,
+)
+from jmarl.learning.critics import check_context, value_stack, with_penalty
 from jmarl.learning.setup import Setup
 from jmarl.models import lora
 from jmarl.models.hub.tokenize import by_agent, decode, encode_answer, encode_prompts
+from jmarl.objectives.policy import penalizes_tokens
+from jmarl.objectives.values import reuses_values
 from jmarl.randomness import GREEDY, Randomness
 from jmarl.rl.returns import credit, discounted
 from jmarl.rollout.make_batches import to_batches
@@ -23,7 +32,7 @@ from jmarl.rollout.play import credit_completions, play
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.sampling.generate import NO_LIMIT, Sampler, bucket
 from jmarl.team import StackSpec, Team, to_agents
-from jmarl.types import Batch, StackState, TeamState
+from jmarl.types import Batch, CriticBatch, StackState, TeamState
 
 
 def greedy_baseline(
@@ -48,7 +57,19 @@ def greedy_baseline(
     return tuple(baseline)
 
 
-def batches_with_values(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
+class Scoring(NamedTuple):
+    """What models compute of batches; `zeros` has stand-ins."""
+
+    values: Callable[..., Any] = value_stack
+    penalty: Callable[..., Batch] = with_penalty
+
+
+def batches_with_values(
+    setup: Setup,
+    state: TeamState,
+    rollout: Rollout,
+    scoring: Scoring = Scoring(),  # noqa: B008  frozen
+) -> tuple[Sequence[Batch], Sequence[CriticBatch]]:
     """Return the batches of the stacks and of the critics, with the values of all completions.
 
     Values that are computed in the update of the critic (`reuses_values`) are left out.
@@ -58,14 +79,15 @@ def batches_with_values(setup: Setup, state: TeamState, rollout: Rollout) -> tup
     if row.critic is None:
         return to_batches(team, rollout, row.grouping, rollout.expected), ()
     if kind == "token":
-        return batches_with_token_values(setup, state, rollout)
+        return batches_with_token_values(setup, state, rollout, scoring)
     if row.critic == "central":
         return batches_with_joint_values(setup, state.critics[0], rollout)
-    values = [own_values(setup, state, turn) for turn in rollout.turns]
+    values = [own_values(setup, state, turn, scoring) for turn in rollout.turns]
     played, _ = with_returns(rollout, [x.mean(-1) for x in values], setup)
-    batches, shared = to_batches(team, played, values=values), algorithm.has_value_head
-    critic_batches = tuple(critic_positions(batch, kind, prompts_only=not shared) for batch in batches)
-    return (critic_batches, ()) if shared else (batches, critic_batches)
+    batches = to_batches(team, played, values=values)
+    if algorithm.has_value_head:
+        return tuple(critic_positions(batch, kind, prompts_only=False) for batch in batches), ()
+    return batches, tuple(critic_positions(critic_batch(batch), kind, prompts_only=True) for batch in batches)
 
 
 def own_critics(setup: Setup, state: TeamState) -> Iterable[tuple[StackSpec, StackState]]:
@@ -75,7 +97,9 @@ def own_critics(setup: Setup, state: TeamState) -> Iterable[tuple[StackSpec, Sta
     return zip(setup.critics.specs, state.critics, strict=True)
 
 
-def batches_with_token_values(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
+def batches_with_token_values(
+    setup: Setup, state: TeamState, rollout: Rollout, scoring: Scoring
+) -> tuple[Sequence[Batch], Sequence[CriticBatch]]:
     """Return `batches_with_values` for critics with a value of every token: agents and critics learn from the same batches."""
     team, algorithm, batches = setup.team, setup.algorithm, []
     stacks = zip(own_critics(setup, state), team.stacks, state.stacks, to_batches(team, rollout), strict=True)
@@ -84,16 +108,18 @@ def batches_with_token_values(setup: Setup, state: TeamState, rollout: Rollout) 
             check_context(critic_spec, batch.prompt_lengths, batch.tokens)
         else:
             params = lora.model_of(critic)
-            values = value_stack(params, critic_spec, batch.prompts, batch.prompt_lengths, batch.tokens, algorithm)
+            values = scoring.values(params, critic_spec, batch.prompts, batch.prompt_lengths, batch.tokens, algorithm)
             batch = batch._replace(values=values)
         has_reference = stack.reference is not None or stack.base is not None  # a frozen stack has none
         if penalizes_tokens(algorithm) and has_reference:
-            batch = with_penalty(batch, stack, spec, algorithm)
+            batch = scoring.penalty(batch, stack, spec, algorithm)
         batches.append(batch)
-    return tuple(batches), () if algorithm.has_value_head else tuple(batches)
+    return tuple(batches), () if algorithm.has_value_head else tuple(map(critic_batch, batches))
 
 
-def batches_with_joint_values(setup: Setup, critic: StackState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
+def batches_with_joint_values(
+    setup: Setup, critic: StackState, rollout: Rollout
+) -> tuple[Sequence[Batch], Sequence[CriticBatch]]:
     """Return `batches_with_values` for a central critic, which reads the prompts of all agents."""
     team, spec, kind = setup.team, setup.critics.specs[0], setup.algorithm.value_kind
     texts = [joint_text(team, spec, turn, kind, setup.cfg.episodes) for turn in rollout.turns]
@@ -131,7 +157,7 @@ def check_joint(rollout: Rollout, lam: float) -> None:
         )
 
 
-def own_values(setup: Setup, state: TeamState, turn: Turn) -> np.ndarray:
+def own_values(setup: Setup, state: TeamState, turn: Turn, scoring: Scoring) -> np.ndarray:
     """Return the values [N, P, G] of a turn's completions by the agents' own critics; for type v all G are equal."""
     stacks, algorithm, kind = [], setup.algorithm, setup.algorithm.value_kind
     critics = zip(own_critics(setup, state), turn.encoded, turn.completions, strict=True)
@@ -140,7 +166,7 @@ def own_values(setup: Setup, state: TeamState, turn: Turn) -> np.ndarray:
             tokens = jnp.zeros((*done.tokens.shape[:2], 1, 1), jnp.int32)
         else:
             tokens = jnp.pad(done.tokens, ((0, 0),) * 3 + ((0, 1),))
-        values = value_stack(lora.model_of(critic), spec, prompts, lengths, tokens, algorithm)
+        values = scoring.values(lora.model_of(critic), spec, prompts, lengths, tokens, algorithm)
         if kind == "q":
             values = jnp.take_along_axis(values, done.action_mask.sum(-1, keepdims=True), -1)
         stacks.append(jax.device_get(values[..., 0]))  # [A, R * P', G]
@@ -219,7 +245,7 @@ def values_of_agents(rollout: Rollout, action_values: Sequence[np.ndarray]) -> t
 
 def central_batch(
     texts: Sequence[JointText], targets: Sequence[np.ndarray], values: Sequence[np.ndarray], max_nodes: Sequence[int]
-) -> Batch:
+) -> CriticBatch:
     """Return what a central critic learns from: the target of a joint action is the mean of the agents' returns.
 
     Args:
@@ -235,18 +261,8 @@ def central_batch(
         old = np.zeros(text.counts.shape, np.float32)
         old[0, : text.nodes] = value
         tokens = np.pad(text.tokens, ((0, 0),) * 3 + ((0, size - text.tokens.shape[-1]),))
-        part = Batch(
-            prompts=text.prompts,
-            prompt_lengths=text.lengths,
-            tokens=tokens,
-            action_mask=np.arange(size) < text.counts[..., None],
-            old_logprobs=np.zeros(tokens.shape, np.float32),
-            ended=np.ones(rewards.shape, bool),
-            rewards=rewards,
-            groups=np.zeros(rewards.shape, np.int32),
-            values=old[..., None],
-        )
-        parts.append(part)
+        mask, no_penalty = np.arange(size) < text.counts[..., None], np.zeros((*old.shape, 1), np.float32)
+        parts.append(CriticBatch(text.prompts, text.lengths, tokens, mask, rewards, old[..., None], no_penalty))
     rows_per_node = [1] * len(parts)
     if len({part.rewards.shape[2] for part in parts}) > 1:
         rows_per_node, parts = [part.rewards.shape[2] for part in parts], [one_per_prompt(part) for part in parts]

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jmarl.objectives.policy import has_own_groups
 from jmarl.randomness import FURTHER
 from jmarl.rl.advantages import EPS
-from jmarl.rollout.make_batches import explicit_groups
 from jmarl.rollout.turns import Rollout, Turn, join_turns, take_nodes
 from jmarl.team import Team
 
@@ -39,7 +39,7 @@ def informative(rollout: Rollout, grouping: str) -> np.ndarray:
     differs = np.zeros(len(rollout.turns[0].items), bool)
     groups: dict[tuple, list[np.ndarray]] = {}
     for t, (turn, returns) in enumerate(zip(rollout.turns, rollout.returns, strict=True)):
-        by_item = explicit_groups(grouping, returns.shape[-1])
+        by_item = has_own_groups(grouping, returns.shape[-1])
         for node, item in enumerate(turn.items):
             key = (item, "episode" if grouping == "episode" else t, None if by_item else node)
             groups.setdefault(key, []).append(returns[:, node])

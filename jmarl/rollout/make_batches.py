@@ -14,6 +14,7 @@ from jmarl.learning.batches import (
     select_in_few_sizes,
     take_rows,
 )
+from jmarl.objectives.policy import has_own_groups
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import Team, to_stacks
 from jmarl.types import Batch
@@ -34,7 +35,6 @@ def to_batches(
     """
     turns, num_items = rollout.turns, len(rollout.turns[0].items)
     single = len({turn.group_size for turn in turns}) > 1  # a row is a single completion
-    explicit = any(explicit_groups(grouping, turn.group_size) for turn in turns)
     returns = [pad_nodes(team, turn, x, np.nan) for turn, x in zip(turns, rollout.returns, strict=True)]
     expected = [pad_nodes(team, turn, x, 0) for turn, x in zip(turns, values or (), strict=values is not None)]
     used = used_rows(team, turns, single)
@@ -50,7 +50,7 @@ def to_batches(
                 turn.encoded[i],
                 turn.completions[i],
                 returns[t][i],
-                groups if explicit else None,
+                groups,
                 size,
                 roles=roles,
                 values=expected[t][i] if expected else None,
@@ -60,16 +60,10 @@ def to_batches(
     return tuple(batches)
 
 
-def explicit_groups(grouping: str, group_size: int) -> bool:
-    """Return whether the rows that are compared are other than the completions of one prompt: in whole episodes, or if prompts
-    have one completion each."""
-    return grouping == "episode" or group_size == 1
-
-
 def group_numbers(turn: Turn, grouping: str, roles: int, num_items: int) -> np.ndarray:
     """Return for each node [R * P'] the number of its group. Nodes of different roles are in different groups."""
     groups = np.zeros((roles, turn.padded_size), np.int32)
-    by_item = explicit_groups(grouping, turn.group_size)
+    by_item = has_own_groups(grouping, turn.group_size)
     groups[:, : len(turn.items)] = turn.items if by_item else np.arange(len(turn.items))
     groups += np.arange(roles)[:, None] * (num_items if grouping == "episode" else groups.max() + 1)
     return groups.reshape(-1)

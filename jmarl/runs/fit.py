@@ -18,7 +18,7 @@ from jmarl.files.run_directory import check_directory, resolve_auto, resolve_res
 from jmarl.learning.choose import Work
 from jmarl.learning.critics import Critics
 from jmarl.learning.per_agent import check_agents, check_other_models, check_stacks, initial_state, with_adapters
-from jmarl.learning.setup import Setup
+from jmarl.learning.setup import Setup, make_setup
 from jmarl.logs.data_log import DataLog
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import say, watched
@@ -28,11 +28,11 @@ from jmarl.preferences.data_source import batch_size, check_micro_batches, data_
 from jmarl.preferences.encoding import Examples
 from jmarl.preferences.pairs import Pair, Trajectory, shared_examples
 from jmarl.runs.loop import repeat_update, run_training
-from jmarl.runs.precompile import Updates, keep_programs, updates_of_batches
+from jmarl.runs.precompile import Updates, keep_programs, updates_of
 from jmarl.runs.records import FitResult
 from jmarl.runs.start import initial_digests, say_what_data, say_what_is_shared, say_what_runs, settle_updates
 from jmarl.team import Team, initial_params
-from jmarl.types import TeamState
+from jmarl.types import Batches, TeamState
 
 # Settings of episodes and sampling that also apply to given data.
 USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "compute_dtype"}
@@ -79,7 +79,7 @@ def longest_update(setup: Setup, state: TeamState, examples: Examples) -> tuple[
     batches = longest_batches(setup.team, examples, setup.algorithm)
     tokens = max(x.prompts.shape[1] * (x.prompts.shape[2] + x.tokens.shape[2] * x.tokens.shape[3]) for x in batches)
     work = Work.of(setup.team, setup.cfg, tokens, batch_size(setup.algorithm))
-    return work, lambda setup: updates_of_batches(setup, state, batches)
+    return work, lambda setup: updates_of(setup, state, Batches(batches))
 
 
 def prepare_fit(
@@ -111,7 +111,7 @@ def prepare_fit(
     params = [sharding.place(stack, mesh) for stack in params]
     identity = {"team": team.describe(), "critics": [], "data": fingerprint.of_data(data)}
     identity["initial"] = initial_digests(params, algorithm)
-    return Setup(team, Critics((), algorithm), algorithm, cfg), params, identity
+    return make_setup(team, Critics((), algorithm), algorithm, cfg, mesh), params, identity
 
 
 def check_data(data: Any, cfg: TrainConfig) -> None:

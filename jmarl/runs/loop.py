@@ -153,7 +153,7 @@ def run_training(
         log_class: `RolloutLog` or `DataLog`.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
-    with open_run(cfg, state, identity, wandb_config) as opened, explain_memory(), CLOCK.running():
+    with open_run(cfg, state, identity, wandb_config) as opened, explain_memory(setup.calls), CLOCK.running():
         record_choices(cfg)
         log = log_class(setup.team, cfg, opened.writer)
         result = run_loop(setup, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +14,6 @@ from jmarl.envs.base import Environment
 from jmarl.envs.calls.user_code import calling
 from jmarl.evaluation.evaluate import Evaluation, evaluation_of
 from jmarl.learning.setup import Setup
-from jmarl.learning.update import update_keys
 from jmarl.logs.goodput import timed, timed_sampler
 from jmarl.logs.terminal import say
 from jmarl.models.lora import model_of
@@ -31,7 +29,7 @@ from jmarl.runs.precompile import compile_all, programs_of_run
 from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
 from jmarl.sampling.refill import EarlyRows, empty_pending
 from jmarl.team import Team
-from jmarl.types import Batch, Batches, TeamState
+from jmarl.types import Batches, TeamState
 
 EvalMetrics = Callable[[Sequence[dict], Rollout], Mapping[str, float]]  # (held-out items, their rollout) -> metrics
 
@@ -178,12 +176,5 @@ def check_valid(first: Rollout) -> None:
 
 
 def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
-    """Return the batches of stacks and critics, with the random keys of the update."""
-    batches, critic_batches = batches_with_values(setup, state, rollout)
-    numbers = itertools.count()  # stacks are numbered first, then critics
-
-    def with_keys(batch: Batch) -> Batch:
-        keys = update_keys(setup.algorithm, setup.cfg.run.seed, state.step, next(numbers), batch.rewards.shape[0])
-        return batch._replace(keys=keys)
-
-    return Batches([with_keys(batch) for batch in batches], [with_keys(batch) for batch in critic_batches])
+    """Return the batches of stacks and critics."""
+    return Batches(*batches_with_values(setup, state, rollout))

@@ -11,6 +11,7 @@ sampled run by run until the shapes are equal again. Left out: algorithms on pai
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -78,7 +79,7 @@ def train_seeds(
     cfg = resolve_resume(cfg, seeds)
     with CLOCK.running(), watched("preparing the runs", cfg.run.progress, CLOCK.reader()):
         runs, states, source, identity, cfg = prepare_seeds(team, reward, items, cfg, seeds, params, eval_items)
-    with contextlib.ExitStack() as opened, explain_memory(), CLOCK.running():
+    with contextlib.ExitStack() as opened, explain_memory(runs.joint_setup.calls), CLOCK.running():
         writer = None
         if cfg.run.output_dir:
             opened.enter_context(locked(cfg.run.output_dir))
@@ -150,15 +151,16 @@ def settle_runs(
     On several GPUs nothing is proved: auto is what is fast where memory does not matter.
     """
     if runs.mesh is not None:
-        runs = runs._replace(setup=with_settings(runs.setup, update_settings(with_ample_memory(cfg))))
+        runs = dataclasses.replace(runs, setup=with_settings(runs.setup, update_settings(with_ample_memory(cfg))))
 
     def longest() -> tuple[Work, Updates]:
         work, updates = longest_update(runs.joint_setup, joined, longest_prompts(runs.setup, items, env))
-        return work, lambda setup: updates(runs._replace(setup=setup).joint_setup)
+        return work, lambda setup: updates(dataclasses.replace(runs, setup=setup).joint_setup)
 
     joined = joined_shapes(state, runs)
     setup, cfg = settle_updates(runs.setup, joined, cfg, longest)
-    return runs._replace(setup=setup, cfgs=tuple(run_cfg.replace(**update_settings(cfg)) for run_cfg in runs.cfgs)), cfg
+    cfgs = tuple(run_cfg.replace(**update_settings(cfg)) for run_cfg in runs.cfgs)
+    return dataclasses.replace(runs, setup=setup, cfgs=cfgs), cfg
 
 
 def result_of_run(runs: Runs, result: LoopResult, i: int, log: SeedsLog) -> TrainResult:

@@ -6,9 +6,10 @@ would have it. `seeds` trains such runs.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +18,25 @@ from jax.sharding import Mesh
 
 from jmarl.config import TrainConfig
 from jmarl.learning.batches import concatenate_agents
-from jmarl.learning.critics import penalizes_tokens, reuses_values
-from jmarl.learning.setup import Setup
+from jmarl.learning.setup import Setup, make_setup, mesh_of_critics
 from jmarl.logs.goodput import timed_sampler
 from jmarl.models import lora, sharding
 from jmarl.models.sharding import mesh_of, put
 from jmarl.models.stack import is_shared, map_own, take_agents, to_host
+from jmarl.objectives.policy import penalizes_tokens
+from jmarl.objectives.values import reuses_values
 from jmarl.rollout.lock_step import run_in_lock_step
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.rollouts import rollout_batches
-from jmarl.runs.start import mesh_of_critics
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
 from jmarl.team import StackSpec, Team, map_stacks
-from jmarl.types import Batch, Batches, Completions, StackState, TeamState
+from jmarl.types import Batches, Completions, StackState, TeamState
 
 T = TypeVar("T")
 
 
-class Runs(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Runs:
     """K runs that are trained together: everything that does not change from step to step."""
 
     setup: Setup  # of a single run
@@ -51,15 +53,16 @@ class Runs(NamedTuple):
         """The setup of each run."""
         return [self.setup._replace(cfg=cfg) for cfg in self.cfgs]
 
-    @property
+    @functools.cached_property
     def joint_setup(self) -> Setup:
         """The setup of all runs together, whose stacks have K * A agents."""
 
         def repeat(specs: Sequence[StackSpec]) -> tuple[StackSpec, ...]:
             return tuple(dataclasses.replace(spec, members=spec.members * len(self.cfgs)) for spec in specs)
 
-        critics = self.setup.critics
-        return self.setup._replace(team=Team(repeat(self.team.stacks)), critics=critics._replace(specs=repeat(critics.specs)))
+        critics, seeds = self.setup.critics, [cfg.run.seed for cfg in self.cfgs]
+        critics, team = critics._replace(specs=repeat(critics.specs)), Team(repeat(self.team.stacks))
+        return make_setup(team, critics, self.setup.algorithm, self.setup.cfg, self.mesh, seeds)
 
 
 def join_states(states: Sequence[TeamState], runs: Runs) -> TeamState:
@@ -199,7 +202,7 @@ def batches_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) 
         for i, (setup, rollout) in enumerate(zip(runs.setups, rollouts, strict=True))
     ]
 
-    def join(parts: Sequence[Sequence[Any]]) -> list[Batch]:
+    def join(parts: Sequence[Sequence[Any]]) -> list[Any]:
         return [concatenate_agents(to_host(stacks)) for stacks in zip(*parts, strict=True)]
 
     return Batches(join([run.stacks for run in batches]), join([run.critics for run in batches]))

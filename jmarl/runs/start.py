@@ -19,8 +19,8 @@ from jmarl.hardware import memory_in_use, memory_pool
 from jmarl.learning.choose import Work, bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.critics import make_critics
 from jmarl.learning.optimizer import init_stack
-from jmarl.learning.per_agent import for_stack, initial_state, with_adapters
-from jmarl.learning.setup import Setup
+from jmarl.learning.per_agent import initial_state, settings_of_stack, with_adapters
+from jmarl.learning.setup import Setup, make_setup, mesh_of_critics
 from jmarl.logs.terminal import say
 from jmarl.models import lora, sharding
 from jmarl.models.heads import with_value_head
@@ -50,12 +50,12 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig) -> tuple[Setup, T
     critic_states = tuple(
         init_stack(
             move(weights, mesh_of_critics(algorithm, mesh)),
-            for_stack(critics.algorithm, cfg.run, spec.members, team.num_agents)[0],
+            settings_of_stack(critics.algorithm, cfg.run, spec.members, team.num_agents)[0],
             learns=critic_learns,
         )
         for spec, weights, critic_learns in zip(critics.specs, critic_params, learns, strict=False)
     )
-    return Setup(team, critics, algorithm, cfg), state._replace(critics=critic_states)
+    return make_setup(team, critics, algorithm, cfg, mesh), state._replace(critics=critic_states)
 
 
 def settle_updates(
@@ -127,11 +127,6 @@ def say_what_is_shared(line: str, cfg: TrainConfig) -> None:
     """Show a line about held-out data that are trained on too, if there is one."""
     if line and cfg.run.progress:
         say(line)
-
-
-def mesh_of_critics(algorithm: Algorithm, mesh: Mesh | None) -> Mesh | None:
-    """Return the mesh of the critics: the agents' for own critics, a part of it for a central one."""
-    return mesh if algorithm.row.critic == "own" else sharding.mesh_of_one_model(mesh)
 
 
 def run_identity(setup: Setup, items: Sequence[dict], env: Environment) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Int, Integer
 
 from jmarl.config import Chat, Episodes, Sampling, as_chat
 from jmarl.hardware import dtype_on
-from jmarl.memory import Program, starting
+from jmarl.memory import ProgramCall, explain_memory
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.hub.cut import cut_left, cut_messages
@@ -207,14 +207,28 @@ def sample_team(
         request: what to sample.
         call: `sample_stack`, or `sample_stack.lower`, which returns the program without running it.
     """
-    stacks = zip(team.stacks, params, request.encoded, strict=True)
-    if request.meanwhile is None:
-        return tuple(_call_stack(i, *stack, request, call) for i, stack in enumerate(stacks))
-    programs = [_call_stack(i, *stack, request, compiled_call) for i, stack in enumerate(stacks)]
+    stacks = [*enumerate(zip(team.stacks, params, request.encoded, strict=True))]
+    if call is not sample_stack:
+        return tuple(_call_stack(i, *stack, request, call) for i, stack in stacks)
+    with explain_memory(lambda: [sampling_call(team, params, request, i) for i, _ in stacks]):
+        if request.meanwhile is None:
+            return jax.block_until_ready(tuple(_call_stack(i, *stack, request, call) for i, stack in stacks))
+        return _sample_meanwhile([_call_stack(i, *stack, request, compiled_call) for i, stack in stacks], request.meanwhile)
+
+
+def _sample_meanwhile(programs: Sequence[Callable[[], Completions]], meanwhile: Callable[[], None]) -> tuple[Completions, ...]:
+    """Run programs in a thread and `meanwhile` in the caller's; return the completions."""
     with ThreadPoolExecutor(1, "sampling") as thread:
         completions = thread.submit(lambda: jax.block_until_ready(tuple(program() for program in programs)))
-        request.meanwhile()
+        meanwhile()
         return completions.result()
+
+
+def sampling_call(team: Team, params: Sequence[Any], request: SampleRequest, i: int) -> ProgramCall:
+    """Describe the sampling of stack i, to explain a lack of memory."""
+    (a, count, width), new_tokens = request.encoded[i][0].shape, request.settings.max_new_tokens
+    lower = partial(_call_stack, i, team.stacks[i], params[i], request.encoded[i], request, sample_stack.lower)
+    return ProgramCall("sampling", a, count, request.group, width, new_tokens, 1, lower)
 
 
 def compiled_call(*arguments: Any, program: StackProgram) -> Callable[[], Completions]:
@@ -231,11 +245,6 @@ def _call_stack(
     cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
     acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts, program.mesh)
     arguments = (weights, prompts, row_ids, spec.stops, cache, acting, spec.allowed)
-    if call in (sample_stack, compiled_call):
-        a, count, width = prompts[0].shape
-        work = Program("sampling", a, count, request.group, width, request.settings.max_new_tokens)
-        settings = (program, None if acting is None else tuple(map(len, acting)))
-        starting(work, settings, partial(sample_stack.lower, *arguments, program=program))
     return call(*arguments, program=program)
 
 

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Int
 
 from jmarl.config import Sampling
 from jmarl.hardware import dtype_on
-from jmarl.memory import Program, starting
+from jmarl.memory import ProgramCall, explain_memory
 from jmarl.models import decoding
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
@@ -333,15 +333,21 @@ def refill_team(
 
     call: `refill_stack`, or `refill_stack.lower`: then returns the programs of all stacks.
     """
-    results = []
-    for i, (spec, weights, begun) in enumerate(zip(team.stacks, params, pending, strict=True)):
+
+    def call_stack(i: int, call: Callable[..., Any]) -> Any:
+        spec, weights = team.stacks[i], params[i]
         program, row_ids = stack_program(i, spec, weights, request)
         _, next_ids = stack_program(i, spec, weights, following)
         prompts = request.encoded[i], following.encoded[i]
-        arguments = (weights, prompts, (row_ids, next_ids), spec.stops, begun, spec.allowed)
-        if call is refill_stack:
-            a, count, width = prompts[0][0].shape
-            work = Program("sampling", a, 2 * count, request.group, width, request.settings.max_new_tokens)
-            starting(work, (program, "refill"), partial(refill_stack.lower, *arguments, program=program))
-        results.append(call(*arguments, program=program))
-    return tuple(zip(*results, strict=True)) if call is refill_stack else results
+        return call(weights, prompts, (row_ids, next_ids), spec.stops, pending[i], spec.allowed, program=program)
+
+    def described(i: int) -> ProgramCall:
+        a, count, width = request.encoded[i][0].shape
+        shape = "sampling", a, 2 * count, request.group, width, request.settings.max_new_tokens
+        return ProgramCall(*shape, 1, partial(call_stack, i, refill_stack.lower))
+
+    stacks = range(len(team.stacks))
+    if call is not refill_stack:
+        return [call_stack(i, call) for i in stacks]
+    with explain_memory(lambda: [described(i) for i in stacks]):
+        return tuple(zip(*jax.block_until_ready([call_stack(i, call) for i in stacks]), strict=True))

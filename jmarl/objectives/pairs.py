@@ -1,4 +1,4 @@
-"""The losses of given data: pairs of completions of which one was preferred, and texts to imitate or predict.
+"""The objective of pairs of completions of which one was preferred: DPO and its relatives, and reward models.
 
 The completions of a pair are the group of their prompt, which is computed once for both. A reward model is trained by the same
 loss as DPO, with scores in place of log-probabilities."""
@@ -6,11 +6,14 @@ loss as DPO, with scores in place of log-probabilities."""
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Num
+from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.algorithms import Algorithm
+from jmarl.models.config import ModelConfig
+from jmarl.objectives.objective import Agent, Metrics, Objective, Outputs, PerToken, keep_running
 from jmarl.rl import masked
-from jmarl.types import PreferenceBatch, TextBatch
+from jmarl.sampling.scoring import token_scores
+from jmarl.types import PreferenceBatch
 
 
 class PairTargets(NamedTuple):
@@ -22,11 +25,11 @@ class PairTargets(NamedTuple):
     share: Float[Array, " pair"]  # 1 / valid pairs of the whole batch; 0: padding
 
 
-class TextTargets(NamedTuple):
-    """What the loss of texts needs of each token: arrays [P, 1, T], or [M] of any tokens."""
-
-    cloned: Float[Array, "*token"]  # 1 / tokens that agents wrote in the whole batch; 0 elsewhere
-    predicted: Float[Array, "*token"]  # 1 / tokens that answered them in the whole batch; 0 elsewhere
+def prepare(batch: PreferenceBatch, agent: Agent, model: ModelConfig, algorithm: Algorithm) -> tuple[PairTargets, Metrics]:
+    """Return the targets of one agent's batch of pairs."""
+    del agent, model
+    share = batch.valid / jnp.maximum(batch.valid.sum(), 1)
+    return PairTargets(pair_token_weights(batch.action_mask, algorithm), batch.reference, batch.team_margin, share), {}
 
 
 def pair_token_weights(mask: Bool[Array, "*pair token"], algorithm: Algorithm) -> Float[Array, "*pair token"]:
@@ -41,16 +44,19 @@ def pair_token_weights(mask: Bool[Array, "*pair token"], algorithm: Algorithm) -
     return weights / jnp.maximum(count, 1) if algorithm.ipo else weights
 
 
-def make_pair_targets(batch: PreferenceBatch, algorithm: Algorithm) -> PairTargets:
-    """Return the targets of one agent's batch of pairs."""
-    share = batch.valid / jnp.maximum(batch.valid.sum(), 1)
-    return PairTargets(pair_token_weights(batch.action_mask, algorithm), batch.reference, batch.team_margin, share)
+def trained_rows(batch: PreferenceBatch, algorithm: Algorithm) -> Bool[Array, "..."]:
+    """Return the pairs that are no padding."""
+    del algorithm
+    return batch.valid
 
 
-def make_text_targets(batch: TextBatch) -> TextTargets:
-    """Return the targets of one agent's batch of texts."""
-    masks = (batch.kinds == kind for kind in (1, 2))
-    return TextTargets(*(mask / jnp.maximum(mask.sum(), 1) for mask in masks))
+def token_numbers(outputs: Outputs, algorithm: Algorithm) -> PerToken:
+    """Return what pairs are compared by, for each token: log-probabilities (at temperature 1, whatever was sampled with), or
+    values before the tokens."""
+    if algorithm.row.margin == "score":
+        return outputs.values
+    tokens = outputs.tokens
+    return token_scores(outputs.weights, outputs.hidden, tokens.reshape(-1), 1.0)[0].reshape(tokens.shape)
 
 
 def completion_numbers(
@@ -60,10 +66,15 @@ def completion_numbers(
     return masked.total(token_numbers * targets.token_weights, targets.token_weights != 0, -1) - targets.reference
 
 
-def pairs_loss(
+def pairs_loss(outputs: Outputs, targets: PairTargets, algorithm: Algorithm) -> tuple[Float[Array, ""], Metrics]:
+    """Return the loss of pairs and its metrics, additive over parts of a batch."""
+    return loss_of_numbers(token_numbers(outputs, algorithm), targets, algorithm)
+
+
+def loss_of_numbers(
     token_numbers: Float[Array, "pair 2 token"], targets: PairTargets, algorithm: Algorithm
-) -> tuple[Float[Array, ""], dict[str, Num[Array, ""]]]:
-    """Return the loss of log-probabilities or values of tokens and its metrics, additive over parts of a batch."""
+) -> tuple[Float[Array, ""], Metrics]:
+    """Return the loss of log-probabilities or values of tokens, and its metrics."""
     numbers = completion_numbers(token_numbers, targets)
     margins = numbers[:, 0] - numbers[:, 1] + targets.team_margin
     loss, metrics = algorithm.row.loss(margins, targets.share, **algorithm.options)
@@ -71,16 +82,9 @@ def pairs_loss(
     return loss, {name: masked.total(targets.share * x, targets.share > 0) for name, x in metrics.items()} | {"loss": loss}
 
 
-def texts_loss(
-    logp: Float[Array, " token"], entropy: Float[Array, " token"], targets: TextTargets, algorithm: Algorithm
-) -> tuple[Float[Array, ""], dict[str, Num[Array, ""]]]:
-    """Return the loss of tokens and their part of its metrics.
+def targets_of_part(targets: PairTargets, n: int) -> tuple[PairTargets, Int[Array, ""]]:
+    """Return the targets of one of n parts as of a batch of its own, and the number of its pairs."""
+    return targets._replace(share=n * targets.share), (targets.share > 0).sum()
 
-    The mean negative log-probability of what agents wrote (behavior cloning) and of what answered them (a world model),
-    weighted."""
-    cloning, predicting = algorithm.bc_weight, algorithm.world_model_weight
-    loss, _ = algorithm.row.loss(logp, cloning * targets.cloned + predicting * targets.predicted)
-    metrics = {"nll": -jnp.sum(targets.cloned * logp), "entropy": jnp.sum(targets.cloned * entropy)}
-    if predicting:
-        metrics["nll_world"] = -jnp.sum(targets.predicted * logp)
-    return loss, metrics | {"loss": loss}
+
+PAIRS = Objective(prepare, pairs_loss, trained_rows, targets_of_part, keep_running, splits_groups=False)

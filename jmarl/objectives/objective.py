@@ -1,0 +1,126 @@
+"""The record of an objective, the inputs and outputs of its loss, and how inputs are split into micro-batches.
+
+`prepare` turns a batch into what the loss needs of every token: advantages, weights, targets of values. It runs once per batch.
+`loss` runs once per micro-batch, on the outputs of the model; losses and metrics of micro-batches add up to those of the batch.
+All functions are for one agent; `learning` lifts them to a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Num, Shaped
+
+from jmarl.algorithms import Algorithm
+from jmarl.models import decoder, lora
+from jmarl.models.config import ModelConfig
+from jmarl.models.heads import values_of
+from jmarl.sampling.scoring import hidden_states
+from jmarl.types import Running
+
+Metrics = dict[str, Num[Array, "..."] | Bool[Array, "..."]]
+PerToken = Float[Array, "prompt group token"]
+TokenMask = Bool[Array, "prompt group token"]
+
+
+class LossInputs(NamedTuple):
+    """A batch of one agent with everything that its loss needs."""
+
+    prompts: Int[Array, "prompt prompt_token"]
+    prompt_lengths: Int[Array, " prompt"]
+    tokens: Int[Array, "prompt group token"]
+    targets: Any  # a pytree of the objective's own, with leaves [prompt, ...]
+    dropout: Key[Array, ""] | None = None  # where adapters have dropout
+
+
+class Outputs(NamedTuple):
+    """What the model of one agent computes for the inputs of a loss."""
+
+    params: Any  # of the forward pass, value head included
+    weights: Any  # the same in the compute dtype
+    hidden: Float[Array, "prompt_group_token dim"]
+    tokens: Int[Array, "prompt group token"]
+
+    @property
+    def values(self) -> PerToken:
+        """Return the value before each token, of a model with a value head."""
+        return values_of(self.params, self.hidden).reshape(self.tokens.shape)
+
+
+def keep_running(running: Running, batch: Any, algorithm: Algorithm) -> Running:
+    """Return the statistics as they are: the `update_running` of objectives that read none."""
+    del batch, algorithm
+    return running
+
+
+class Agent(NamedTuple):
+    """One agent before the update, as far as `prepare` reads it."""
+
+    params: Any  # read where its log-probabilities are computed again
+    reference: Any  # of the KL term; None: there is none
+    running: Running  # with the returns of this batch
+
+
+class Objective(NamedTuple):
+    """What one agent minimizes, as functions. Resolved once per run, see `choose.objective_of`."""
+
+    prepare: Callable[..., tuple[Any, Metrics]]
+    """(batch, agent, model, algorithm) -> targets of the loss, and metrics of the batch"""
+    loss: Callable[[Outputs, Any, Algorithm], tuple[Float[Array, ""], Metrics]]
+    """(outputs, targets, algorithm) -> loss and metrics. Both add up over micro-batches."""
+    trained_rows: Callable[[Any, Algorithm], Bool[Array, "..."]]
+    """(batch, algorithm) -> which rows are learned from; without any, the optimizer makes no step"""
+    targets_of_part: Callable[[Any, int], tuple[Any, Int[Array, ""]]]
+    """(targets of one of n parts of a batch, n) -> the same as of a batch of its own, and the number of its trained tokens"""
+    update_running: Callable[[Running, Any, Algorithm], Running]
+    """(running, batch, algorithm) -> statistics that include the batch"""
+    splits_groups: bool = True  # micro-batches may split the completions of a prompt; not those of a pair
+    caps_parts: bool = False  # a batch of fewer prompts than micro_batches has as many parts as prompts
+
+
+def model_outputs(params: Any, inputs: LossInputs, base: Any, model: ModelConfig, algorithm: Algorithm) -> Outputs:
+    """Run the model of one agent on the inputs of a loss. base: the frozen parameters that params are adapters of."""
+    params = lora.join(base, params)
+    if inputs.dropout is not None:
+        params = lora.with_dropout(params, inputs.dropout, algorithm.lora.lora_dropout)
+    weights = decoder.cast(params, jnp.dtype(algorithm.compute_dtype))
+    hidden = hidden_states(weights, model, inputs.prompts, inputs.prompt_lengths, inputs.tokens, algorithm.remat)
+    return Outputs(params, weights, hidden, inputs.tokens)
+
+
+def split_inputs(inputs: LossInputs, n: int, objective: Objective, setting: str = "micro_batches") -> LossInputs:
+    """Split inputs into n parts, leaves [n, ...]: over the prompts first, then over the group.
+
+    Every n-th prompt goes into a part, so that turns, roles and padding are spread over all parts. Several turns may give any
+    number of prompts; missing ones are padded with weight 0. setting: named in the error where n does not divide the batch."""
+    keys = None if inputs.dropout is None else jax.random.split(inputs.dropout, n)
+    inputs = inputs._replace(dropout=None)
+    prompts, group, _ = inputs.tokens.shape
+    group = group if objective.splits_groups else 1
+    if prompts > n and prompts % n and prompts * group % n:
+        padding = -prompts % n
+        inputs = jax.tree.map(lambda x: jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1)), inputs)
+        inputs, prompts = inputs._replace(prompt_lengths=jnp.maximum(inputs.prompt_lengths, 1)), prompts + padding
+    over_prompts = next(k for k in range(min(n, prompts), 0, -1) if n % k == 0 and prompts % k == 0)
+    over_group = n // over_prompts
+    if group % over_group:
+        if not objective.splits_groups:
+            raise ValueError(f"{setting}={n} is more than the {prompts} pairs or texts of an update: use at most batch_size")
+        raise ValueError(
+            f"{setting}={n} does not divide {prompts} prompts of {group} completions evenly: use a divisor of {prompts}, or "
+            f"that times a divisor of {group}; they follow from num_prompts, num_generations and num_minibatches"
+        )
+
+    def cut(x: Shaped[Array, "prompt group ..."]) -> Shaped[Array, "part part_prompt part_group ..."]:
+        x = x.reshape(prompts // over_prompts, over_prompts, over_group, group // over_group, *x.shape[2:])
+        return jnp.moveaxis(x, (1, 2), (0, 1)).reshape(n, x.shape[0], *x.shape[3:])
+
+    def repeat(x: Shaped[Array, "prompt ..."]) -> Shaped[Array, "part part_prompt ..."]:  # parts of a group share their prompt
+        by_part = jnp.swapaxes(x.reshape(prompts // over_prompts, over_prompts, *x.shape[1:]), 0, 1)
+        return jnp.repeat(by_part, over_group, 0)
+
+    tokens, targets = jax.tree.map(cut if objective.splits_groups else repeat, (inputs.tokens, inputs.targets))
+    return LossInputs(repeat(inputs.prompts), repeat(inputs.prompt_lengths), tokens, targets, keys)
