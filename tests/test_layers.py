@@ -32,6 +32,7 @@ ORDER = [
     "models",
     "team",
     "sampling",
+    "objectives",
     "learning",
     "sandbox",
     "envs",
@@ -54,9 +55,8 @@ ORDER = [
 # Pure functions of arrays: no tokenizer, environment, file, clock or log. A name stands for a module or for a whole room.
 DEVICE = {
     "types", "hardware", "algorithms", "rl", "models",
-    "sampling.choice", "sampling.slots", "sampling.sampler", "sampling.scoring",
-    "learning.batches", "learning.objective", "learning.data_objective", "learning.optimizer", "learning.update",
-    "learning.probes",
+    "sampling.choice", "sampling.slots", "sampling.sampler", "sampling.scoring", "objectives",
+    "learning.batches", "learning.optimizer", "learning.step", "learning.program", "learning.probes",
 }  # fmt: skip
 NOT_ON_DEVICE = {
     "transformers", "tokenizers", "datasets", "safetensors", "huggingface_hub", "tensorboardX", "rich", "os", "io",
@@ -200,17 +200,17 @@ def test_a_room_says_what_it_is_for_and_which_file_to_open_first(room):
 @pytest.mark.parametrize(
     ("module", "source", "message"),
     [
-        ("rl.losses", "from jmarl.learning.update import x", "imports jmarl.learning.update, which comes later"),
+        ("rl.losses", "from jmarl.learning.step import x", "imports jmarl.learning.step, which comes later"),
         ("rl.losses", "from jmarl.sampling import scoring", "imports jmarl.sampling.scoring, which comes later"),
         (
-            "learning.update",
+            "learning.step",
             "if TYPE_CHECKING:\n    from jmarl.envs.vector import Step",
             "imports jmarl.envs.vector, which comes",
         ),
         ("team", "from jmarl.learning.optimizer import optimizer", "imports jmarl.learning.optimizer, which comes later"),
         ("rl.losses", "def f():\n    import time", "is device code and imports time"),
-        ("learning.update", "open('x')", "is device code and calls open()"),
-        ("learning.update", "from jmarl.models.hub import tokenize", "imports host code jmarl.models.hub.tokenize"),
+        ("learning.step", "open('x')", "is device code and calls open()"),
+        ("learning.step", "from jmarl.models.hub import tokenize", "imports host code jmarl.models.hub.tokenize"),
         ("models.hub.tokenize", "import jax.numpy as jnp", "is host code and imports jax"),
         ("logs.metrics_writer", "from jmarl.types import Batch", "is host code and imports jmarl.types"),
         ("runs.train", "from flax import linen", "imports flax"),

@@ -20,7 +20,7 @@ from jmarl.hardware import GPU, dtype_on
 C = TypeVar("C", bound=TrainConfig)
 
 NUMBERS = ("ema_decay", "gae_lambda", "value_coef", "value_clip", "bc_weight", "world_model_weight")  # fields of `Algorithm`
-COMMON_METRICS = {"loss", "entropy", "kl", "kl_moved", "ratio", "mismatch"}  # of `learning.objective.token_loss`
+COMMON_METRICS = {"loss", "entropy", "kl", "kl_moved", "ratio", "mismatch"}  # of `objectives.policy.token_loss`
 
 
 @dataclasses.dataclass(frozen=True)

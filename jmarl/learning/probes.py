@@ -28,13 +28,15 @@ from jaxtyping import Array, Float, Int, Num
 from jmarl.algorithms import Algorithm, find_row, on_platform, resolve, with_ample_memory
 from jmarl.config import TrainConfig
 from jmarl.learning.batches import concatenate_prompts, one_per_prompt
-from jmarl.learning.update import update_agents, update_keys
+from jmarl.learning.program import update_keys
+from jmarl.learning.step import Given, Update, reads_keys, update_agents
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.platforms import platform_of
 from jmarl.models.stack import own_leaves
+from jmarl.objectives.choose import objective_of
 from jmarl.sampling.sampler import RowIds, SampleInputs, row_keys, sample
-from jmarl.types import Batch, Completions, StackState
+from jmarl.types import Batch, Completions, PerAgent, StackState
 
 MARK, TARGET = 0, 1  # a mark around items, and the token that probes 2 and 5 ask for
 ITEMS = tuple(range(2, 10))  # tokens that are items
@@ -146,19 +148,20 @@ def _run(
     cfg: TrainConfig,
     algorithm: Algorithm,
 ) -> tuple[StackState, dict[str, Num[Array, "update ..."]]]:
-    def update(
+    update = Update(model, objective_of(algorithm), algorithm)
+
+    def one_update(
         carry: tuple[StackState, Int[Array, ""]], items: Int[Array, " prompt"]
     ) -> tuple[tuple[StackState, Int[Array, ""]], dict[str, Num[Array, "..."]]]:
         state, step = carry
         batch, reward = play_probe(lora.join(base, state.params), items, step, PROBES[probe], model, cfg, algorithm)
-        batch = batch._replace(keys=update_keys(algorithm, cfg.run.seed, step, 0, batch.tokens.shape[0]))
-        reference = state.reference
-        state, metrics, _ = update_agents(
-            state._replace(reference=None), reference, batch, base=base, model=model, algorithm=algorithm
-        )
+        reference, agents = state.reference, batch.tokens.shape[0]
+        keys = update_keys(cfg.run.seed, step, 0, agents) if reads_keys(algorithm) else None
+        given = Given(reference, batch, PerAgent(), None, keys, base)
+        state, metrics = update_agents(update, state._replace(reference=None), given)
         return (state._replace(reference=reference), step + 1), metrics | {"reward": reward}
 
-    (state, _), metrics = lax.scan(update, (state, jnp.asarray(step)), items)
+    (state, _), metrics = lax.scan(one_update, (state, jnp.asarray(step)), items)
     return state, metrics
 
 

@@ -16,7 +16,7 @@ from jax.stages import Lowered
 from jmarl.algorithms import Algorithm
 from jmarl.config import Run
 from jmarl.learning.per_agent import active_agents, settings_of_stack
-from jmarl.learning.step import AgentKeys, Given, Metrics, Update, update_agents
+from jmarl.learning.step import AgentKeys, Given, Metrics, Update, reads_keys, update_agents
 from jmarl.memory import ProgramCall
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
@@ -130,7 +130,7 @@ def make_program(
         return None if agents is None else agents[[roles[0] for roles in members]]
 
     def keys(step: Any) -> AgentKeys | None:
-        if not algorithm.lora.lora_dropout and algorithm.optimizer.num_minibatches == 1:
+        if not reads_keys(algorithm):
             return None
         own = [update_keys(seed, step, number, count // len(seeds)) for seed in seeds]
         return jnp.concatenate(own) if len(own) > 1 else own[0]

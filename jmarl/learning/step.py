@@ -84,6 +84,11 @@ def agent_gradients(
     return grads, metrics | batch_metrics
 
 
+def reads_keys(algorithm: Algorithm) -> bool:
+    """Return whether an update reads random keys: for dropout, or for the order of its minibatches."""
+    return bool(algorithm.lora.lora_dropout) or algorithm.optimizer.num_minibatches > 1
+
+
 def shuffle(epoch: Int[Array, ""], key: Key[Array, ""], inputs: LossInputs) -> LossInputs:
     """Return one agent's inputs with prompts, and completions within each group, in an order of their own in each epoch. The
     key is consumed."""

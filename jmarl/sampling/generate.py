@@ -240,8 +240,7 @@ def _call_stack(
     i: int, spec: StackSpec, weights: Any, prompts: Prompts, request: SampleRequest, call: Callable[..., Any]
 ) -> Any:
     """Sample stack `i` of a team. Arguments stay on the host: the call moves them to the device of the weights, once."""
-    past = request.past
-    program, row_ids = stack_program(i, spec, weights, request)
+    (program, row_ids), past = stack_program(i, spec, weights, request), request.past
     cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
     acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts, program.mesh)
     arguments = (weights, prompts, row_ids, spec.stops, cache, acting, spec.allowed)

@@ -13,16 +13,16 @@ import pytest
 
 from jmarl.algorithms import ALGORITHMS, resolve
 from jmarl.config import Loss, TrainConfig
-from jmarl.learning.objective import loss_of_inputs, make_loss_inputs, split_inputs, token_loss
 from jmarl.learning.optimizer import init_stack
-from jmarl.learning.update import agent_gradients, update_stack
 from jmarl.models import decoder
 from jmarl.models.hub import agents as weights
 from jmarl.models.hub.hf_format import tensors_from_params
 from jmarl.models.stack import stack_params, unstack
-from jmarl.rl.advantages import initial_running
+from jmarl.objectives.objective import split_inputs
+from jmarl.objectives.policy import POLICY, initial_running, token_loss
 from jmarl.sampling import scoring
-from jmarl.types import TRACES, Batch
+from jmarl.types import TRACES
+from tests.batches import agent_gradients, loss_inputs, loss_of_inputs, rollouts, update_stack
 
 A, P, G, T, S = 2, 2, 4, 6, 16
 LENGTHS = np.array([[5, 9], [12, 7]])
@@ -71,7 +71,7 @@ def batch(model, params):
     rewards = jnp.asarray(rng.normal(size=(A, P, G)), jnp.float32)
     groups = jnp.broadcast_to(jnp.arange(P)[:, None], (A, P, G))
     old_logprobs = jnp.where(mask, old.logprobs + noise, 0)
-    return Batch(*arrays, jnp.asarray(mask), old_logprobs, jnp.ones((A, P, G), bool), rewards, groups)
+    return rollouts(*arrays, jnp.asarray(mask), old_logprobs, jnp.ones((A, P, G), bool), rewards, groups)
 
 
 def fresh(cfg):
@@ -85,7 +85,7 @@ def copy(tree):
 
 def step(state, batch, model, cfg=PLAIN):
     """Return the state and the metrics of `update_stack` on the host; the argument is not donated."""
-    return jax.device_get(update_stack(copy(state), batch, model=model, algorithm=resolve(cfg))[:2])
+    return jax.device_get(update_stack(copy(state), batch, model=model, algorithm=resolve(cfg)))
 
 
 def assert_close_trees(got, expected, tolerance=1e-5):
@@ -191,8 +191,8 @@ def gradients_of(params, batch, model):
     @functools.cache
     def variant(**changes):
         cfg = FULL.replace(**changes)
-        gradients = functools.partial(agent_gradients, model=model, algorithm=resolve(cfg))
-        f = jax.jit(lambda params, reference, batch: gradients(params, reference, fresh(cfg), batch)[:2])
+        gradients = functools.partial(agent_gradients, running=fresh(cfg), model=model, algorithm=resolve(cfg))
+        f = jax.jit(lambda params, reference, batch: gradients(params, batch, reference=reference))
         return jax.device_get(f(one, reference, unstack(batch, 1)))
 
     return variant
@@ -210,7 +210,7 @@ def test_micro_batches_and_remat_change_nothing(gradients_of, changes):
 
 def test_split_keeps_every_row_with_its_prompt(params, batch, model):
     """Parts of 2, 4 and 8: together exactly the rows of the batch, each still beside its own prompt and length."""
-    inputs, _ = make_loss_inputs(None, fresh(PLAIN), unstack(batch, 0), None, model=model, algorithm=resolve(PLAIN))
+    inputs, _ = loss_inputs(unstack(batch, 0), fresh(PLAIN), model, resolve(PLAIN))
 
     def pairs(part):  # (prompt and its length, tokens, advantage) of every row
         def ids(x):
@@ -223,12 +223,12 @@ def test_split_keeps_every_row_with_its_prompt(params, batch, model):
         ]
 
     for n in (2, 4, 8):
-        parts = split_inputs(inputs, n)
+        parts = split_inputs(inputs, n, POLICY)
         cut = [pairs(jax.tree.map(lambda x, i=i: x[i], parts)) for i in range(n)]
         assert {len(part) for part in cut} == {P * G // n}
         assert sorted(sum(cut, [])) == sorted(pairs(inputs))
     with pytest.raises(ValueError, match=r"micro_batches=3 does not divide 2 prompts of 4 completions"):
-        split_inputs(inputs, 3)
+        split_inputs(inputs, 3, POLICY)
 
 
 def test_vmap_equals_map(updated, batch, model):
@@ -362,13 +362,7 @@ def test_kl_is_zero_at_the_untrained_policy_and_positive_later(params, batch, mo
 # --- the loss over chunks ------------------------------------------------------------------------------------------------
 
 
-def chunked_loss(params, inputs, model, algorithm):
-    """Return the loss and its metrics."""
-    loss, (metrics, _) = loss_of_inputs(params, inputs, model=model, algorithm=algorithm)
-    return loss, metrics
-
-
-def loss_and_gradients(params, inputs, model, algorithm, f=chunked_loss):
+def loss_and_gradients(params, inputs, model, algorithm, f=loss_of_inputs):
     """Compile anew, since `scoring.CHUNK` is no part of jax's cache key."""
     value_and_grad = jax.value_and_grad(functools.partial(f, model=model, algorithm=algorithm), has_aux=True)
     return jax.device_get(jax.jit(lambda params, inputs: value_and_grad(params, inputs))(params, inputs))
@@ -397,8 +391,8 @@ def test_the_loss_of_chunks_is_the_loss_of_all_tokens(tiny_config, batch, monkey
     cfg, model = FULL.replace(**changes), tiny_config(tie_embeddings=tied)
     algorithm = resolve(cfg)
     params, reference = (decoder.init_params(model, jax.random.key(seed)) for seed in (1, 2))
-    make = functools.partial(make_loss_inputs, model=model, algorithm=algorithm)
-    inputs, _ = jax.jit(lambda batch: make(reference, fresh(cfg), batch, None))(unstack(batch, 0))
+    make = jax.jit(lambda batch: loss_inputs(batch, fresh(cfg), model, algorithm, reference=reference))
+    inputs, _ = make(unstack(batch, 0))
     (plain, plain_metrics), plain_grads = loss_and_gradients(params, inputs, model, algorithm, loss_through_scores)
     for chunk in (512, 7):
         monkeypatch.setattr(scoring, "CHUNK", dict.fromkeys(scoring.CHUNK, chunk))
@@ -410,7 +404,7 @@ def test_the_loss_of_chunks_is_the_loss_of_all_tokens(tiny_config, batch, monkey
         assert_close_trees(grads, plain_grads, tolerance)
 
     def three_times(params, inputs, model, algorithm):
-        loss, metrics = chunked_loss(params, inputs, model, algorithm)
+        loss, metrics = loss_of_inputs(params, inputs, model, algorithm)
         return 3 * loss, metrics
 
     three_times_grads = loss_and_gradients(params, inputs, model, algorithm, three_times)[1]
@@ -422,8 +416,8 @@ def test_kl_in_the_reward_is_subtracted_from_the_return(params, batch, model, ki
     """Advantage of R - coef * (sum of the estimate over the completion), behaviour policy against the reference."""
     cfg = PLAIN.replace(kl_coef=0.3, kl_in="reward", kl_estimator=kind)
     mine, reference = unstack(batch, 0), unstack(params, 1)
-    make = functools.partial(make_loss_inputs, model=model, algorithm=resolve(cfg))
-    inputs, _ = jax.jit(lambda reference, batch: make(reference, fresh(cfg), batch, None))(reference, mine)
+    make = functools.partial(loss_inputs, running=fresh(cfg), model=model, algorithm=resolve(cfg))
+    inputs, _ = jax.jit(lambda reference, batch: make(batch, reference=reference))(reference, mine)
     ref = jax.jit(lambda r, b: scoring.score(r, model, b.prompts, b.prompt_lengths, b.tokens))(reference, mine).logprobs
     np.testing.assert_allclose(inputs.targets.ref_logprobs, ref, atol=1e-5)
     d = np.asarray(ref - mine.old_logprobs, np.float64)
@@ -438,7 +432,7 @@ def test_how_a_batchs_tokens_are_weighed(batch, model, aggregation):
     """By numpy: a row without a valid reward counts nowhere, and `constant` divides by what a completion may have."""
     algorithm = resolve(PLAIN.replace(loss_aggregation=aggregation, max_new_tokens=2 * T))
     mine = unstack(batch._replace(rewards=batch.rewards.at[:, 0, 1].set(jnp.nan)), 0)
-    inputs, _ = make_loss_inputs(None, fresh(PLAIN), mine, None, model=model, algorithm=algorithm)
+    inputs, _ = loss_inputs(mine, fresh(PLAIN), model, algorithm)
     mask, valid = np.array(mine.action_mask), P * G - 1
     mask[0, 1] = False
     expected = {
@@ -458,7 +452,7 @@ def test_the_penalty_follows_the_coefficient_of_the_moment(params, batch, model)
 
     def advantages(coef):
         running = fresh(cfg)._replace(kl_coef=jnp.float32(coef))
-        return make_loss_inputs(reference, running, mine, None, model=model, algorithm=algorithm)[0].targets.advantages
+        return loss_inputs(mine, running, model, algorithm, reference=reference)[0].targets.advantages
 
     none, once, twice = map(advantages, (0.0, 0.3, 0.6))
     np.testing.assert_allclose(twice - none, 2 * (once - none), rtol=1e-3, atol=1e-5)

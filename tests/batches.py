@@ -1,0 +1,71 @@
+"""Batches, losses and updates of one stack, for tests of learning."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmarl.config import Run
+from jmarl.learning import step
+from jmarl.learning.program import make_program
+from jmarl.models.sharding import mesh_of
+from jmarl.objectives.choose import critic_objective, objective_of
+from jmarl.objectives.objective import Agent, model_outputs
+from jmarl.types import Batch, StackState
+
+
+def rollouts(prompts, prompt_lengths, tokens, action_mask, old_logprobs, ended, rewards, groups=None, **fields):
+    """A `Batch` of one role without a baseline; completions of a prompt are a group unless groups are given."""
+    shape = np.shape(rewards)
+    groups = np.broadcast_to(np.arange(shape[1], dtype=np.int32)[:, None], shape) if groups is None else groups
+    others = dict(
+        truncated_logprobs=old_logprobs,
+        roles=np.zeros(shape, np.int32),
+        values=np.zeros((*shape, 1), np.float32),
+        ref_logprobs=np.zeros((*shape, 1), np.float32),
+        penalty=np.zeros((*shape, 1), np.float32),
+    )
+    batch = Batch(
+        prompts=prompts, prompt_lengths=prompt_lengths, tokens=tokens, action_mask=action_mask, old_logprobs=old_logprobs,
+        ended=ended, rewards=rewards, groups=groups, **others | fields,
+    )  # fmt: skip
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def update_of(model, algorithm, critic=False):
+    """What an update of agents, or of critics, does."""
+    return step.Update(model, critic_objective(algorithm) if critic else objective_of(algorithm), algorithm)
+
+
+def loss_inputs(batch, running, model, algorithm, *, reference=None, params=None, critic=False):
+    """The inputs of the loss of one agent's batch, and metrics of the batch."""
+    return step.loss_inputs(update_of(model, algorithm, critic), batch, Agent(params, reference, running), None)
+
+
+def loss_of_inputs(params, inputs, model, algorithm, base=None):
+    """The loss of one agent's inputs and its metrics."""
+    outputs = model_outputs(params, inputs, base, model, algorithm)
+    return objective_of(algorithm).loss(outputs, inputs.targets, algorithm)
+
+
+def agent_gradients(params, batch, running, model, algorithm, reference=None):
+    """The gradients and metrics of one agent from its batch."""
+    state = StackState(params, (), None, jnp.int32(0), running, None)
+    return step.agent_gradients(update_of(model, algorithm), state, reference, batch, None, None)
+
+
+def stack_program(state, *, model, algorithm, active=None, keys=None):
+    """The program of a stack of agents. active: those that learn, None: all; keys: of the update, None: minibatches keep their
+    order."""
+    count = state.skipped.shape[0]
+    members = [(agent,) for agent in range(count)]
+    program = make_program(model, members, algorithm, Run(), number=0, team_size=count, mesh=mesh_of(state.params))
+    return dataclasses.replace(program, active=lambda step: active, keys=lambda step: keys)
+
+
+def update_stack(state, batch, **settings):
+    """The state and the metrics of a stack of agents after one update; the state is donated. settings: of `stack_program`."""
+    return stack_program(state, **settings)(state, batch, 0)
