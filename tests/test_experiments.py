@@ -34,7 +34,7 @@ def run(*command: str) -> str:
 
 def test_bench_step_prints_consistent_times_and_shares_as_json():
     size = ("--agents", "2", "--prompts", "2", "--group", "4", "--max-new-tokens", "8", "--repeats", "1")
-    out = json.loads(run("experiments.bench_step", "--model", "tiny-random", *size, "--dtype", "float32", "--json"))
+    out = json.loads(run("experiments.bench.step", "--model", "tiny-random", *size, "--dtype", "float32", "--json"))
     names = ("generate_s", "update_s", "first_step_s", "peak_rss_gib", "decode_share_of_bandwidth", "update_share_of_flops")
     assert all(out[name] > 0 for name in names), out
     assert out["compiles"] == 2  # one sampler, one update
@@ -63,7 +63,7 @@ def test_the_table_of_algorithms_takes_no_flags():
 
 
 def test_bench_step_refuses_an_unknown_dtype():
-    done = start("experiments.bench_step", "--model", "tiny-random", "--dtype", "float16")
+    done = start("experiments.bench.step", "--model", "tiny-random", "--dtype", "float16")
     assert done.returncode != 0
     assert "invalid choice 'float16'" in done.stderr
 

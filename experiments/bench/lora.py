@@ -1,7 +1,7 @@
 """Measure the peak memory of LoRA teams, which hold one base model for any number of agents.
 
 Claim: on a CPU with SmolLM2, four agents take at most 1.5 times the memory of one.
-Command: python -m experiments.bench_lora
+Command: python -m experiments.bench.lora
 Trains a team of one agent and a team of `--agents`, with equally many completions per agent, each in its own process. Prints
 one JSON object: the peak of the resident memory of each process (on a GPU also of the device) after `--updates` updates
 (sampling, random rewards and AdamW), the seconds of the last update, and the ratios.
@@ -69,7 +69,7 @@ def bench_in_process(options: Bench) -> dict[str, float]:
     """Return the result of `bench` in a new process, whose peak memory is that of this team alone."""
     values = {name: x for name, x in dataclasses.asdict(options).items() if name != "alone"}
     flags = [part for name, x in values.items() for part in ("--" + name.replace("_", "-"), str(x))]
-    command = [sys.executable, "-m", "experiments.bench_lora", *flags, "--alone"]
+    command = [sys.executable, "-m", "experiments.bench.lora", *flags, "--alone"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

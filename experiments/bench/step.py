@@ -1,7 +1,7 @@
 """Time one training step of a team with random rewards: sampling and update, all completions at full length.
 
 Claim: a step of two agents takes a quarter of the time of CoMLRL 1.4.3 in float32 on the same two cores.
-Command: python -m experiments.bench_step --model smollm2-135m-instruct --agents 2 --prompts 1 --group 8 --max-new-tokens 128
+Command: python -m experiments.bench.step --model smollm2-135m-instruct --agents 2 --prompts 1 --group 8 --max-new-tokens 128
 Prints one JSON object. Times are medians in seconds over `--repeats` warm steps that are waited for. `startup_s` is the time to
 load and place the models; `compile_s` is the time that the first step takes longer than a warm one.
 `decode_share_of_bandwidth` compares sampling with its lower bound, reading every parameter once per decode step at the rate at

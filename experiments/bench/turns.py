@@ -1,7 +1,7 @@
 """Time a second turn that reuses the keys and values of the first, against one that computes the conversation again.
 
 Claim: tokens and log-probabilities are the same, and the time for the conversation so far is saved.
-Command: python -m experiments.bench_turns            (flags: --help)
+Command: python -m experiments.bench.turns            (flags: --help)
 Prints one JSON object: the seconds of the second turn both ways (medians of `--repeats` warm runs, in turn), their ratio, the
 number of tokens that were not computed again, and the largest difference of a log-probability.
 Expected: 4.6 s against 9.2 s on two cores, 3064 tokens not computed again, differences of at most 3e-5. Time: about 90 s

@@ -1,8 +1,8 @@
 """Time a step of several seeds of a LoRA team in one program against a step of one seed.
 
 Claim: several seeds in one program take less time than one run after the other.
-Command: python -m experiments.bench_seeds                                  (flags: --help)
-         python -m experiments.bench_seeds --model smollm2-135m-instruct --max-new-tokens 32 --updates 4
+Command: python -m experiments.bench.seeds                                  (flags: --help)
+         python -m experiments.bench.seeds --model smollm2-135m-instruct --max-new-tokens 32 --updates 4
 Trains a team of two with `train_seeds`, in turn on one seed and on `--seeds` of them, in this process. Prints one JSON object:
 the parameters of a model; for one and for several seeds, the median seconds of a warm step (an update and the next sampling,
 from rewards to rewards) and the seconds of the first run with compiling; and their ratios. Completions have their full length,

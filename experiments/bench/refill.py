@@ -2,8 +2,8 @@
 
 Claim: rows that have ended cost little if the others move together (`jmarl.sampling.slots`), and less if the next batch's rows
     take their slots (`jmarl.sampling.refill`, async_steps=1). The tokens are the same.
-Command: python -m experiments.bench_refill            (flags: --help)
-    python -m experiments.bench_refill --model smollm2-135m-instruct --agents 1 --prompts 2 --batches 6 --mean 50 --cap 256
+Command: python -m experiments.bench.refill            (flags: --help)
+    python -m experiments.bench.refill --model smollm2-135m-instruct --agents 1 --prompts 2 --batches 6 --mean 50 --cap 256
 Every row ends after a number of tokens that is drawn lognormal and follows from its random key, in place of an end token. The
     three ways sample batch after batch by turns in one process; compiling is not counted. Prints a JSON object for each:
     tokens per second, the ratio to the first way, and the share of its tokens that differ from the first way's (where a

@@ -2,7 +2,7 @@
 
 Claim: on 2 cores a running sandbox checks at least 60 programs per second; the first verdict comes at most 100 ms after the
     start of the helper process; after a kill, the helper answers again within a second.
-Command: python -m experiments.bench_sandbox        (prints one JSON object per level)
+Command: python -m experiments.bench.sandbox        (prints one JSON object per level)
 Programs: all different, generated from templates (`jmarl.envs.code.problems`), with six tests each.
 Expected: 83 to 139 programs per second, a first verdict after 60 to 80 ms and after a kill in 64 to 86 ms. Time: 30 s per
     level.

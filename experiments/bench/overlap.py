@@ -1,7 +1,7 @@
 """Time steps that compute rewards of programs while the next prompts are sampled, against one after the other.
 
 Claim: the parameters are equal bit for bit, and only the rewards of the last part of the prompts add to the time of a step.
-Command: python -m experiments.bench_overlap            (flags: --help)
+Command: python -m experiments.bench.overlap            (flags: --help)
 Steps are run in three ways: all prompts at once, in parts one after the other, and in parts with overlap. Prints a JSON object
 for each: the median seconds of a warm step, and the seconds of its rewards. A last object says whether the last two ways end
 with equal parameters.

@@ -1,0 +1,1 @@
+"""Benchmarks: time and memory of sampling, updates, turns, seeds, LoRA, refilled slots, rewards and the sandbox."""
