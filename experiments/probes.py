@@ -3,7 +3,7 @@
 Claim: each row learns each probe that it is meant for, with 3 seeds; `agree` needs joint credit, `remember` credit over turns.
 Command: python -m experiments.probes                 (flags: --help; --speed: updates per second, one program against the loop)
 Prints a table of rows and probes. A cell has the mean reward of the last 10 updates, of the seed where it is lowest. --write
-puts the table into experiments/README.md. Thresholds: `THRESHOLDS`. Probes: `jmarl/learning/probes.py`.
+puts the table into experiments/README.md. Thresholds: `THRESHOLDS`. Probes: `experiments/probe_tasks.py`.
 Model: two layers of width 32, 11 tokens, random weights; two agents (ppo: one), 8 prompts with 8 completions of 2 tokens.
 Expected: 0.8 to 1.0 in most cells; experiments/README.md has the table and explains those below. Time: 19 minutes on two cores
     that also ran tests.
@@ -22,23 +22,23 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
+from experiments import probe_tasks
+from experiments.probe_tasks import PROBES
 from experiments.tables import markdown_table, write_table
 from experiments.tiny import random_agents, tokenizer
 from jmarl.algorithms import ALGORITHMS, find_row, resolve
 from jmarl.config import TrainConfig, check
 from jmarl.envs.base import Answer, Texts
 from jmarl.envs.rewards import make_reward
-from jmarl.learning import probes
 from jmarl.learning.optimizer import init_state
-from jmarl.learning.probes import PROBES
 from jmarl.models.config import ModelConfig
 from jmarl.randomness import tasks_of
 from jmarl.runs.train import train
 from jmarl.team import Team, make_team
 
-SYMBOLS = ["|", "x", *"abcdefgh", "y", "<stop>"]  # the token ids of `jmarl.learning.probes` as text
-MODEL = ModelConfig("llama", probes.VOCAB, 32, 64, 2, 4, 2, 8, 64)
-ITEMS = [{"id": i} for i in probes.ITEMS]
+SYMBOLS = ["|", "x", *"abcdefgh", "y", "<stop>"]  # the token ids of `experiments.probe_tasks` as text
+MODEL = ModelConfig("llama", probe_tasks.VOCAB, 32, 64, 2, 4, 2, 8, 64)
+ITEMS = [{"id": i} for i in probe_tasks.ITEMS]
 THRESHOLDS = {"emit": 0.9, "copy": 0.8, "agree": 0.9, "remember": 0.9}
 UPDATES = {"emit": 60, "copy": 300, "agree": 60, "remember": 100}
 RATES = {"emit": 5e-3, "copy": 3e-3, "agree": 5e-3, "remember": 5e-3}  # of agents and critics; copy needs the lower one
@@ -104,7 +104,7 @@ class ProbeEnvironment:
         return Answer(result, np.full(len(after), last), after)
 
     def observe(self, after: Sequence[Episode]) -> tuple[list[Episode], list[list[str]]]:
-        read = [np.asarray(probes.next_prompt(jnp.asarray(state.tokens[-1]))) for state in after]
+        read = [np.asarray(probe_tasks.next_prompt(jnp.asarray(state.tokens[-1]))) for state in after]
         return list(after), [[f"| {SYMBOLS[tokens[n]]} |" for tokens in read] for n in range(self.num_agents)]
 
 
@@ -132,7 +132,7 @@ def settings(row: str, probe: str, seed: int) -> TrainConfig:
 
 
 def probe_tokenizer() -> Any:
-    """Return the tokenizer with one token per symbol, with the ids of `jmarl.learning.probes`."""
+    """Return the tokenizer with one token per symbol, with the ids of `experiments.probe_tasks`."""
     return tokenizer(tuple(SYMBOLS[:-1]), spaced=True)
 
 
@@ -178,7 +178,7 @@ def speed(row: str, probe: str, updates: int = 200) -> dict[str, Any]:
     for _ in range(2):
         state = init_state(team_of(2, 0)[1], resolve(cfg)).stacks[0]
         start = time.perf_counter()
-        _, metrics = probes.run(state, items_of(cfg, updates), probe=probe, model=MODEL, cfg=cfg)
+        _, metrics = probe_tasks.run(state, items_of(cfg, updates), probe=probe, model=MODEL, cfg=cfg)
         jax.block_until_ready(metrics)
         seconds = time.perf_counter() - start
     rates = {"loop": 1 / loop, "one_program": updates / seconds, "ratio": updates / seconds * loop}

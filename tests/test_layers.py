@@ -56,7 +56,7 @@ ORDER = [
 DEVICE = {
     "types", "hardware", "algorithms", "rl", "models",
     "sampling.choice", "sampling.slots", "sampling.sampler", "sampling.scoring", "objectives",
-    "learning.batches", "learning.optimizer", "learning.step", "learning.program", "learning.probes",
+    "learning.batches", "learning.optimizer", "learning.step", "learning.program",
 }  # fmt: skip
 NOT_ON_DEVICE = {
     "transformers", "tokenizers", "datasets", "safetensors", "huggingface_hub", "tensorboardX", "rich", "os", "io",

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import probe_tasks
 from experiments.probes import (
     ITEMS,
     MODEL,
@@ -21,7 +22,6 @@ from experiments.probes import (
     team_of,
 )
 from jmarl.algorithms import resolve
-from jmarl.learning import probes
 from jmarl.learning.optimizer import init_state
 from jmarl.runs.train import train
 
@@ -33,15 +33,15 @@ TELLING |= {"remax": "remember", "maremax": "remember"}  # noisy baselines: `agr
 def test_rewards_by_hand():
     """Two agents, two tokens each; 1 is the target, 5 the item."""
     tokens, item = jnp.array([[1, 5], [1, 1]]), jnp.array(5)
-    assert probes.PROBES["constant"].reward([tokens], item) == 1
-    assert probes.PROBES["emit"].reward([tokens], item) == 0.75
-    assert probes.PROBES["copy"].reward([tokens], item) == 0.25
-    assert probes.PROBES["agree"].reward([tokens], item) == 0.5
-    assert probes.next_prompt(tokens[None]).tolist() == [[1, 1]]
-    assert probes.next_prompt(jnp.array([[3, 0], [4, 0]])).tolist() == [4, 3]
+    assert probe_tasks.PROBES["constant"].reward([tokens], item) == 1
+    assert probe_tasks.PROBES["emit"].reward([tokens], item) == 0.75
+    assert probe_tasks.PROBES["copy"].reward([tokens], item) == 0.25
+    assert probe_tasks.PROBES["agree"].reward([tokens], item) == 0.5
+    assert probe_tasks.next_prompt(tokens[None]).tolist() == [[1, 1]]
+    assert probe_tasks.next_prompt(jnp.array([[3, 0], [4, 0]])).tolist() == [4, 3]
     second = jnp.array([[1, 1], [1, 7]])  # both wrote 1 first, so both should copy 1: three of four positions are right
-    assert probes.PROBES["remember"].reward([tokens, second], item) == pytest.approx(0.5 + 0.5 * 0.75)
-    batched = probes.PROBES["remember"].reward([jnp.stack([tokens] * 3)] * 2, jnp.array([5, 6, 7]))
+    assert probe_tasks.PROBES["remember"].reward([tokens, second], item) == pytest.approx(0.5 + 0.5 * 0.75)
+    batched = probe_tasks.PROBES["remember"].reward([jnp.stack([tokens] * 3)] * 2, jnp.array([5, 6, 7]))
     assert batched.shape == (3,)
 
 
@@ -49,7 +49,7 @@ def test_the_loops_environment_speaks_the_tokens():
     """Text and back: prompts hold the item between two marks, later ones what the next agent wrote; a reward at the end."""
     env = ProbeEnvironment("remember", 2)
     states, prompts = env.reset(ITEMS[:1], np.random.default_rng(0))
-    assert prompts == [["| a |"], ["| a |"]] and SYMBOLS[probes.STOP] == "<stop>"
+    assert prompts == [["| a |"], ["| a |"]] and SYMBOLS[probe_tasks.STOP] == "<stop>"
     first = env.step(states, [["x b"], ["a x"]], np.random.default_rng(0))
     assert first.result.total.tolist() == [0.0] and not first.done.any()
     states, prompts = env.observe(first.after)
@@ -64,7 +64,7 @@ def test_one_program_makes_the_run_of_the_loop(probe, row):
     cfg = settings(row, probe, 0).replace(num_updates=4, kl_coef=0.1)
     team, params = team_of(2, 0)
     looped = train(team, ProbeEnvironment(probe, 2), ITEMS, cfg, params=params)
-    state, metrics = probes.run(
+    state, metrics = probe_tasks.run(
         init_state(team_of(2, 0)[1], resolve(cfg)).stacks[0], items_of(cfg, 4), probe=probe, model=MODEL, cfg=cfg
     )
     if probe != "remember":  # the loop tells the return of the first turn, which is the reward of the end
@@ -90,7 +90,7 @@ def test_without_credit_over_turns_the_first_turn_learns_nothing():
     for gamma in (0.0, 1.0):
         cfg = settings("magrpo", "remember", 0).replace(gamma=gamma)
         state = init_state(team_of(2, 0)[1], resolve(cfg)).stacks[0]
-        _, metrics = probes.run(state, items_of(cfg, 100), probe="remember", model=MODEL, cfg=cfg)
+        _, metrics = probe_tasks.run(state, items_of(cfg, 100), probe="remember", model=MODEL, cfg=cfg)
         rewards[gamma] = float(metrics["reward"][-10:].mean())
     assert rewards[0.0] < 0.7 and rewards[1.0] > 0.9
 
@@ -105,7 +105,7 @@ def test_without_credit_over_turns_the_first_turn_learns_nothing():
 )
 def test_runs_that_one_program_does_not_make_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        probes.check_probe("agree", settings("magrpo", "agree", 0).replace(**changes))
+        probe_tasks.check_probe("agree", settings("magrpo", "agree", 0).replace(**changes))
 
 
 def test_the_table_marks_what_stays_below():

@@ -196,15 +196,15 @@ def test_shared_weights_are_one_set_of_adapters(agent):
 
 def test_a_run_in_one_program_equals_the_loop():
     """As in `test_probes` with full weights, here with a KL term. The base is not donated."""
+    from experiments import probe_tasks
     from experiments.probes import ITEMS, MODEL, ProbeEnvironment, items_of, probe_tokenizer, settings
-    from jmarl.learning import probes
 
     cfg = settings("grpo", "emit", 0).replace(num_updates=2, kl_coef=0.1, lora_rank=2)
     agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), probe_tokenizer())
     team, params = make_team([agent, agent], lora=True)
     looped = train(team, ProbeEnvironment("emit", 2), ITEMS, cfg, params=params)
     state = init_state(lora.init_models(params, [(MODEL, 2)], cfg.lora, cfg.run.seed), resolve(cfg)).stacks[0]
-    state, metrics = probes.run(state, items_of(cfg, 2), probe="emit", model=MODEL, cfg=cfg)
+    state, metrics = probe_tasks.run(state, items_of(cfg, 2), probe="emit", model=MODEL, cfg=cfg)
     np.testing.assert_allclose(metrics["reward"], looped.rewards, rtol=1e-5)
     assert max(moved(state.params, looped.state.stacks[0].params)) < 2e-4
     assert_equal_trees(unstack(params[0], 0), agent.params)
