@@ -37,7 +37,7 @@ class StackProgram:
     active: Callable[[Any], np.ndarray | None]  # step -> agents [A] that learn in it; None: all always do
     learns: bool  # whether an agent of the stack ever does; the state of others has no optimizer
     keys: Callable[[Any], AgentKeys | None]  # step -> keys [A] of dropout and of the order of minibatches, if there are any
-    newest: list[ProgramCall] = dataclasses.field(default_factory=list, repr=False)  # the last call, for messages
+    newest: list[Any] = dataclasses.field(default_factory=list, repr=False)  # shapes of the last call's arguments
 
     def __call__(self, state: StackState, batch: Data, step: Any) -> tuple[StackState, Metrics]:
         """Return the new state and the metrics [A, ...]. Without an active agent the state stays as it is.
@@ -50,7 +50,7 @@ class StackProgram:
         active = self.active(step)
         if active is not None and not active.any():
             return state, {"held": jnp.asarray(~active)}
-        self.newest[:] = [self.call(state, batch, step)]
+        self.newest[:] = [*shapes_of((state, batch)), step]
         updated, metrics = _update(*self.arguments(state, batch, active, step), update=self.update, mesh=self.mesh)
         return updated._replace(reference=state.reference, base=state.base), metrics
 
@@ -68,13 +68,15 @@ class StackProgram:
         mask = None if active is None else jnp.asarray(active)
         return trained, Given(state.reference, batch, agents, mask, keys, state.base)
 
-    def call(self, state: StackState, batch: Data, step: Any) -> ProgramCall:
-        """Describe an update of this size."""
-        shapes = shapes_of((state, batch))
+    def last_call(self) -> list[ProgramCall]:
+        """Describe the last call, to explain a lack of memory; empty before the first."""
+        if not self.newest:
+            return []
+        _, batch, _ = self.newest
         parts = self.update.algorithm.micro_batches * self.update.algorithm.optimizer.num_minibatches
         count, prompts, group, new_tokens = batch.tokens.shape
-        lower = partial(self.lower, *shapes, step)
-        return ProgramCall(self.kind, count, prompts, group, batch.prompts.shape[-1], new_tokens, parts, lower)
+        lower = partial(self.lower, *self.newest)
+        return [ProgramCall(self.kind, count, prompts, group, batch.prompts.shape[-1], new_tokens, parts, lower)]
 
 
 @partial(

@@ -30,7 +30,7 @@ class Setup(NamedTuple):
 
     def calls(self) -> list[ProgramCall]:
         """Return the last call of each program."""
-        return [call for program in (*self.programs, *self.critic_programs) for call in program.newest]
+        return [call for program in (*self.programs, *self.critic_programs) for call in program.last_call()]
 
 
 def make_setup(

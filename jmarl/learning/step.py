@@ -57,21 +57,18 @@ def gradients(update: Update, params: Any, inputs: LossInputs, base: Any) -> tup
     def loss(weights: Any, inputs: LossInputs) -> tuple[Float[Array, ""], AgentMetrics]:
         return objective.loss(model_outputs(weights, inputs, base, model, algorithm), inputs.targets, algorithm)
 
-    def grad(inputs: LossInputs) -> tuple[Any, AgentMetrics]:
-        return jax.grad(loss, has_aux=True)(weights, inputs)
-
     def add(total: tuple[Any, AgentMetrics], part: tuple[Any, AgentMetrics]) -> tuple[Any, AgentMetrics]:
         return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, part)
 
-    parts = algorithm.micro_batches
+    grad, parts = jax.grad(loss, has_aux=True), algorithm.micro_batches
     parts = min(parts, len(inputs.prompts)) if objective.caps_parts else parts
     if parts == 1:
-        grads, metrics = grad(inputs)
+        grads, metrics = grad(weights, inputs)
         return jax.tree.map(lambda x, y: x.astype(y.dtype), grads, params), metrics
-    shapes = params, jax.eval_shape(grad, inputs)[1]  # gradients are added up in float32
+    shapes = params, jax.eval_shape(grad, weights, inputs)[1]  # gradients are added up in float32
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     split = split_inputs(inputs, parts, objective)
-    return lax.scan(lambda total, part: (add(total, grad(part)), None), zeros, split)[0]
+    return lax.scan(lambda total, part: (add(total, grad(weights, part)), None), zeros, split)[0]
 
 
 def agent_gradients(

@@ -34,6 +34,9 @@ from jmarl.sampling.generate import NO_LIMIT, Sampler, bucket
 from jmarl.team import StackSpec, Team, to_agents
 from jmarl.types import Batch, CriticBatch, StackState, TeamState
 
+Values = Callable[..., Any]  # see `critics.value_stack`
+Penalize = Callable[..., Batch]  # see `critics.with_penalty`
+
 
 def greedy_baseline(
     sample: Sampler, team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig, step: int, rollout: Rollout
@@ -57,32 +60,27 @@ def greedy_baseline(
     return tuple(baseline)
 
 
-class Scoring(NamedTuple):
-    """What models compute of batches; `zeros` has stand-ins."""
-
-    values: Callable[..., Any] = value_stack
-    penalty: Callable[..., Batch] = with_penalty
-
-
 def batches_with_values(
     setup: Setup,
     state: TeamState,
     rollout: Rollout,
-    scoring: Scoring = Scoring(),  # noqa: B008  frozen
+    values_of: Values = value_stack,
+    penalize: Penalize = with_penalty,
 ) -> tuple[Sequence[Batch], Sequence[CriticBatch]]:
     """Return the batches of the stacks and of the critics, with the values of all completions.
 
-    Values that are computed in the update of the critic (`reuses_values`) are left out.
+    Values that are computed in the update of the critic (`reuses_values`) are left out. values_of, penalize: run models;
+    `zeros` has stand-ins.
     """
     team, algorithm = setup.team, setup.algorithm
     row, kind = algorithm.row, algorithm.value_kind
     if row.critic is None:
         return to_batches(team, rollout, row.grouping, rollout.expected), ()
     if kind == "token":
-        return batches_with_token_values(setup, state, rollout, scoring)
+        return batches_with_token_values(setup, state, rollout, values_of, penalize)
     if row.critic == "central":
         return batches_with_joint_values(setup, state.critics[0], rollout)
-    values = [own_values(setup, state, turn, scoring) for turn in rollout.turns]
+    values = [own_values(setup, state, turn, values_of) for turn in rollout.turns]
     played, _ = with_returns(rollout, [x.mean(-1) for x in values], setup)
     batches = to_batches(team, played, values=values)
     if algorithm.has_value_head:
@@ -98,7 +96,7 @@ def own_critics(setup: Setup, state: TeamState) -> Iterable[tuple[StackSpec, Sta
 
 
 def batches_with_token_values(
-    setup: Setup, state: TeamState, rollout: Rollout, scoring: Scoring
+    setup: Setup, state: TeamState, rollout: Rollout, values_of: Values, penalize: Penalize
 ) -> tuple[Sequence[Batch], Sequence[CriticBatch]]:
     """Return `batches_with_values` for critics with a value of every token: agents and critics learn from the same batches."""
     team, algorithm, batches = setup.team, setup.algorithm, []
@@ -108,11 +106,11 @@ def batches_with_token_values(
             check_context(critic_spec, batch.prompt_lengths, batch.tokens)
         else:
             params = lora.model_of(critic)
-            values = scoring.values(params, critic_spec, batch.prompts, batch.prompt_lengths, batch.tokens, algorithm)
+            values = values_of(params, critic_spec, batch.prompts, batch.prompt_lengths, batch.tokens, algorithm)
             batch = batch._replace(values=values)
         has_reference = stack.reference is not None or stack.base is not None  # a frozen stack has none
         if penalizes_tokens(algorithm) and has_reference:
-            batch = scoring.penalty(batch, stack, spec, algorithm)
+            batch = penalize(batch, stack, spec, algorithm)
         batches.append(batch)
     return tuple(batches), () if algorithm.has_value_head else tuple(map(critic_batch, batches))
 
@@ -157,7 +155,7 @@ def check_joint(rollout: Rollout, lam: float) -> None:
         )
 
 
-def own_values(setup: Setup, state: TeamState, turn: Turn, scoring: Scoring) -> np.ndarray:
+def own_values(setup: Setup, state: TeamState, turn: Turn, values_of: Values) -> np.ndarray:
     """Return the values [N, P, G] of a turn's completions by the agents' own critics; for type v all G are equal."""
     stacks, algorithm, kind = [], setup.algorithm, setup.algorithm.value_kind
     critics = zip(own_critics(setup, state), turn.encoded, turn.completions, strict=True)
@@ -166,7 +164,7 @@ def own_values(setup: Setup, state: TeamState, turn: Turn, scoring: Scoring) -> 
             tokens = jnp.zeros((*done.tokens.shape[:2], 1, 1), jnp.int32)
         else:
             tokens = jnp.pad(done.tokens, ((0, 0),) * 3 + ((0, 1),))
-        values = scoring.values(lora.model_of(critic), spec, prompts, lengths, tokens, algorithm)
+        values = values_of(lora.model_of(critic), spec, prompts, lengths, tokens, algorithm)
         if kind == "q":
             values = jnp.take_along_axis(values, done.action_mask.sum(-1, keepdims=True), -1)
         stacks.append(jax.device_get(values[..., 0]))  # [A, R * P', G]

@@ -10,7 +10,7 @@ import numpy as np
 from jmarl.config import Episodes
 from jmarl.learning.setup import Setup
 from jmarl.rl.returns import joint_actions
-from jmarl.rollout.critic_values import Scoring, batches_with_values
+from jmarl.rollout.critic_values import batches_with_values
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import credit_completions
 from jmarl.rollout.turns import Rollout, Turn
@@ -35,7 +35,7 @@ def zero_batches(setup: Setup, state: TeamState, widths: Sequence[int]) -> Batch
         rollout = rollout._replace(expected=rollout.returns)
     if algorithm.row.critic == "central":
         return Batches(to_batches(setup.team, rollout, values=rollout.returns))
-    return Batches(*batches_with_values(setup, state, rollout, Scoring(zero_values, zero_penalty)))
+    return Batches(*batches_with_values(setup, state, rollout, zero_values, zero_penalty))
 
 
 def zero_values(
