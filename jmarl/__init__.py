@@ -9,11 +9,11 @@ imported from here too.
 Where to add what:
 
 - a loss or a group estimator: a function in `rl/` and a row in `algorithms/table.py`, whose `options` name the settings that
-  the loss reads; advantages of tokens: `token_advantages` in `learning/targets.py`;
+  the loss reads; advantages of tokens: `token_advantages` in `objectives/policy.py`;
 - an environment: a class in `envs/` and a line in `envs/__init__.py`;
 - a model family: its switches in `models/config.py`, what they do in `models/decoder.py`, names of weights in
   `models/hub/hf_format.py` and `gguf.py`, new weights also in `models/sharding.py`;
-- a metric: the dict that a loss or `learning/targets.py` returns, or `logs/rollout_log.py`, and its line in the table
+- a metric: the dict that a loss or `objectives/policy.py` returns, or `logs/rollout_log.py`, and its line in the table
   of columns in `experiments/README.md`;
 - a setting and its flag: a field of a section in `config/`; one that a row of the table has a default for, also there.
 """

@@ -45,10 +45,10 @@ def loss_inputs(batch, running, model, algorithm, *, reference=None, params=None
     return step.loss_inputs(update_of(model, algorithm, critic), batch, Agent(params, reference, running), None)
 
 
-def loss_of_inputs(params, inputs, model, algorithm, base=None):
-    """The loss of one agent's inputs and its metrics."""
+def loss_of_inputs(params, inputs, model, algorithm, objective=None, base=None):
+    """The loss of one agent's inputs and its metrics. objective: None: that of the algorithm."""
     outputs = model_outputs(params, inputs, base, model, algorithm)
-    return objective_of(algorithm).loss(outputs, inputs.targets, algorithm)
+    return (objective or objective_of(algorithm)).loss(outputs, inputs.targets, algorithm)
 
 
 def agent_gradients(params, batch, running, model, algorithm, reference=None):

@@ -13,7 +13,6 @@ import pytest
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
-from jmarl.learning.objective import make_loss_inputs
 from jmarl.learning.team_update import update_team
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
@@ -24,6 +23,7 @@ from jmarl.runs.train import train
 from jmarl.sampling import scoring
 from jmarl.team import Team, make_team
 from jmarl.types import TRACES
+from tests.batches import loss_inputs
 
 BASE = TrainConfig.of(
     algorithm="ippo", num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=5, learning_rate=1e-2, adam_eps=1e-4,
@@ -80,7 +80,6 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
     rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
     batches, critic_batches = jax.device_get(critic_values.batches_with_values(setup, state, rollout))
     before, model = jax.device_get(state), agents[0].config
-    make = functools.partial(make_loss_inputs, model=model)
     for a in range(2):
         mine, stack = unstack(batches[0], a), jax.tree.map(jnp.asarray, before.stacks[0])
         arrays = tuple(map(jnp.asarray, (mine.prompts, mine.prompt_lengths, mine.tokens)))
@@ -88,14 +87,12 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
         critic = unstack(jax.tree.map(jnp.asarray, (before.critics[0] if separate else stack).params), a)
         values = np.asarray(values_of(critic, scoring.hidden_states(critic, model, *arrays, "full")))
         values = values.reshape(mine.tokens.shape).astype(np.float64)
-        trains = "policy" if separate else "both"
-        on_device = jax.tree.map(jnp.asarray, mine)
-        inputs, _ = make(None, unstack(stack.running, a), on_device, None, algorithm=setup.algorithm, trains=trains)
+        on_device, running = jax.tree.map(jnp.asarray, mine), unstack(stack.running, a)
+        inputs, _ = loss_inputs(on_device, running, model, setup.algorithm, reference=unstack(stack.reference, a))
         if separate:
             policy, algorithm = inputs.targets, setup.critics.algorithm
             batch = jax.tree.map(jnp.asarray, unstack(critic_batches[0], a))
-            running = unstack(stack.running, a)  # not read for values
-            targets = make(None, running, batch, None, algorithm=algorithm, trains="values")[0].targets
+            targets = loss_inputs(batch, running, model, algorithm, critic=True)[0].targets
         else:
             policy, targets = inputs.targets
         assert np.asarray(policy.mask).any(-1).sum() == np.asarray(targets.mask).any(-1).sum() == 5

@@ -18,7 +18,8 @@ from jmarl.config.flags import parse_flags
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import apply_gradients, init_stack, steps_done
-from jmarl.learning.per_agent import for_stack, held_agents, updates_per_agent
+from jmarl.learning.per_agent import active_agents, settings_of_stack, updates_per_agent
+from jmarl.learning.setup import make_setup
 from jmarl.learning.team_update import update_team
 from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
@@ -108,7 +109,7 @@ def test_other_numbers_are_no_other_program(agents):
     assert TRACES["update"] == traced
     cfg = BASE.replace(learning_rate=(1e-2, 1e-3), optimizer=("adamw", "lion"))
     for agent in range(2):  # of different stacks: an optimiser each
-        algorithm, settings = for_stack(resolve(cfg), cfg.run, ((agent,),), 2)
+        algorithm, settings = settings_of_stack(resolve(cfg), cfg.run, ((agent,),), 2)
         assert settings.learning_rate.tolist() == np.float32([cfg.optimizer.learning_rate[agent]]).tolist()
         assert algorithm.optimizer.optimizer == cfg.optimizer.optimizer[agent]
 
@@ -152,21 +153,21 @@ def test_stacks_have_optimisers_of_their_own(different):
         assert_equal(params_of(both, agent), params_of(alone, agent))
 
 
-# --- held agents -----------------------------------------------------------------------------------------------------------
+# --- inactive agents -------------------------------------------------------------------------------------------------------
 
 
-def test_a_held_agent_changes_in_nothing():
-    """Parameters, moments, schedule, skipped steps; its gradient may be broken. The other's step is that of a stack without
-    held agents."""
+def test_an_inactive_agent_changes_in_nothing():
+    """Parameters, moments, schedule, skipped steps; its gradient may be broken. The other's step is that of a stack in which
+    all agents are active."""
     algorithm = resolve(TrainConfig.of(learning_rate=0.1, adam_eps=1.0))
     params, grads = {"w": jnp.ones((2, 3))}, {"w": jnp.full((2, 3), 0.125)}
     step = jax.vmap(functools.partial(apply_gradients, algorithm=algorithm))
     state = init_stack(params, algorithm)
     broken = {"w": grads["w"].at[0].set(jnp.nan)}
-    held, _ = step(state, broken, jnp.zeros(2), jnp.array([True, False]), PerAgent())
-    free, _ = step(state, grads, jnp.zeros(2))
-    assert_equal(unstack((held.params, held.opt_state), 0), unstack((state.params, state.opt_state), 0))
-    assert_equal(unstack((held.params, held.opt_state), 1), unstack((free.params, free.opt_state), 1))
+    one, _ = step(state, broken, jnp.zeros(2), jnp.array([False, True]), PerAgent())
+    both, _ = step(state, grads, jnp.zeros(2))
+    assert_equal(unstack((one.params, one.opt_state), 0), unstack((state.params, state.opt_state), 0))
+    assert_equal(unstack((one.params, one.opt_state), 1), unstack((both.params, both.opt_state), 1))
 
 
 @pytest.mark.parametrize("changes", [{}, {"per_agent": "vmap", "num_epochs": 2}, {"algorithm": "ippo"}], ids=str)
@@ -206,10 +207,10 @@ def test_a_frozen_stack_has_no_optimiser_and_no_update(different, tmp_path):
 
 def test_whose_turn_it_is_follows_from_the_step():
     cfg = BASE.replace(update_order="alternating", alternate_every=2, frozen_agents=(1,), num_updates=7)
-    held = [held_agents(cfg.run, 3, step).tolist() for step in range(5)]
-    assert held == [[False, True, True]] * 2 + [[True, True, False]] * 2 + [[False, True, True]]
-    assert held_agents(BASE.run, 3, 0) is None
-    counts = [sum(not held_agents(cfg.run, 3, step)[agent] for step in range(7)) for agent in range(3)]
+    active = [active_agents(cfg.run, 3, step).tolist() for step in range(7)]
+    assert active[:5] == [[True, False, False]] * 2 + [[False, False, True]] * 2 + [[True, False, False]]
+    assert active_agents(BASE.run, 3, 0) is None
+    counts = [sum(mask[agent] for mask in active) for agent in range(3)]
     assert counts == [4, 0, 3] and updates_per_agent(cfg.run, 3) == 4
 
 
@@ -223,7 +224,8 @@ def test_alternating_is_the_sequence_made_by_hand(request, team, changes):
     cfg = BASE.replace(**changes | {"alternate_every": 1})
     setup, state = start(*make_team(agents), cfg)
     for step in range(4):
-        turn = setup._replace(cfg=cfg.replace(frozen_agents=(1 - step // every % 2,)))
+        frozen = cfg.replace(frozen_agents=(1 - step // every % 2,))
+        turn = make_setup(setup.team, setup.critics, setup.algorithm, frozen, setup.mesh)
         tasks = [ITEMS[i] for i in tasks_of(step, len(ITEMS), BASE.episodes.num_prompts, BASE.run.seed)]
         rollout = play_step(sampler_of(setup.team, state), turn, tasks, environment(), step)
         state, _ = update_team(turn, state, rollout_batches(turn, state, rollout))
@@ -336,7 +338,7 @@ def test_it_is_refused_before_models_are_loaded():
 
 
 def test_a_teams_numbers_are_no_stacks_settings():
-    message = r"learning_rate=\(0.1, 0.2\) has a value per agent: make the settings of a stack with per_agent.for_stack"
+    message = r"learning_rate=\(0.1, 0.2\) has a value per agent: make the settings of a stack with per_agent.settings_of_stack"
     with pytest.raises(TypeError, match=message):
         init_stack({"w": jnp.ones((2, 3))}, resolve(TrainConfig.of(learning_rate=(0.1, 0.2))))
 
@@ -345,5 +347,5 @@ def test_the_schedule_of_a_central_critic_is_that_of_the_run():
     """In alternating order the agents learn in half of the updates, it in all."""
     cfg = TrainConfig.of(algorithm="maac", update_order="alternating", num_updates=10, lr_schedule="linear")
     stacks = (((0, 1),), ((0,), (1,)))
-    lengths = [for_stack(resolve(cfg), cfg.run, members, 2)[0].num_updates for members in stacks]
+    lengths = [settings_of_stack(resolve(cfg), cfg.run, members, 2)[0].num_updates for members in stacks]
     assert lengths == [10, updates_per_agent(cfg.run, 2)] == [10, 5]
