@@ -93,16 +93,22 @@ def runs(tmp_path_factory, tiny_dir):
 def test_a_run_says_what_it_does(runs):
     """Who learns, what was compiled, the result on held-out items before training, and the first step."""
     (lines, _), directory = runs
-    assert lines[0].startswith(f"compiled programs are kept in {directory}")
-    assert lines.pop(1).startswith("1 of 1 held-out tasks are also trained on")
-    assert lines[1].startswith("magrpo: 2 agents (2 x 35 k parameters) on 1 x cpu, 2 updates, nothing is written")
-    assert lines[2].startswith("compiled 3 programs in ")
-    assert lines[3].startswith("held-out reward") and lines[3].endswith("after 0 updates")
-    assert [line.split("  ")[0] for line in lines[4:6]] == ["step 1/2", "step 2/2"]
-    assert lines[6].endswith("after 2 updates") and len(lines) == 7
+    text = "\n".join(lines)
+    words = [
+        f"compiled programs are kept in {directory}",
+        "1 of 1 held-out tasks are also trained on",
+        "magrpo: 2 agents (2 x 35 k parameters) on 1 x cpu, 2 updates, nothing is written",
+        "compiled 3 programs in ",
+        "after 0 updates",
+        "step 1/2  ",
+        "step 2/2  ",
+        "after 2 updates",
+    ]
+    assert [word for word in words if text.count(word) != 1] == []
+    assert sorted(words, key=text.index) == words
 
 
 def test_compiled_programs_are_kept_and_the_directory_is_named_once(runs):
     (_, again), directory = runs
     assert any(path.name.startswith("jit_sample_stack") for path in directory.iterdir())
-    assert again[1].startswith("magrpo: 2 agents")
+    assert "magrpo: 2 agents" in (text := "\n".join(again)) and str(directory) not in text
