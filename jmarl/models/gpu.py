@@ -1,15 +1,21 @@
 """Optimize for XLA's CUDA compiler; `platforms.py` decides where this applies.
 
-Nothing here has been timed on a GPU yet: the gains were read off programs that were compiled for an H100 (`jmarl.plan`).
+Nothing here has been timed on a GPU yet. Figures were counted by XLA and `jmarl.plan.hlo` in programs that were compiled for an
+H100 (jax 0.10.2, two Qwen2.5-0.5B in bfloat16): experiments/README.md, "Compiled for an H100". tests/plan bounds the programs.
 
 ======================  ==================================================================================================
-`attend_rows`           no scores [query, key] in memory: cuDNN's attention, forward and backward
-`attend_token`          16 kernels a layer and token instead of 23, and each key and value is read once
-`steps_per_look`        a decode loop of a known number of steps: the GPU is not asked at every token whether all have ended
-`top_p_threshold`       8 passes over the vocabulary instead of a loop of 31
-`sum_by_token`          sums in a fixed order: a scatter adds repeated ids in any order, and XLA's own remedy sorts every
-                        number of [N, D]. The gradient of cuDNN's attention still has no fixed order
-`COMPILER_OPTIONS`      no merged products, which would join `gate` and `up` again at every token
+`matmul_precision`      for equal numbers, not for speed: float32 products in full, so that learner and sampler agree
+`attend_rows`           no scores [query, key] in memory: 1.3 GiB instead of 56 for one attention of 64 rows of 2,560 tokens
+                        and 14 heads, forward and backward
+`attend_token`          16 kernels a layer and token instead of 23, and each key and value is read once: 365 kernels a token
+                        of 24 layers instead of 580, together with the other lines
+`steps_per_look`        a decode loop of a known number of steps: one command buffer for 16 tokens, and the GPU is asked once
+                        in 16 tokens, not at each, whether all rows have ended
+`top_p_threshold`       8 passes over the vocabulary instead of a loop of 31, which is one kernel launch for each trip
+`sum_by_token`          for equal numbers when a run is repeated: a scatter adds repeated ids in any order, and XLA's own remedy
+                        sorts every number of [N, D]. The gradient of cuDNN's attention still has no fixed order
+`COMPILER_OPTIONS`      no merged products, which would join `gate` and `up` again at every token: 2.4 GB read and written for
+                        a token of 8 rows instead of 4.0
 ======================  ==================================================================================================
 """
 
