@@ -7,7 +7,8 @@ Claim: two agents of random weights learn from their joint reward alone that the
     first. The first updates are those of `jmarl.train` (tests/test_one_page.py).
 Command: python -m experiments.one_page    (--help; the README's script: --model smollm2-135m-instruct --updates 30 --rate 5e-5)
 Expected: held-out reward 0.32, 0.26, 0.23 before and 0.92, 0.91, 0.93 after 300 updates (seeds 0, 1, 2), each in half a minute
-    on 2 cores, most of which compiles the two programs. SmolLM2 makes the updates of the README's script, in its time.
+    on 2 cores, mostly for compiling. With SmolLM2 rounding moves single tokens: its first rewards are 0.181, 0.389 and 0.319,
+    those of `jmarl.train` 0.181, 0.383 and 0.309.
 """
 
 import argparse
