@@ -34,7 +34,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_look
 from jmarl.sampling import choice, refill, sampler, slots
-from jmarl.sampling.generate import StackProgram, sample_stack
+from jmarl.sampling.generate import SampleProgram, sample_stack
 from jmarl.types import Completions
 
 TINY = ModelConfig("llama", 320, 64, 128, 2, 4, 2, 16, 4096)
@@ -106,7 +106,7 @@ def ways(cfg: Refill) -> dict[str, Callable[[int], Completions]]:
     """Return the three ways to sample a batch, by name: functions of its number."""
     model, params = load(cfg)
     settings = Sampling(cfg.cap, min_new_tokens=cfg.cap, compute_dtype=cfg.dtype)
-    program = StackProgram(model, settings, 1, cfg.generations, jax.default_backend())
+    program = SampleProgram(model, settings, 1, cfg.generations, jax.default_backend())
     stop, lengths = np.array([1], np.int32), np.full((cfg.agents, cfg.prompts), PROMPT, np.int32)
 
     def prompts(k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -41,7 +41,7 @@ from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, place
 from jmarl.models.stack import stack_params
 from jmarl.runs.precompile import compile_all
-from jmarl.sampling.generate import StackProgram, sample_stack
+from jmarl.sampling.generate import SampleProgram, sample_stack
 from jmarl.sampling.sampler import RowIds
 from jmarl.types import TRACES, Batch, Completions
 
@@ -158,7 +158,7 @@ class Step:
         agents, prompts = jnp.arange(self.options.agents)[:, None], jnp.arange(self.options.prompts)
         keys = RowIds(seed=0, step=self.number, purpose=0, stack=0, agents=agents, prompt_ids=prompts)
         platform = platform_of(self.state.params)
-        program = StackProgram(self.model, self.sampling, 1, self.options.group, platform, mesh=self.mesh)
+        program = SampleProgram(self.model, self.sampling, 1, self.options.group, platform, mesh=self.mesh)
         return call(self.state.params, (self.prompts, self.lengths), keys, jnp.array(self.stop), program=program)
 
     def batch(self, completions: Completions) -> Batch:

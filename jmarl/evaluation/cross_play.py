@@ -33,7 +33,7 @@ from jmarl.models.sharding import mesh_for, mesh_of, place
 from jmarl.models.stack import stack_params
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import joint_actions
-from jmarl.sampling.generate import RowIds, StackProgram, pad, sample_stack, tokens_of
+from jmarl.sampling.generate import RowIds, SampleProgram, pad, sample_stack, tokens_of
 from jmarl.team import StackSpec, Team, agents_by_model
 
 MAX_PAIRINGS = 1024
@@ -134,7 +134,7 @@ def sample_texts(
         numbers = np.array([[players[i].number] for i in indices])  # [A, 1]
         stack = np.array([players[i].stack for i in indices])
         keys = RowIds(cfg.run.seed, 0, EVAL, stack, numbers, np.arange(len(prompts[0])))
-        program = StackProgram(spec.config, settings, 1, group, platform_of(params), mesh=mesh_of(params))
+        program = SampleProgram(spec.config, settings, 1, group, platform_of(params), mesh=mesh_of(params))
         done.append(sample_stack(params, encoded, keys, spec.stops, allowed=spec.allowed, program=program))
     tokens = tokens_of(team, done, len(prompts[0]))
     skip = cfg.episodes.skip_special_tokens

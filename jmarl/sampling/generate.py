@@ -72,7 +72,7 @@ class Acting(NamedTuple):
     roles: Int[Array | np.ndarray, " acting_role"]  # indices of roles, the same for all these sets
 
 
-class StackProgram(NamedTuple):
+class SampleProgram(NamedTuple):
     """The static settings of the program that samples a stack."""
 
     config: ModelConfig
@@ -84,7 +84,7 @@ class StackProgram(NamedTuple):
     mesh: Mesh | None = None
 
 
-def with_dtype(program: StackProgram) -> StackProgram:
+def with_dtype(program: SampleProgram) -> SampleProgram:
     """Return settings of a program in which compute_dtype is not auto."""
     dtype = dtype_on(program.platform, program.settings.compute_dtype)
     return program._replace(settings=dataclasses.replace(program.settings, compute_dtype=dtype))
@@ -100,7 +100,7 @@ def sample_stack(
     acting: Acting | None = None,
     allowed: Bool[Array, " vocab"] | None = None,
     *,
-    program: StackProgram,
+    program: SampleProgram,
 ) -> Completions:
     """Sample the completions [A, R * P, G, T] of a stack, see `sampler.sample`.
 
@@ -231,7 +231,7 @@ def sampling_call(team: Team, params: Sequence[Any], request: SampleRequest, i: 
     return ProgramCall("sampling", a, count, request.group, width, new_tokens, 1, lower)
 
 
-def compiled_call(*arguments: Any, program: StackProgram) -> Callable[[], Completions]:
+def compiled_call(*arguments: Any, program: SampleProgram) -> Callable[[], Completions]:
     """Return a function that runs `sample_stack`. It is compiled here, because the settings of jax belong to a thread."""
     return partial(sample_stack.lower(*arguments, program=program).compile(), *arguments)
 
@@ -247,13 +247,13 @@ def _call_stack(
     return call(*arguments, program=program)
 
 
-def stack_program(i: int, spec: StackSpec, weights: Any, request: SampleRequest) -> tuple[StackProgram, RowIds]:
+def stack_program(i: int, spec: StackSpec, weights: Any, request: SampleRequest) -> tuple[SampleProgram, RowIds]:
     """Return the static settings of the program that samples stack `i`, and what its random keys follow from."""
     agents, (seed, step, purpose, *_) = np.array(spec.members), request.randomness
     seed = np.repeat(seed, agents.size // np.size(seed)) if np.ndim(seed) else seed
     row_ids = RowIds(seed, step, purpose, i, agents, request.prompt_ids, request.turn)
     mesh, platform = mesh_of(weights), platform_of(weights)
-    program = StackProgram(spec.config, request.settings, agents.shape[1], request.group, platform, request.keep_cache, mesh)
+    program = SampleProgram(spec.config, request.settings, agents.shape[1], request.group, platform, request.keep_cache, mesh)
     return program, row_ids
 
 

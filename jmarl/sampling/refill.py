@@ -32,8 +32,8 @@ from jmarl.models.sharding import over_agents
 from jmarl.randomness import TRAIN
 from jmarl.sampling.generate import (
     Prompts,
+    SampleProgram,
     SampleRequest,
-    StackProgram,
     sample_team,
     stack_program,
     stop_of_prompts,
@@ -121,7 +121,7 @@ def refill_stack(
     pending: Pending,
     allowed: Bool[Array, " vocab"] | None = None,
     *,
-    program: StackProgram,
+    program: SampleProgram,
 ) -> tuple[Completions, Pending]:
     """Sample the completions [A, R * P, G, T] of a step of a stack, and begin those of the next step.
 

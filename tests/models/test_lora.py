@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
+from jmarl.learning.update import lower_update, update_keys, update_stack
 
 from jmarl.algorithms import resolve
 from jmarl.config import LORA_TARGETS, LoRA, Sampling, TrainConfig
-from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
 from jmarl.learning.optimizer import init_stack
-from jmarl.learning.update import lower_update, update_keys, update_stack
 from jmarl.models import decoder, lora
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import share_params, stack_params, unstack
 from jmarl.sampling import scoring
-from jmarl.sampling.generate import StackProgram, sample_stack
+from jmarl.sampling.generate import SampleProgram, sample_stack
 from jmarl.sampling.sampler import RowIds, SampleInputs
 from jmarl.types import Batch
 
@@ -148,7 +148,7 @@ def sampled(params, agent, **settings):
     rng = np.random.default_rng(2)
     prompts = jnp.asarray(rng.integers(1, 320, (A, P, S)))
     keys = RowIds(seed=0, step=0, purpose=0, stack=0, agents=jnp.arange(A)[:, None], prompt_ids=jnp.arange(P))
-    program = StackProgram(agent.config, Sampling(max_new_tokens=T, **settings), roles=1, group=G, platform="cpu")
+    program = SampleProgram(agent.config, Sampling(max_new_tokens=T, **settings), roles=1, group=G, platform="cpu")
     lengths = jnp.tile(LENGTHS, (A, 1))
     return jax.device_get(sample_stack(params, (prompts, lengths), keys, jnp.array([2]), program=program))
 
@@ -316,7 +316,7 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
         prompts, lengths, shape = ones((agents, 1, S)), ones((agents, 1)), (agents, 1, 2)
         if program == "sample":
             keys = RowIds(0, 0, 0, 0, agents=jnp.arange(agents)[:, None], prompt_ids=jnp.arange(1))
-            static = StackProgram(cfg, Sampling(max_new_tokens=T), roles=1, group=2, platform="cpu")
+            static = SampleProgram(cfg, Sampling(max_new_tokens=T), roles=1, group=2, platform="cpu")
             lowered = sample_stack.lower(model, (prompts, lengths), keys, jnp.array([2]), program=static)
         else:
             arrays = (prompts, lengths, ones((*shape, T)), jnp.ones((*shape, T), bool), jnp.zeros((*shape, T)))

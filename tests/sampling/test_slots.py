@@ -13,7 +13,7 @@ from jmarl.config import Sampling
 from jmarl.models import decoder
 from jmarl.plan import hlo
 from jmarl.sampling import choice, refill, sampler, slots
-from jmarl.sampling.generate import StackProgram, sample_stack
+from jmarl.sampling.generate import SampleProgram, sample_stack
 from jmarl.sampling.sampler import RowIds, SampleInputs
 
 NEW, GROUP, PROMPTS = 128, 8, 2
@@ -43,7 +43,7 @@ def row_ids(step, agents):
 
 
 def stack_program(cfg, settings):
-    return StackProgram(cfg, settings, 1, GROUP, "cpu")
+    return SampleProgram(cfg, settings, 1, GROUP, "cpu")
 
 
 def assert_same_rows(got, expected, params, cfg, settings, prompts, keys):
@@ -109,7 +109,7 @@ def test_the_sampler_of_a_stack_moves_rows(cfg, params):
     """`sample_stack` decodes in fewer slots: its program for 16 rows has three loops over tokens, that for 8 has one."""
 
     def loops(group):
-        program = StackProgram(cfg, Sampling(NEW), 1, group, "cpu")
+        program = SampleProgram(cfg, Sampling(NEW), 1, group, "cpu")
         lowered = sample_stack.lower(params, make_prompts(0, 2), row_ids(0, 2), STOP, program=program)
         return lowered.as_text().count("stablehlo.while")
 
