@@ -17,15 +17,14 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.files.checkpoint import Checkpointer
 from jmarl.learning import critics
-from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
 from jmarl.learning.optimizer import steps_done
-from jmarl.learning.targets import explained_variance
 from jmarl.learning.team_update import update_team
 from jmarl.models import attention, decoder
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
+from jmarl.objectives.policy import POLICY, initial_running, penalizes_tokens
+from jmarl.objectives.values import ACTOR_CRITIC, OWN_CRITIC, explained_variance
 from jmarl.randomness import Randomness
-from jmarl.rl.advantages import initial_running
 from jmarl.rl.returns import discounted, joint_actions
 from jmarl.rollout import critic_values
 from jmarl.rollout.play import play
@@ -36,6 +35,7 @@ from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team, without_gradients
 from jmarl.types import Batches
+from tests.batches import loss_inputs, loss_of_inputs
 
 BASE = TrainConfig.of(
     algorithm="iac", num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, adam_eps=1e-4,
@@ -75,11 +75,16 @@ def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weight
     return rollout, batches, before, jax.device_get(after), jax.device_get(metrics)
 
 
-def loss_inputs(running, batch, model, cfg, trains="policy"):
-    """Return what the loss of one agent's batch needs. Statistics are only read by policies."""
+def targets_of(running, batch, model, cfg, critic=False):
+    """Return the targets of the loss of one agent's batch, or of one critic's. Statistics are only read by policies."""
+    return inputs_of(running, batch, model, cfg, critic).targets
+
+
+def inputs_of(running, batch, model, cfg, critic=False):
+    """Return the inputs of that loss."""
     running = initial_running(1, 1, 0.0) if running is None else running
     running, batch = jax.tree.map(jnp.asarray, (running, batch))
-    return make_loss_inputs(None, running, batch, None, model=model, algorithm=resolve(cfg), trains=trains)[0]
+    return loss_inputs(batch, running, model, resolve(cfg), critic=critic)[0]
 
 
 def believe(value):
@@ -121,8 +126,7 @@ def test_the_advantage_is_the_return_minus_the_value(agents, row, critic_type, s
     for a in range(2):
         mine = jax.tree.map(lambda x, a=a: x[a], batches[0])
         state = jax.tree.map(lambda x, a=a: x[a], before.stacks[0])
-        trains = "policy" if separate else "both"
-        targets = loss_inputs(state.running, mine, agents[a].config, cfg, trains).targets
+        targets = targets_of(state.running, mine, agents[a].config, cfg)
         policy = targets if separate else targets.policy
         expected = np.broadcast_to(rollout.returns[0][a][..., None] - 0.5, policy.mask.shape)
         np.testing.assert_allclose(policy.advantages, expected, rtol=1e-5, atol=1e-5)
@@ -132,7 +136,7 @@ def test_the_advantage_is_the_return_minus_the_value(agents, row, critic_type, s
             np.testing.assert_allclose(values.targets[..., 0], rollout.returns[0][a], rtol=1e-6)
     if separate:
         critic = jax.tree.map(lambda x: x[0], critic_batches[0])
-        values = loss_inputs(before.stacks[0].running, critic, agents[0].config, cfg, trains="values").targets
+        values = targets_of(before.stacks[0].running, critic, agents[0].config, cfg, critic=True)
         target = rollout.joint_returns[0].mean(-1) if row == "maac" else rollout.returns[0][0]
         mask = np.asarray(values.mask)
         assert mask.sum() == 6 and (mask.sum(-1) == 1).all()
@@ -166,7 +170,8 @@ def test_ippo_has_an_advantage_for_each_token(agents, separate):
             hidden = scoring.hidden_states(params, agents[a].config, *arrays, "full")
             values = np.asarray(values_of(params, hidden)).reshape(mine.tokens.shape)
             np.testing.assert_allclose(mine.values, values, rtol=1e-4, atol=1e-5)
-            policy = loss_inputs(unstack(before.stacks[0].running, a), mine, agents[a].config, cfg).targets
+            targets = targets_of(unstack(before.stacks[0].running, a), mine, agents[a].config, cfg)
+            policy = targets if separate else targets.policy
             expected = np.zeros(values.shape)
             for p, g in np.ndindex(*values.shape[:2]):
                 n = mine.action_mask[p, g].sum()
@@ -193,7 +198,7 @@ def test_a_critic_of_type_q_reads_up_to_the_last_token(agents, row):
     _, (_, critic_batches), before, *_ = one_step(agents, cfg, change=change)
     params = jax.tree.map(jnp.asarray, unstack(before.critics[0].params, 0))
     batch, model = unstack(critic_batches[0], 0), agents[0].config
-    targets = loss_inputs(None, batch, model, cfg, trains="values").targets
+    targets = targets_of(None, batch, model, cfg, critic=True)
     for p, g in np.ndindex(2, 3):
         n = batch.action_mask[p, g].sum()
         assert np.flatnonzero(targets.mask[p, g]).tolist() == [n]
@@ -270,9 +275,9 @@ def test_a_value_head_shares_the_gradient(agents):
     _, (batches, _), before, _, _ = one_step(agents, cfg, change=believe(0.5))
     params, mine, running = (unstack(x, 0) for x in (before.stacks[0].params, batches[0], before.stacks[0].running))
     model = agents[0].config
-    inputs = loss_inputs(running, mine, model, cfg, trains="both")
-    grad = jax.grad(lambda params, inputs: loss_of_inputs(params, inputs, model=model, algorithm=resolve(cfg))[0])
-    policy = grad(params, inputs._replace(targets=inputs.targets.policy))
+    inputs = inputs_of(running, mine, model, cfg)
+    grad = jax.grad(lambda params, inputs, objective=None: loss_of_inputs(params, inputs, model, resolve(cfg), objective)[0])
+    policy = grad(params, inputs._replace(targets=inputs.targets.policy), POLICY)
     values = inputs.targets.values
 
     def value_loss(p):
@@ -283,6 +288,16 @@ def test_a_value_head_shares_the_gradient(agents):
     expected = jax.tree.map(lambda a, b: a + 0.3 * b, policy, jax.grad(value_loss)(params))
     for got, want in zip(jax.tree.leaves(grad(params, inputs)), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-6)
+
+
+def without_values_of_pass(setup, separate):
+    """Return a setup whose agents and critics learn from the values in their batches."""
+
+    def with_objective(programs, objective):
+        return tuple(dataclasses.replace(x, update=x.update._replace(objective=objective)) for x in programs)
+
+    programs = with_objective(setup.programs, POLICY if separate else ACTOR_CRITIC)
+    return setup._replace(programs=programs, critic_programs=with_objective(setup.critic_programs, OWN_CRITIC))
 
 
 @pytest.mark.parametrize("separate", [True, False])
@@ -299,9 +314,10 @@ def test_values_of_the_pass_that_learns(agents, separate):
         state = shaped(state)
         rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(2), 0)
         batches = rollout_batches(setup, state, rollout)
-        assert batches.stacks[0].values is None
+        batch = batches.stacks[0]
+        assert batch.values.shape == (*batch.rewards.shape, 1) and not batch.values.any(), "left out"
         if before:
-            batch = batches.stacks[0]
+            setup = without_values_of_pass(setup, separate)
             read = batch.prompts, batch.prompt_lengths, batch.tokens
             stack = (state.critics if separate else state.stacks)[0]
             values = critics.value_stack(stack.params, team.stacks[0], *read, setup.algorithm)
@@ -446,7 +462,7 @@ def test_gae_is_scaled_by_role(agents):
     first = np.arange(far.rewards.shape[1]) == 0  # of each prompt, cut off and far from the others
     cut = far._replace(ended=np.broadcast_to(~first, far.rewards.shape), rewards=np.where(first, 1e4, far.rewards))
     for batch, changes in ((far, {}), (cut, {"mask_overlong": True})):
-        policy = loss_inputs(running, batch, agents[0].config, cfg.replace(**changes)).targets
+        policy = targets_of(running, batch, agents[0].config, cfg.replace(**changes))
         for role in range(2):
             mask = np.asarray(policy.mask) & (mine.roles == role)[..., None]
             assert np.std(np.asarray(policy.advantages)[mask]) == pytest.approx(1, rel=1e-3)
@@ -488,7 +504,7 @@ def test_remax_subtracts_what_the_greedy_completion_got(agents):
     rewards = greedy.turns[0].rewards[:, 0, 0]
     np.testing.assert_allclose(batches[0].values[..., 0], np.broadcast_to(rewards[None, :, None], (2, 2, 3)), rtol=1e-6)
     running = unstack(before.stacks[0].running, 0)
-    policy = loss_inputs(running, unstack(batches[0], 0), agents[0].config, cfg).targets
+    policy = targets_of(running, unstack(batches[0], 0), agents[0].config, cfg)
     np.testing.assert_allclose(policy.advantages[..., 0], rollout.returns[0][0] - rewards[:, None], rtol=1e-5, atol=1e-5)
 
 
@@ -508,7 +524,7 @@ def test_the_moving_average_of_rae_follows_each_role(agents):
     means = [rollout.returns[0][n].mean() for n in range(2)]
     np.testing.assert_allclose(after.stacks[0].running.baseline[0], [0.1 * m for m in means], rtol=1e-5)
     running = unstack(after.stacks[0].running, 0)
-    policy = loss_inputs(running, unstack(batches[0], 0), agents[0].config, cfg).targets
+    policy = targets_of(running, unstack(batches[0], 0), agents[0].config, cfg)
     expected = np.concatenate([rollout.returns[0][n] - 0.1 * means[n] for n in range(2)])
     np.testing.assert_allclose(policy.advantages[..., 0], expected, rtol=1e-4, atol=1e-4)
 
@@ -584,7 +600,7 @@ def test_a_central_critic_learns_the_mean_of_the_agents_returns():
 def test_a_penalty_is_a_reward_only_where_it_is_to_be():
     for place, in_reward in (("loss", False), ("reward", True)):
         algorithm = resolve(TrainConfig.of(algorithm="ippo", kl_coef=0.1, kl_in=place))
-        assert critics.penalizes_tokens(algorithm) is in_reward
+        assert penalizes_tokens(algorithm) is in_reward
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,14 @@ import pytest
 
 from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
-from jmarl.learning.objective import make_loss_inputs, token_loss
 from jmarl.learning.optimizer import apply_gradients, init_stack, schedule
-from jmarl.learning.targets import PolicyTargets
-from jmarl.learning.update import agent_gradients, gradients, minibatches, shuffle, update_keys, update_stack
+from jmarl.learning.program import make_program, update_keys
+from jmarl.learning.step import gradients, minibatches, shuffle
 from jmarl.models import decoder
 from jmarl.models.heads import with_value_head
-from jmarl.rl.advantages import initial_running
+from jmarl.objectives.policy import PolicyTargets, initial_running, token_loss
 from jmarl.sampling.scoring import score
-from jmarl.types import Batch, PerAgent
+from tests.batches import agent_gradients, loss_inputs, rollouts, update_of, update_stack
 
 A, P, G, T, S = 2, 2, 4, 5, 8
 BASE = TrainConfig.of(algorithm="grpo", learning_rate=1e-2, adam_eps=1e-4, max_grad_norm=0.5, loss_aggregation="token_mean")
@@ -45,24 +44,24 @@ def batch(model, params):
     rewards = jnp.asarray(rng.normal(size=(A, P, G)), jnp.float32)
     groups = jnp.broadcast_to(jnp.arange(P)[:, None], (A, P, G))
     ended = jnp.asarray(rng.random((A, P, G)) < 0.7).at[:, :, 0].set(True)
-    return Batch(prompts, lengths, tokens, mask, jnp.where(mask, old, 0), ended, rewards, groups)
+    return rollouts(prompts, lengths, tokens, mask, jnp.where(mask, old, 0), ended, rewards, groups)
 
 
-def run(params, batch, model, **changes):
-    """Return the state and the metrics after one update."""
+def run(params, batch, model, keys=None, **changes):
+    """Return the state and the metrics after one update. keys: of the order of minibatches."""
     algorithm = resolve(BASE.replace(**changes))
     state = init_stack(jax.tree.map(jnp.copy, params), algorithm)
-    return jax.device_get(update_stack(state, batch, model=model, algorithm=algorithm)[:2])
+    return jax.device_get(update_stack(state, batch, model=model, algorithm=algorithm, keys=keys))
 
 
 def by_hand(params, batch, model, order, n):
     """The same steps of agent 0 in a Python loop: advantages of the whole batch, means over each part."""
-    algorithm = resolve(BASE)
+    algorithm, update = resolve(BASE), update_of(model, resolve(BASE.replace(num_minibatches=n)))
     one = functools.partial(jax.tree.map, lambda x: x[0])
     state = one(init_stack(jax.tree.map(jnp.copy, params), algorithm))
-    inputs, _ = make_loss_inputs(None, state.running, one(batch), None, model=model, algorithm=algorithm)
-    parts = one(minibatches(jax.tree.map(lambda x: x[None], inputs), n)[0])
-    grad = jax.jit(functools.partial(gradients, model=model, algorithm=algorithm))
+    inputs, _ = loss_inputs(one(batch), state.running, model, algorithm)
+    parts, _ = minibatches(update, inputs)
+    grad = jax.jit(functools.partial(gradients, update))
     for i in order:
         grads, metrics = grad(state.params, jax.tree.map(lambda x, i=i: x[i], parts), None)
         state, _ = apply_gradients(state, grads, metrics["loss"], algorithm=algorithm)
@@ -118,10 +117,8 @@ def test_parts_are_filled_up_where_turns_make_any_number_of_prompts(params, batc
     """Three prompts in two parts: a fourth of weight 0 is added, and an update of both parts has the whole gradient. A part of
     padding alone is no step."""
     three = jax.tree.map(lambda x: jnp.concatenate([x, x[:, :1]], 1), batch)
-    three = three._replace(
-        tokens=three.tokens[:, :, :3], action_mask=three.action_mask[:, :, :3], old_logprobs=three.old_logprobs[:, :, :3],
-        ended=three.ended[:, :, :3], rewards=three.rewards[:, :, :3], groups=three.groups[:, :, :3],
-    )  # fmt: skip
+    per_prompt = three.prompts, three.prompt_lengths
+    three = type(three)(*per_prompt, *(x[:, :, :3] for x in three[len(per_prompt) :]))
     whole, _ = run(params, three, model)
     parts, _ = run(params, three, model, micro_batches=2)
     assert_close(parts.params, whole.params)
@@ -145,7 +142,7 @@ def test_overlong_completions_are_left_out(params, batch, model):
 
     @functools.partial(jax.jit, static_argnames="algorithm")
     def gradients_of(params, batch, algorithm):
-        return agent_gradients(params, None, running, batch, model=model, algorithm=algorithm)[0]
+        return agent_gradients(params, batch, running, model, algorithm)[0]
 
     with_cut = resolve(dapo.replace(mask_overlong=False))
     got = gradients_of(one(params), one(batch), algorithm=resolve(dapo))
@@ -181,9 +178,9 @@ def test_truncated_importance_sampling(params, batch, model, level):
     algorithm = resolve(BASE.replace(importance_cap=1.2, importance_level=level))
     one = functools.partial(jax.tree.map, lambda x: x[0])
     running = one(initial_running(1, 1, 0.0))
-    make = functools.partial(make_loss_inputs, None, running, model=model)
-    inputs, _ = make(one(sampled), one(params), algorithm=algorithm)
-    plain, _ = make(one(batch), one(params), algorithm=resolve(BASE))
+    make = functools.partial(loss_inputs, running=running, model=model, params=one(params))
+    inputs, _ = make(one(sampled), algorithm=algorithm)
+    plain, _ = make(one(batch), algorithm=resolve(BASE))
     difference = np.where(batch.action_mask[0], batch.old_logprobs[0] - sampled.truncated_logprobs[0], 0)
     if level == "sequence":
         difference = difference.sum(-1, keepdims=True)
@@ -203,13 +200,13 @@ def test_the_kl_coefficient_follows_its_target(params, batch, model):
     2 % where it is far away; and it weighs the KL term."""
     algorithm = resolve(BASE.replace(kl_coef=0.5, kl_target=1e-3, learning_rate=1e-1))
     state = init_stack(jax.tree.map(jnp.copy, params), algorithm)
-    state, metrics, _ = update_stack(state, batch, model=model, algorithm=algorithm)
+    state, metrics = update_stack(state, batch, model=model, algorithm=algorithm)
     np.testing.assert_allclose(state.running.kl_coef, 0.5 * 0.98, rtol=1e-6)
     np.testing.assert_allclose(metrics["kl_coef"], 0.5)
     losses = []
     for factor in (1.0, 2.0):
         changed = state._replace(running=state.running._replace(kl_coef=factor * state.running.kl_coef))
-        after, metrics, _ = update_stack(jax.tree.map(jnp.copy, changed), batch, model=model, algorithm=algorithm)
+        after, metrics = update_stack(jax.tree.map(jnp.copy, changed), batch, model=model, algorithm=algorithm)
         losses.append(jax.device_get(metrics["loss"]))
         np.testing.assert_allclose(after.running.kl_coef, factor * 0.49 * 1.02, rtol=1e-6)
     np.testing.assert_allclose(losses[1] - losses[0], 0.49 * metrics["kl"], rtol=1e-3)
@@ -230,23 +227,23 @@ def test_an_agent_that_has_moved_too_far_makes_no_later_step(params, batch, mode
     assert metrics["steps"].tolist() == [0, 0]
     algorithm = resolve(BASE.replace(num_epochs=2, target_kl=1e3, weight_decay=0.1))
     state = init_stack(jax.tree.map(jnp.copy, params), algorithm)
-    settings = PerAgent(held=jnp.array([True, False]))
-    after, metrics, _ = update_stack(state, batch, model=model, algorithm=algorithm, agents=settings)
+    active = np.array([False, True])
+    after, metrics = update_stack(state, batch, model=model, algorithm=algorithm, active=active)
     assert metrics["steps"].tolist() == [0, 2]
     jax.tree.map(lambda new, was: np.testing.assert_array_equal(new[0], was[0]), after.params, params)
 
 
 def test_parts_have_the_weight_of_the_batch(batch, model):
     """Of the policy, its KL term and the values alike."""
-    cfg = TrainConfig.of(algorithm="ippo", separate_critic=False, kl_coef=0.5, loss_aggregation="token_mean")
+    settings = dict(algorithm="ippo", separate_critic=False, kl_coef=0.5, loss_aggregation="token_mean", num_minibatches=2)
+    algorithm = resolve(TrainConfig.of(**settings))
     mine = jax.tree.map(lambda x: x[0], batch._replace(values=jnp.zeros(batch.tokens.shape)))
     running = jax.tree.map(lambda x: x[0], initial_running(1, 1, 0.5))
-    inputs, _ = make_loss_inputs(None, running, mine, None, model=model, algorithm=resolve(cfg), trains="both")
-    parts, _ = minibatches(jax.tree.map(lambda x: x[None], inputs), 2)
-    policy, values = parts.targets
+    inputs, _ = loss_inputs(mine, running, model, algorithm)
+    policy, values = minibatches(update_of(model, algorithm), inputs)[0].targets
     np.testing.assert_allclose(policy.kl_weights, 0.5 * policy.weights, rtol=1e-6)
     for targets in (policy, values):
-        np.testing.assert_allclose(targets.weights.sum((2, 3, 4)).mean(1), 1, rtol=1e-5)
+        np.testing.assert_allclose(targets.weights.sum((1, 2, 3)).mean(0), 1, rtol=1e-5)
 
 
 def test_a_value_head_learns_from_what_the_policy_leaves_out(params, batch, model):
@@ -257,7 +254,7 @@ def test_a_value_head_learns_from_what_the_policy_leaves_out(params, batch, mode
     algorithm = resolve(cfg)
     cut = batch._replace(ended=batch.ended.at[:, 0].set(False), values=jnp.zeros(batch.tokens.shape))
     state = init_stack(with_value_head(jax.tree.map(jnp.copy, params)), algorithm)
-    _, metrics, _ = update_stack(state, cut, model=model, algorithm=algorithm, trains="both")
+    _, metrics = update_stack(state, cut, model=model, algorithm=algorithm)
     assert metrics["steps"].tolist() == [2, 2]
 
 
@@ -274,7 +271,7 @@ def inputs_of(params, batch, model):
     """Return the loss inputs of agent 0."""
     one = functools.partial(jax.tree.map, lambda x: x[0])
     running = one(init_stack(jax.tree.map(jnp.copy, params), resolve(BASE))).running
-    return make_loss_inputs(None, running, one(batch), None, model=model, algorithm=resolve(BASE))[0]
+    return loss_inputs(one(batch), running, model, resolve(BASE))[0]
 
 
 def test_a_shuffle_keeps_prompts_with_their_completions_and_completions_with_their_targets(params, batch, model):
@@ -295,31 +292,33 @@ def test_a_shuffle_keeps_prompts_with_their_completions_and_completions_with_the
 
 
 def test_each_epoch_and_each_agent_has_an_order_of_its_own_and_a_seed_repeats_it(params, batch, model):
-    algorithm = resolve(BASE.replace(num_minibatches=2, num_epochs=2))
-    keys = update_keys(algorithm, 0, 5, 0, A)
+    keys = update_keys(0, 5, 0, A)
     inputs = inputs_of(params, batch, model)
     orders = [shuffle(jnp.int32(epoch), keys[agent], inputs).tokens.tolist() for agent in range(A) for epoch in range(8)]
     assert len({str(order) for order in orders}) > 8
-    assert (jax.random.key_data(update_keys(algorithm, 0, 5, 0, A)) == jax.random.key_data(keys)).all()
-    assert update_keys(resolve(BASE.replace(num_epochs=2)), 0, 5, 0, A) is None  # nothing to shuffle
+    assert (jax.random.key_data(update_keys(0, 5, 0, A)) == jax.random.key_data(keys)).all()
+    in_run = functools.partial(make_program, model, ((0,), (1,)), run=BASE.run, number=0, team_size=A, mesh=None)
+    program = in_run(resolve(BASE.replace(num_minibatches=2, num_epochs=2)))
+    assert (jax.random.key_data(program.keys(5)) == jax.random.key_data(keys)).all()
+    assert in_run(resolve(BASE.replace(num_epochs=2))).keys(5) is None  # nothing to shuffle
 
 
 def test_minibatches_are_drawn_in_another_order_in_each_epoch(params, batch, model):
     """Equal to steps by hand on the shuffled parts of each epoch."""
     changes = dict(num_epochs=2, num_minibatches=2)
-    keys = update_keys(resolve(BASE.replace(**changes)), 0, 0, 0, A)
+    keys, update = update_keys(0, 0, 0, A), update_of(model, resolve(BASE.replace(**changes)))
     one = functools.partial(jax.tree.map, lambda x: x[0])
     algorithm = resolve(BASE)
     state = one(init_stack(jax.tree.map(jnp.copy, params), algorithm))
     inputs = inputs_of(params, batch, model)
     for epoch in range(2):
         shuffled = shuffle(jnp.int32(epoch), keys[0], inputs)
-        parts = one(minibatches(jax.tree.map(lambda x: x[None], shuffled), 2)[0])
+        parts, _ = minibatches(update, shuffled)
         for i in range(2):
             part = jax.tree.map(lambda x, i=i: x[i], parts)
-            grads, metrics = jax.jit(functools.partial(gradients, model=model, algorithm=algorithm))(state.params, part, None)
+            grads, metrics = jax.jit(functools.partial(gradients, update))(state.params, part, None)
             state, _ = apply_gradients(state, grads, metrics["loss"], algorithm=algorithm)
-    got = run(params, batch._replace(keys=keys), model, **changes)[0]
+    got = run(params, batch, model, keys, **changes)[0]
     assert_close(one(got.params), jax.device_get(state.params))
     plain = run(params, batch, model, **changes)[0]
     assert any(not np.allclose(a, b, atol=1e-6) for a, b in zip(*map(jax.tree.leaves, (got.params, plain.params)), strict=True))
