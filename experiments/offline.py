@@ -25,7 +25,8 @@ from jmarl.config import Count, Run, TrainConfig, check, check_fields
 from jmarl.models.hub.agents import load_agent
 from jmarl.preferences.pairs import load_pairs, load_trajectories, split_by_prompt
 from jmarl.preferences.reward_model import FOLDER, fit_reward_model, save_reward_model
-from jmarl.runs.fit import check_fit, fit
+from jmarl.runs.checks import check_fit
+from jmarl.runs.fit import fit
 from jmarl.runs.records import FitResult
 
 

@@ -14,10 +14,9 @@ from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.files.run_directory import resolve_resume
-from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.preferences.pairs import Trajectory
-from jmarl.runs.checks import check_settings
+from jmarl.runs.checks import check_agents, check_settings
 from jmarl.runs.imitation import demonstrate, imitate
 from jmarl.runs.records import TrainResult
 from jmarl.runs.train import train

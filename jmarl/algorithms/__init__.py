@@ -3,7 +3,7 @@
 The room imports `rl` and `config`. Open `table.py` first.
 """
 
-from jmarl.algorithms.resolve import Algorithm, check_row, check_used, on_platform, resolve, with_ample_memory
+from jmarl.algorithms.resolve import Algorithm, check_row, on_platform, resolve, with_ample_memory
 from jmarl.algorithms.table import ALGORITHMS, DEFAULTS, AlgorithmRow, find_row
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "Algorithm",
     "AlgorithmRow",
     "check_row",
-    "check_used",
     "find_row",
     "on_platform",
     "resolve",

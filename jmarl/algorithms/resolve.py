@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jmarl.algorithms.table import ALGORITHMS, ASYNC_CAP, DEFAULTS, ONLY_ROLLOUTS, REWARD_MODEL, ROUNDS, AlgorithmRow, find_row
-from jmarl.config import Critic, LoRA, Loss, Optimizer, Preference, TrainConfig, flat
+from jmarl.algorithms.constraints import ROW, USED_BY_REWARD_MODELS, facts
+from jmarl.algorithms.table import ASYNC_CAP, DEFAULTS, AlgorithmRow, find_row
+from jmarl.config import Critic, LoRA, Loss, Optimizer, Preference, TrainConfig
+from jmarl.config.constraints import require
 from jmarl.hardware import GPU, dtype_on
 
 C = TypeVar("C", bound=TrainConfig)
@@ -93,7 +95,7 @@ class Algorithm:
 def resolve(cfg: TrainConfig) -> Algorithm:
     """Fill the settings of a run with the defaults of its row. Raises ValueError for settings that the row does not use."""
     row = find_row(cfg.algorithm)
-    check_settings_of_row(cfg)
+    require(USED_BY_REWARD_MODELS if row.learned else ROW, facts(cfg))
     cfg = on_platform(cfg, jax.default_backend())
 
     def filled(section: Any) -> Any:
@@ -156,66 +158,6 @@ def _fill(section: Any, values: Mapping[str, Any]) -> Any:
     for field in dataclasses.fields(section):
         object.__setattr__(new, field.name, values.get(field.name, getattr(section, field.name)))
     return new
-
-
-def used_settings(row: AlgorithmRow) -> set[str]:
-    """Return the settings among `DEFAULTS` that a row uses."""
-    names = {*row.options.values()}
-    if row.data == "rollouts":
-        names.add("mask_overlong")
-        names |= {"ema_decay"} if row.baseline == "ema" else set()
-        if row.critic:
-            names |= {"gae_lambda", "critic_learning_rate", "value_clip"}
-            names |= {"separate_critic", "value_coef"} if row.critic == "own" else set()
-            names |= set() if row.per_token else {"critic_type"}
-        return names
-    names |= {"batch_size"}
-    names |= {"bc_weight", "world_model_weight"} if row.data == "texts" else set()
-    names |= {"reference_free"} if row.margin in ("own", "joint") else set()
-    names |= {"num_candidates", "pair_selection", "pairs_per_prompt"} if row.makes_pairs else set()
-    names |= {*REWARD_MODEL} if row.learned else set()
-    return names | ({*ROUNDS} if row.rounds else set())
-
-
-def check_used(settings: Mapping[str, Any], name: str) -> None:
-    """Raise a ValueError for a setting that is given and that the algorithm's row does not use."""
-    used = used_settings(find_row(name))
-    for setting in DEFAULTS:
-        if settings.get(setting) is not None and setting not in used:
-            users = ", ".join(other for other, row in ALGORITHMS.items() if setting in used_settings(row))
-            raise ValueError(f"{setting}={settings[setting]!r} has no effect for algorithm={name!r}; it is for {users}")
-
-
-def check_settings_of_row(cfg: TrainConfig) -> None:
-    """Raise a ValueError for settings that the algorithm's row does not use, alone or together with others."""
-    row, settings = find_row(cfg.algorithm), flat(cfg)
-    if row.learned:  # the other settings are for the row that trains the team
-        check_used({field.name: settings[field.name] for field in dataclasses.fields(cfg.preference)}, cfg.algorithm)
-        return
-    check_used(settings, cfg.algorithm)
-    for setting, off in ONLY_ROLLOUTS.items() if row.data != "rollouts" else ():
-        if settings[setting] != off:
-            raise ValueError(
-                f"{setting}={settings[setting]!r} has no effect for algorithm={cfg.algorithm!r}, which learns from {row.data}: "
-                f"leave it at {off!r}"
-            )
-    if row.per_token and cfg.loss.advantage_scale == "std":
-        raise ValueError("advantage_scale='std' has no effect on advantages of tokens: use batch_std, running_std or none")
-    separate = cfg.critic.separate_critic is not False
-    one_step = cfg.optimizer.num_epochs * cfg.optimizer.num_minibatches == 1
-    if cfg.critic.value_clip and (one_step or row.critic == "central"):
-        raise ValueError(
-            f"value_clip={cfg.critic.value_clip} never clips if a critic makes one step on a batch: own critics make several "
-            "with num_epochs or num_minibatches, a central one never does"
-        )
-    if cfg.critic.critic_learning_rate is not None and not separate:
-        raise ValueError(
-            "critic_learning_rate is for separate critics; a value head learns with its agent, weighted by value_coef"
-        )
-    if cfg.loss.importance_level != "token" and cfg.loss.importance_cap is None and not cfg.episodes.async_steps:
-        raise ValueError(f"importance_level={cfg.loss.importance_level!r} needs importance_cap, which is off")
-    if cfg.critic.value_coef is not None and separate:
-        raise ValueError(f"value_coef={cfg.critic.value_coef} weights a value head on the agent: set separate_critic to false")
 
 
 def check_row(algorithm: Algorithm) -> None:

@@ -41,6 +41,7 @@ class AlgorithmRow:
             scores of a value head (score).
         rounds: new pairs are made every `round_updates` updates.
         learned: a reward model learns from the pairs, and the team learns from its scores by another row (`rl_algorithm`).
+        for_teams: for a single agent only: the algorithms for several agents. Empty: for any number.
         paper: its reference.
     """
 
@@ -59,6 +60,7 @@ class AlgorithmRow:
     margin: Literal["own", "joint", "score"] | None = None
     rounds: bool = False
     learned: bool = False
+    for_teams: tuple[str, ...] = ()
     paper: str = ""
 
     def __post_init__(self) -> None:
@@ -70,6 +72,11 @@ class AlgorithmRow:
     def compares_group(self) -> bool:
         """Whether advantages compare the returns of a group, so that they are 0 where all returns are equal."""
         return self.data == "rollouts" and self.estimator is not raw and not self.per_token
+
+    @property
+    def trains_team(self) -> bool:
+        """Whether a team learns by the row, and not a reward model alone."""
+        return self.margin != "score" or self.learned
 
     @property
     def makes_pairs(self) -> bool:
@@ -113,18 +120,6 @@ DEFAULTS: dict[str, Any] = {  # of settings that are None until a row or the use
     "reward_updates": 50,
     "reward_learning_rate": 1e-5,
 }
-ONLY_ROLLOUTS: dict[str, Any] = {  # settings of rows that learn from rollouts, and their value when off
-    "advantage_scale": None,
-    "loss_aggregation": None,
-    "importance_cap": None,
-    "old_logprobs": "sampler",
-    "kl_coef": 0.0,
-    "entropy_coef": 0.0,
-    "num_epochs": 1,
-    "num_minibatches": 1,
-    "dynamic_sampling": 0,
-    "async_steps": 0,
-}
 ASYNC_CAP = 2.0  # default of importance_cap where completions may be off-policy
 BOUNDS = {"eps_low": "clip_eps_low", "eps_high": "clip_eps_high"}
 CLIPPING = BOUNDS | {"level": "ratio_level", "dual": "dual_clip"}
@@ -149,6 +144,10 @@ def _clipped(estimator: Estimator = raw, **fields: Any) -> AlgorithmRow:
 
 def _grpo(**fields: Any) -> AlgorithmRow:
     return _clipped(group_mean, **{"scale": "std", "min_group": 2} | fields)
+
+
+def _ppo(**fields: Any) -> AlgorithmRow:
+    return _clipped(scale="batch_std", defaults={"gae_lambda": 0.95}, **fields)
 
 
 def _pairs(margin: str, **fields: Any) -> AlgorithmRow:
@@ -182,11 +181,9 @@ ALGORITHMS: dict[str, AlgorithmRow] = {
     "rae": _clipped(baseline="ema", paper="SPIRAL, arXiv 2506.24119"),
     "iac": AlgorithmRow(policy_gradient, baseline="critic", critic="own", paper="CoLLM-DC, arXiv 2601.21972"),
     "maac": AlgorithmRow(policy_gradient, baseline="critic", critic="central", paper="CoLLM-CC, arXiv 2601.21972"),
-    "ppo": _clipped(per_token=True, scale="batch_std", defaults={"gae_lambda": 0.95}, critic="own", paper="arXiv 1707.06347"),
-    "ippo": _clipped(per_token=True, scale="batch_std", defaults={"gae_lambda": 0.95}, critic="own", paper="arXiv 2011.09533"),
-    "mappo": _clipped(
-        baseline="critic", scale="batch_std", defaults={"gae_lambda": 0.95}, critic="central", paper="arXiv 2103.01955"
-    ),
+    "ppo": _ppo(per_token=True, critic="own", for_teams=("ippo", "mappo"), paper="arXiv 1707.06347"),
+    "ippo": _ppo(per_token=True, critic="own", paper="arXiv 2011.09533"),
+    "mappo": _ppo(baseline="critic", critic="central", paper="arXiv 2103.01955"),
     "c3": AlgorithmRow(policy_gradient, leave_one_out, min_group=2, paper="arXiv 2603.06859"),
     "dpo": _pairs("own", paper="arXiv 2305.18290"),
     "madpo": _pairs("joint", min_group=2, paper="arXiv 2305.18290, for teams"),

@@ -195,9 +195,10 @@ def complete(cfg: ExperimentConfig, given: Mapping[str, Given]) -> tuple[Experim
     if names == {"debate"} and cfg.team.size == 1:
         cfg = self_play(cfg)
         notes.append("debate with one model: self-play, both sides share its weights and every motion is played from both")
-    if cfg.train.algorithm == "ppo" and cfg.team.size > 1:
-        cfg = cfg.replace(algorithm="ippo")
-        notes.append(f"ppo for {cfg.team.size} agents is ippo")
+    alone, for_teams = cfg.train.algorithm, find_row(cfg.train.algorithm).for_teams
+    if for_teams and cfg.team.size > 1:
+        cfg = cfg.replace(algorithm=for_teams[0])
+        notes.append(f"{alone} for {cfg.team.size} agents is {for_teams[0]}")
     limit = cfg.train.episodes.num_turns if "num_turns" in given else MAX_TURNS
     turns = max((turns_of(config, given, limit) for config in environments_of(cfg)), default=1)
     plays = find_row(cfg.train.algorithm).data != "texts"  # sft imitates solvers, whatever the number of turns

@@ -38,9 +38,9 @@ from jmarl.preferences.reward_model import policy_config
 from jmarl.randomness import TRAIN, Randomness
 from jmarl.rollout.play import Game, continued_actions, first_nodes, next_nodes, play_turn
 from jmarl.rollout.prompt_check import items_that_fit
-from jmarl.runs.checks import check_settings, check_team, environment_of
+from jmarl.runs.checks import check_data, check_fit, check_settings, check_team, environment_of
 from jmarl.runs.experiment import Task, examples_of, learns_from_completions, task_of, team_of
-from jmarl.runs.fit import check_data, check_fit, prepare_fit
+from jmarl.runs.fit import prepare_fit
 from jmarl.runs.rollouts import sampler_of
 from jmarl.runs.seeds import check_seeds, common_step, prepare_seeds
 from jmarl.runs.start import start

@@ -4,13 +4,11 @@ The room imports nothing else of jmarl. Open `train_config.py` first, then `expe
 """
 
 from jmarl.config.aliases import BY_VALUE, OTHER_NAMES, OTHER_VALUES
+from jmarl.config.constraints import CHANGES, LORA_TARGETS, ONLY_WITH
 from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
 from jmarl.config.preference import Preference
 from jmarl.config.run import Run
 from jmarl.config.sections import (
-    CHANGES,
-    LORA_TARGETS,
-    ONLY_WITH,
     Aggregation,
     Chat,
     Critic,
@@ -22,7 +20,6 @@ from jmarl.config.sections import (
     Scale,
     Section,
     as_chat,
-    per_agent_values,
 )
 from jmarl.config.train_config import SECTION_OF, SECTIONS, TrainConfig, by_field, flat
 from jmarl.config.validation import (
@@ -36,6 +33,7 @@ from jmarl.config.validation import (
     check_fields,
     check_names,
     did_you_mean,
+    per_agent_values,
 )
 
 __all__ = [

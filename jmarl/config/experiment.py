@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, Literal, Self
 
 from jmarl.config.aliases import OTHER_NAMES
+from jmarl.config.constraints import EXPERIMENT, TASK, TEAM, require
 from jmarl.config.sections import Section
 from jmarl.config.train_config import SECTION_OF, SECTIONS, TrainConfig
-from jmarl.config.validation import Count, CountOrOff, Positive, Share, check, check_fields, check_names, did_you_mean
+from jmarl.config.validation import Count, CountOrOff, Positive, Share, check_fields, check_names, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
 class TeamConfig(Section):
     """Who plays: the agents of the team."""
+
+    constraints = TEAM
 
     models: tuple[str, ...]
     """Model of each agent: a name, a directory, a .gguf file or a Hub id. One, also as a plain text, is for all num_agents."""
@@ -38,12 +42,6 @@ class TeamConfig(Section):
         if isinstance(self.models, str):
             object.__setattr__(self, "models", (self.models,))
         super().__post_init__()
-
-    def check_together(self) -> None:
-        check("models", self.models, bool(self.models), "one name, path or Hub id per agent, or one for all agents")
-        fits = self.num_agents is None or len(self.models) in (1, self.num_agents)
-        check("num_agents", self.num_agents, fits, f"None or {len(self.models)}, the number of models")
-        check("roles", self.roles, len(self.roles) in (0, self.size), f"one text per agent, {self.size}, or none")
 
     @property
     def size(self) -> int:
@@ -64,6 +62,8 @@ class EnvironmentConfig(Section):
 @dataclasses.dataclass(frozen=True)
 class TaskConfig(Section):
     """What is played or learned from: an environment, prompts with a reward, or given pairs or texts."""
+
+    constraints = TASK
 
     environment: str | None = None
     """Environment to train in: a name of `jmarl.make`, or module:Class. None: see data and eval_envs."""
@@ -123,49 +123,15 @@ class TaskConfig(Section):
                 object.__setattr__(self, name, tuple(map(_environment, value)))
         super().__post_init__()
 
-    def check_together(self) -> None:
-        trains = self.environment is not None or bool(self.train_envs)
-        plays = trains or bool(self.eval_envs)
-        check("reward", self.reward, self.reward != (), "module:function, a list of these, or None")
-        count = len(self.reward_names)
-        fits = len(self.reward_weights) in (0, count)
-        check("reward_weights", self.reward_weights, fits, f"one number for each of the {count} rewards, or empty")
-        check("train_envs", self.train_envs, not self.train_envs or self.environment is None, "() beside environment")
-        check("data", self.data, (self.data is None) == plays, "set, or one of environment and eval_envs, but not both")
-        for name, owner in ONLY_WITH_SETTING.items():
-            off = {} if name == "options" else getattr(TaskConfig, name)  # the default
-            fits = getattr(self, name) == off or getattr(self, owner) is not None
-            check(name, getattr(self, name), fits, f"{off!r} without {owner}")
-        unused = bool(self.eval_envs) and trains and self.held_out == 0
-        check(
-            "eval_envs",
-            self.eval_envs,
-            not unused,
-            "() beside other environments where held_out is 0: nothing is evaluated",
-        )
-        unused = self.held_out_split != "test" and not isinstance(self.held_out, str)
-        check("held_out_split", self.held_out_split, not unused, "'test' where held_out is a number")
+    @property
+    def trains_in_environments(self) -> bool:
+        """Whether environments to train in are named."""
+        return self.environment is not None or bool(self.train_envs)
 
     @property
     def reward_names(self) -> tuple[str, ...]:
         """The reward functions."""
         return (self.reward,) if isinstance(self.reward, str) else self.reward or ()
-
-
-# A setting of a task -> the setting without which it has no effect.
-ONLY_WITH_SETTING = {
-    "options": "environment",
-    "subset": "data",
-    "split": "data",
-    "reward": "data",
-    "formatters": "reward",
-    "external_transition": "reward",
-    "in_turns": "external_transition",
-    "reward_weights": "reward",
-    "on_error": "reward",
-    "timeout": "reward",
-    "max_error_share": "reward",
-}
 
 
 def _environment(value: Any) -> Any:
@@ -203,9 +169,7 @@ class ExperimentConfig:
         for name in PARTS:
             _check_part(name, getattr(self, name))
         check_fields(self, TOP_SETTINGS)
-        roles, per_agent = self.team.roles, len(self.task.formatters) in (0, 1, self.team.size)
-        check("roles", roles, not roles or self.task.reward is not None, "empty without data and a reward")
-        check("formatters", self.task.formatters, per_agent, f"one for all agents, or one per agent, {self.team.size}")
+        require(EXPERIMENT, SimpleNamespace(**vars(self.team), **vars(self.task), size=self.team.size))
 
     @classmethod
     def of(cls, **settings: Any) -> Self:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
+from jmarl.config.constraints import PREFERENCE
 from jmarl.config.sections import Section
-from jmarl.config.validation import Count, Positive, Range, Share, check
+from jmarl.config.validation import Count, Positive, Range, Share
 
 
 @dataclasses.dataclass(frozen=True)
 class Preference(Section):
     """The preference loss, how pairs are made of a team's completions, and rounds. None: the algorithm's default."""
+
+    constraints = PREFERENCE
 
     beta: Positive | None = None
     """Scale of the margins in the preference loss: how far the policy may move from the reference (DPO, arXiv 2305.18290).
@@ -61,24 +64,3 @@ class Preference(Section):
     reward_learning_rate: Positive | None = None
     """Learning rate of the reward model that marlhf and marlhf_iter train; None: 1e-5. With algorithm reward_model it is
     learning_rate."""
-
-    def check_together(self) -> None:
-        sigmoid = not self.label_smoothing or self.preference_loss in (None, "sigmoid")
-        check("label_smoothing", self.label_smoothing, sigmoid, "0 or None where preference_loss is hinge or ipo")
-        for name, (owner, values) in ONLY_FOR.items():
-            value, chosen = getattr(self, name), getattr(self, owner)
-            allowed = f"None where {owner}={chosen!r}: it is for {owner}={' and '.join(values)}"
-            check(name, value, value is None or chosen in values, allowed)
-        for name, comparator in (("comparator_model", "model"), ("comparator_url", "api")):
-            value = getattr(self, name)
-            check(name, value, value is not None or self.comparator != comparator, f"set for comparator={comparator}")
-
-
-# A setting -> the setting that it belongs to, and the values of that one which it is for.
-ONLY_FOR = {
-    "comparator_lag": ("comparator", ("history",)),
-    "comparator_model": ("comparator", ("model", "api")),
-    "comparator_url": ("comparator", ("api",)),
-    "replay_k": ("replay", ("nearest_k",)),
-    "replay_lambda": ("replay", ("lambda_decay",)),
-}

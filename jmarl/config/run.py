@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
-from jmarl.config.sections import CHANGES, Section
-from jmarl.config.validation import Count, CountOrOff, NotNegative, Range, check
+from jmarl.config.constraints import RUN
+from jmarl.config.sections import Section
+from jmarl.config.validation import Count, CountOrOff, NotNegative, Range
 
 
 @dataclasses.dataclass(frozen=True)
 class Run(Section):
     """How long a run trains, which agents learn when, where it runs, and what it writes and keeps."""
+
+    constraints = RUN
 
     num_updates: Count = 100
     """Updates of the team. In each, all agents learn (in alternating order one) from one batch, in num_epochs times
@@ -68,21 +71,6 @@ class Run(Section):
     save_models: bool = True
     """Write the trained agents to output_dir/models at the end: all weights of each agent, with LoRA merged and as an
     adapter."""
-
-    def check_together(self) -> None:
-        frozen, alternating = self.frozen_agents, self.update_order == "alternating"
-        check(
-            "frozen_agents", frozen, min(frozen, default=0) >= 0 and len(set(frozen)) == len(frozen), "different numbers >= 0"
-        )
-        fits = alternating or self.alternate_every == 1
-        check("alternate_every", self.alternate_every, fits, "1 where update_order is simultaneous")
-        for name in ("resume", "save_every"):
-            check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
-        check("resume_step", self.resume_step, self.resume_step is None or self.resume is True, "None without resume")
-        begins_again = self.resume == "auto" and self.save_every == 0
-        check("resume", self.resume, not begins_again, "True or False where save_every=0, which makes no checkpoints")
-        unknown = [name for name in self.allowed_changes if name not in CHANGES]
-        check("allow_changed", self.allow_changed, not unknown, f"some of {','.join(CHANGES)}")
 
     @property
     def saves(self) -> bool:

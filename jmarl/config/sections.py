@@ -7,24 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from jmarl.config.validation import Count, CountOrAuto, CountOrOff, NotNegative, Positive, Range, Share, check, check_fields
+from jmarl.config.constraints import EPISODES, LORA, LORA_TARGETS, LOSS, OPTIMIZER, SAMPLING, Constraint, require
+from jmarl.config.validation import Count, CountOrAuto, CountOrOff, NotNegative, Positive, Range, Share, check_fields
 
 Scale = Literal["none", "std", "batch_std", "running_std"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 Decay = Annotated[float, Range(0, 1, high_open=True, note="0 is off")]
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # Hugging Face's names
-CHANGES = ("data", "reward", "environment")  # what `allow_changed` can allow
-
-
-# Arguments of `apply_chat_template` that are no values of a template, or follow from the prompt.
-NOT_OF_TEMPLATES = {
-    "messages", "conversation", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "strftime_now",
-    "return_dict", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs", "padding", "truncation", "max_length",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,34 +49,21 @@ def as_chat(chat: bool | Chat) -> Chat:
     return chat if isinstance(chat, Chat) else Chat(chat)
 
 
-def _is_date(text: str) -> bool:
-    try:
-        return datetime.date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        return json.loads(json.dumps(value, allow_nan=False)) is not None
-    except (TypeError, ValueError):
-        return False
-
-
 class Section:
-    """Base of the sections: checks each field against its annotation and then `check_together`."""
+    """Base of the sections: checks each field against its annotation, and then its constraints."""
+
+    constraints = tuple[Constraint, ...]()
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self.check_together()
-
-    def check_together(self) -> None:
-        """Raise a ValueError for settings that do not fit each other."""
+        require(self.constraints, self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Section):
     """How completions are sampled. The names are those of Hugging Face's generation config."""
+
+    constraints = SAMPLING
 
     max_new_tokens: Count = 128
     """Longest completion, in tokens."""
@@ -107,10 +85,6 @@ class Sampling(Section):
     JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32), or bfloat16 with float32 master weights. auto: bfloat16 on GPUs of compute
     capability 8.0 or more, else float32."""
 
-    def check_together(self) -> None:
-        fits = self.min_new_tokens <= self.max_new_tokens
-        check("min_new_tokens", self.min_new_tokens, fits, f"0..max_new_tokens={self.max_new_tokens}")
-
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
@@ -119,6 +93,8 @@ class Sampling(Section):
 @dataclasses.dataclass(frozen=True)
 class Episodes(Section):
     """What one step plays: how many prompts and completions, turns, joint actions."""
+
+    constraints = EPISODES
 
     num_prompts: Count = 1
     """Prompts of a step (P)."""
@@ -185,24 +161,6 @@ class Episodes(Section):
             object.__setattr__(self, "chat_date", self.chat_date.isoformat())
         super().__post_init__()
 
-    def check_together(self) -> None:
-        threshold = self.early_termination_threshold
-        check("early_termination_threshold", threshold, threshold is None or self.num_turns > 1, "None where num_turns=1")
-        if self.num_turns > 1:
-            allowed = ("aligned", "counterfactual") if self.branching == "chain" else ("aligned", "cross")
-            text = f"one of {allowed} for branching={self.branching} with several turns"
-            check("joint_mode", self.joint_mode, self.joint_mode in allowed, text)
-        check("chat_date", self.chat_date, self.chat_date == "auto" or _is_date(self.chat_date), "auto, or a date: 2026-11-26")
-        if taken := sorted(self.chat_template_kwargs.keys() & NOT_OF_TEMPLATES):
-            text = f"without {taken[0]!r}, which jmarl sets"
-            check("chat_template_kwargs", self.chat_template_kwargs, False, text)
-        text = "values that JSON has (texts, numbers, true, null, lists, dicts), which checkpoints keep"
-        check("chat_template_kwargs", self.chat_template_kwargs, _is_json(self.chat_template_kwargs), text)
-        others = {"num_turns": self.num_turns > 1, "sample_parts": self.sample_parts > 1}
-        others["dynamic_sampling"] = self.dynamic_sampling > 0
-        for name in [name for name, given in others.items() if given and self.async_steps]:
-            check("async_steps", self.async_steps, False, f"0 with {name}={getattr(self, name)}")
-
     @property
     def chat_settings(self) -> Chat:
         """How the agents' prompts are put into chat templates."""
@@ -218,6 +176,8 @@ class Episodes(Section):
 @dataclasses.dataclass(frozen=True)
 class Loss(Section):
     """Advantages, the policy loss and its KL and entropy terms."""
+
+    constraints = LOSS
 
     advantage_scale: Scale | None = None
     """What advantages are divided by: nothing, or the std of returns minus baseline over the group (std), over the batch
@@ -266,10 +226,6 @@ class Loss(Section):
     world_model_weight: NotNegative | None = None
     """Weight in sft of what the environment answered (a world model predicts it); None: 0."""
 
-    def check_together(self) -> None:
-        check("kl_target", self.kl_target, self.kl_target is None or self.kl_coef > 0, "None where kl_coef=0")
-        check("dual_clip", self.dual_clip, not self.dual_clip or self.dual_clip > 1, "> 1, or 0 (off)")
-
 
 @dataclasses.dataclass(frozen=True)
 class Critic(Section):
@@ -296,6 +252,8 @@ class Critic(Section):
 @dataclasses.dataclass(frozen=True)
 class Optimizer(Section):
     """The optimizer of every agent, and how a batch is split into optimizer steps."""
+
+    constraints = OPTIMIZER
 
     optimizer: Literal["adamw", "lion", "sgd"] | tuple[Literal["adamw", "lion", "sgd"], ...] = "adamw"
     """adamw (arXiv 1711.05101), lion (arXiv 2302.06675, with its own decays 0.9 and 0.99) or sgd. One for all agents, or one
@@ -334,30 +292,16 @@ class Optimizer(Section):
     """How the gradients of the agents on one device are computed: one after the other (map) or at once (vmap, for small
     models)."""
 
-    def check_together(self) -> None:
-        for name, (optimizer, default) in ONLY_WITH.items():
-            fits = getattr(self, name) == default or optimizer in per_agent_values(self.optimizer)
-            check(name, getattr(self, name), fits, f"{default} without optimizer={optimizer}")
-        several = self.num_epochs * self.num_minibatches > 1
-        check("target_kl", self.target_kl, self.target_kl is None or several, "None where a batch is one optimizer step")
-
     def micro_batches_of(self, rows: int) -> int | Literal["auto"]:
         """Return micro_batches for another run whose optimizer steps have this number of rows."""
         return "auto" if self.micro_batches == "auto" else min(self.micro_batches, rows)
 
 
-# A setting of one optimizer -> that optimizer, and the default.
-ONLY_WITH = {"adam_b1": ("adamw", 0.9), "adam_b2": ("adamw", 0.999), "adam_eps": ("adamw", 1e-8), "momentum": ("sgd", 0.0)}
-
-
-def per_agent_values(value: Any) -> tuple:
-    """Return the values of a setting that is one for all agents or a tuple with one per agent."""
-    return value if isinstance(value, tuple) else (value,)
-
-
 @dataclasses.dataclass(frozen=True)
 class LoRA(Section):
     """Adapters over one frozen base (LoRA, arXiv 2106.09685)."""
+
+    constraints = LORA
 
     lora_rank: Annotated[int, Range(0, note="0: all weights are trained")] = 0
     """Rank of the adapters; 0: train all weights."""
@@ -370,18 +314,14 @@ class LoRA(Section):
     """Weights that have adapters, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj. all, and
     None: all of these."""
 
-    def check_together(self) -> None:
-        names = [] if self.lora_targets in (None, "all") else [name.strip() for name in self.lora_targets.split(",")]
-        known = all(name in LORA_TARGETS for name in names) and len(set(names)) == len(names)
-        check("lora_targets", self.lora_targets, known, f"all, or some of {','.join(LORA_TARGETS)}, each once")
-        if not self.lora_rank:
-            for name, off in (("lora_alpha", None), ("lora_dropout", 0), ("lora_targets", None)):
-                check(name, getattr(self, name), getattr(self, name) == off, f"{off} where lora_rank=0, which has no adapters")
+    @property
+    def target_names(self) -> list[str]:
+        """The names in lora_targets, where all stands for all of them."""
+        if self.lora_targets in (None, "all"):
+            return [*LORA_TARGETS]
+        return [name.strip() for name in self.lora_targets.split(",")]
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The weights that have adapters, in the order of `LORA_TARGETS`."""
-        if self.lora_targets in (None, "all"):
-            return LORA_TARGETS
-        names = [name.strip() for name in self.lora_targets.split(",")]
-        return tuple(name for name in LORA_TARGETS if name in names)
+        return tuple(name for name in LORA_TARGETS if name in self.target_names)

@@ -7,13 +7,15 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 from jmarl.config.aliases import BY_VALUE, OTHER_NAMES, OTHER_VALUES
+from jmarl.config.constraints import EPISODES_OF, TRAIN, require
 from jmarl.config.preference import Preference
 from jmarl.config.run import Run
 from jmarl.config.sections import Critic, Episodes, LoRA, Loss, Optimizer, Sampling
-from jmarl.config.validation import check, check_names, did_you_mean, explain
+from jmarl.config.validation import check_names, did_you_mean, explain
 
 C = TypeVar("C")
 
@@ -87,15 +89,9 @@ class TrainConfig:
                 raise TypeError(f"{name}={getattr(self, name)!r:.60} is not allowed: {name} must be a {cls.__name__}(...)")
         if not isinstance(self.algorithm, str):
             raise TypeError(f"algorithm={self.algorithm!r} is not allowed: algorithm must be of type str")
-        if self.algorithm == "c3":  # leave-one-out over counterfactual joint actions
-            mode = "counterfactual" if self.episodes.joint_mode == "aligned" else self.episodes.joint_mode
-            check("joint_mode", mode, mode == "counterfactual", "counterfactual for algorithm=c3")
-            episodes = dataclasses.replace(self.episodes, joint_mode=mode, branching="chain")
-            object.__setattr__(self, "episodes", episodes)
-        if self.optimizer.lr_schedule != "constant":
-            warmup = self.optimizer.warmup_updates
-            allowed = f"> warmup_updates={warmup} for lr_schedule={self.optimizer.lr_schedule}"
-            check("num_updates", self.run.num_updates, self.run.num_updates > warmup, allowed)
+        require(TRAIN, SimpleNamespace(**flat(self)))
+        if self.algorithm in EPISODES_OF:
+            object.__setattr__(self, "episodes", dataclasses.replace(self.episodes, **EPISODES_OF[self.algorithm]))
 
     @classmethod
     def of(cls, **settings: Any) -> Self:

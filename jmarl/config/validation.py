@@ -61,6 +61,11 @@ def check(name: str, value: Any, ok: bool, allowed: str) -> None:
         raise ValueError(f"{name}={value!r} is not allowed: {name} must be {allowed}")
 
 
+def per_agent_values(value: Any) -> tuple:
+    """Return the values of a setting that is one for all agents or a tuple with one per agent."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 WITHOUT_COUNTERPART = {  # names of others that are near a setting which is another thing
     "max_prompt_length": "prompts are not cut to a length; in runs on rollouts, long_prompts is about those that do not fit",
 }

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jmarl.algorithms import Algorithm, find_row
+from jmarl.algorithms import Algorithm
+from jmarl.algorithms.constraints import PER_AGENT
 from jmarl.config import ONLY_WITH, Run, TrainConfig
 from jmarl.hardware import dtype_on
 from jmarl.learning.optimizer import init_state
@@ -28,8 +29,6 @@ from jmarl.models import lora
 from jmarl.models.sharding import place
 from jmarl.team import Team
 from jmarl.types import PerAgent, TeamState
-
-PER_AGENT = ("learning_rate", "max_grad_norm", "weight_decay")
 
 
 def learning_agents(run: Run, num_agents: int) -> list[int]:
@@ -96,83 +95,3 @@ def initial_state(team: Team, params: Sequence[Any], algorithm: Algorithm, run: 
     algorithms = [settings_of_stack(algorithm, run, spec.members, team.num_agents)[0] for spec in team.stacks]
     learns = [not set(spec.order) <= set(run.frozen_agents) for spec in team.stacks]
     return init_state(params, algorithms, mesh, [len(spec.members[0]) for spec in team.stacks], learns)
-
-
-def check_agents(cfg: TrainConfig, num_agents: int) -> None:
-    """Raise a ValueError for settings of single agents that do not fit a team of this size. Experiments call it before they
-    load models."""
-    values = {name: getattr(cfg.optimizer, name) for name in (*PER_AGENT, "optimizer")} | {"chat": cfg.episodes.chat}
-    for name, value in values.items():
-        if isinstance(value, tuple) and len(value) != num_agents:
-            raise ValueError(
-                f"{name}={value} has {len(value)} values for {num_agents} agents: give one for all, or one per agent"
-            )
-    frozen, learning = cfg.run.frozen_agents, learning_agents(cfg.run, num_agents)
-    if any(agent >= num_agents for agent in frozen):
-        raise ValueError(f"frozen_agents={frozen} is not allowed: the agents of this team are 0 to {num_agents - 1}")
-    if not learning:
-        raise ValueError(f"frozen_agents={frozen} leaves none of {num_agents} agents to learn: use jmarl.evaluate to only play")
-    if cfg.run.update_order == "alternating":
-        check_alternating(cfg, num_agents, learning)
-
-
-def check_alternating(cfg: TrainConfig, num_agents: int, learning: Sequence[int]) -> None:
-    """Raise a ValueError for alternating order with fewer than two agents, or with less updates per agent than the warm-up."""
-    if len(learning) < 2:
-        raise ValueError(
-            f"update_order='alternating' needs two agents that learn in turn, and only agent {learning[0]} learns: "
-            "use simultaneous"
-        )
-    updates, warmup = updates_per_agent(cfg.run, num_agents), cfg.optimizer.warmup_updates
-    if cfg.optimizer.lr_schedule != "constant" and updates <= warmup:
-        raise ValueError(
-            f"warmup_updates={warmup} is not allowed: in alternating order each of {len(learning)} agents learns in "
-            f"only {updates} of num_updates={cfg.run.num_updates} updates, which is the length of its schedule"
-        )
-
-
-def check_central(cfg: TrainConfig, algorithm: Algorithm) -> None:
-    """Raise a ValueError for settings that differ between agents where the central critic would need one of its own."""
-    for name in (*PER_AGENT, "optimizer") if algorithm.row.critic == "central" else ():
-        value = getattr(cfg.optimizer, name)
-        has_own = name == "learning_rate" and cfg.critic.critic_learning_rate is not None
-        if isinstance(value, tuple) and len(set(value)) > 1 and not has_own:
-            instead = "set critic_learning_rate" if name == "learning_rate" else f"give one {name} for all"
-            raise ValueError(f"{name}={value} leaves open which the central critic of {cfg.algorithm!r} uses: {instead}")
-
-
-def check_other_models(team: Team, cfg: TrainConfig) -> None:
-    """Raise a ValueError if a team brings the model of a critic or reward model that the algorithm does not have."""
-    row = find_row(cfg.algorithm)
-    if team.reward_model is not None and not row.learned:
-        raise ValueError(
-            f"the team has a reward model, but algorithm={cfg.algorithm!r} has none: it is for marlhf and marlhf_iter"
-        )
-    if team.critic is not None and row.data != "rollouts" and not row.learned:
-        raise ValueError(f"the team has a critic, but algorithm={cfg.algorithm!r} has none: it is for iac, maac, ippo, mappo")
-
-
-def check_stacks(cfg: TrainConfig, team: Team) -> None:
-    """Raise a ValueError for settings that differ between agents that share weights or a stack, and cannot."""
-    run = cfg.run
-    for spec in team.stacks:
-        for roles in spec.members:
-            in_turn = run.update_order == "alternating"
-            if len(roles) > 1 and (in_turn or len({role in run.frozen_agents for role in roles}) > 1):
-                raise ValueError(
-                    f"agents {list(roles)} share one set of weights, so they can neither learn in turn "
-                    f"(update_order={run.update_order!r}) nor be frozen apart (frozen_agents={run.frozen_agents}): set "
-                    "update_order='simultaneous' and freeze all of them or none, or give each its own weights"
-                )
-            for name in PER_AGENT:
-                value = getattr(cfg.optimizer, name)
-                if isinstance(value, tuple) and len({value[role] for role in roles}) > 1:
-                    raise ValueError(
-                        f"{name}={value}: agents {list(roles)} share one set of weights, which has one {name}: give one value"
-                    )
-        optimizer = cfg.optimizer.optimizer
-        if isinstance(optimizer, tuple) and len({optimizer[agent] for agent in spec.order}) > 1:
-            raise ValueError(
-                f"optimizer={optimizer}: agents {spec.order} have one architecture, so they are one stack and one program "
-                "with one optimizer; only agents of different architectures may have different ones"
-            )

@@ -138,10 +138,3 @@ def longest_of(parts: Sequence[AgentTokens]) -> tuple[list[int], tuple[list[int]
     """Return a prompt and rows as long as the longest of one agent, and the kinds of their tokens."""
     prompt, row = (max(map(len, x)) for x in ([part.prompt for part in parts], [row for part in parts for row in part.rows]))
     return [0] * prompt, ([0] * row,) * len(parts[0].rows), [1] * row
-
-
-def check_micro_batches(algorithm: Algorithm) -> None:
-    """Raise a ValueError for more micro-batches than an update has pairs or texts."""
-    parts, size = algorithm.optimizer.micro_batches, batch_size(algorithm)
-    if parts != "auto" and parts > size:
-        raise ValueError(f"micro_batches={parts} is more than batch_size={size}: use fewer")

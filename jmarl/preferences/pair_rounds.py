@@ -29,7 +29,6 @@ from jmarl.models.lora import model_of
 from jmarl.preferences.comparators import Candidates, Comparator, History, candidates_of, play_items
 from jmarl.preferences.data_source import (
     batch_size,
-    check_micro_batches,
     complete_batches,
     draw_examples,
     encode,
@@ -272,18 +271,3 @@ def load_round(folder: Path, round_: int) -> list[Pair]:
         tokens = row["tokens"] and tuple(SampledTokens(*ids) for ids in row["tokens"])
         pairs.append(Pair(*texts, rewards=tuple(row["metadata"]["rewards"]), tokens=tokens))
     return pairs
-
-
-def check_rounds(cfg: TrainConfig, algorithm: Algorithm) -> None:
-    """Raise a ValueError for settings that do not go with rounds."""
-    row = algorithm.row
-    turns, mode = cfg.episodes.num_turns, cfg.episodes.joint_mode
-    if (turns, mode) != (1, "aligned"):
-        needed = "num_turns=1 and joint_mode='aligned'"
-        raise ValueError(f"algorithm={cfg.algorithm!r} needs {needed}; got num_turns={turns} and joint_mode={mode!r}")
-    if not row.learned:  # otherwise the team learns from rollouts, and the reward model uses at most one part per pair
-        check_micro_batches(algorithm)
-    if cfg.sampling.temperature == 0 and algorithm.preference.comparator == "current":
-        raise ValueError("temperature=0 makes all completions of a prompt alike: preferences need temperature > 0")
-    if not row.rounds and cfg.preference.pair_selection == "comparator_reward":
-        raise ValueError("pair_selection='comparator_reward' needs a comparator: it is for madpo_iter and marlhf_iter")

@@ -1,21 +1,28 @@
-"""Check the arguments of a run before anything is loaded or sampled, and return its environment."""
+"""Check the arguments of a run before anything is loaded or sampled, and return its environment.
+
+The conditions and sentences are rows of `algorithms.constraints` and `algorithms.run_constraints`, which are read here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from jmarl.algorithms import ALGORITHMS, Algorithm, check_row, find_row, resolve
+from jmarl.algorithms import Algorithm, check_row, find_row, resolve
+from jmarl.algorithms.constraints import CENTRAL, LEARNS, LEARNS_REWARD, MAKES_PAIRS, MICRO_BATCHES, SAMPLES, facts
+from jmarl.algorithms.run_constraints import AGENTS, FILES, GIVEN_DATA, ITEMS, REWARD_ENVIRONMENT, SHARED, STACK, TEAM
 from jmarl.config import TrainConfig
+from jmarl.config.constraints import require
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.vector import vectorize
 from jmarl.files.run_directory import check_directory
-from jmarl.learning.per_agent import check_agents, check_central, check_other_models, check_stacks
+from jmarl.learning.per_agent import learning_agents, updates_per_agent
 from jmarl.models import sharding
-from jmarl.preferences.pair_rounds import check_rounds
+from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.preferences.reward_model import policy_config
 from jmarl.team import Team
 
@@ -23,10 +30,7 @@ from jmarl.team import Team
 def check_run(items: Sequence[Mapping], cfg: TrainConfig, wandb_config: Mapping | None) -> Algorithm:
     """Return the resolved algorithm of a run. Raises an error for settings and items that would fail later."""
     algorithm = check_settings(cfg)
-    if not items:
-        raise ValueError("there are no items to train on: items is empty")
-    if wandb_config is not None and not cfg.run.output_dir:
-        raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
+    require([ITEMS, FILES], facts(cfg, items=items, wandb=wandb_config))
     return algorithm
 
 
@@ -37,78 +41,54 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
         ValueError: settings conflict with each other, this machine or the output directory.
     """
     sharding.require_one_process()
-    row, group, name = find_row(cfg.algorithm), cfg.episodes.num_generations, "num_generations"
-    if row.makes_pairs and cfg.preference.num_candidates:
-        group, name = cfg.preference.num_candidates, "num_candidates"
-    if row.data != "rollouts" and not row.makes_pairs:
-        raise ValueError(f"algorithm={cfg.algorithm!r} learns from given data: use jmarl.fit")
+    s = facts(cfg)
+    require([SAMPLES], s)
     algorithm = resolve(cfg)
-    if row.data != "rollouts":
-        check_rounds(cfg, algorithm)
-    if row.learned:
-        policy = policy_config(cfg)
-        if cfg.episodes.async_steps:
-            raise ValueError(f"async_steps=1 does not go with algorithm={cfg.algorithm!r}, whose reward changes: set it to 0")
-        if find_row(policy.algorithm).data != "rollouts":
-            raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, ...")
-        if group < row.min_group:
-            raise ValueError(f"{name}={group} is too small for algorithm={cfg.algorithm!r}: pairs need 2; set it higher")
-        check_settings(policy)
+    if s.row.data != "rollouts":
+        s = with_resolved(s, algorithm)
+        require(MAKES_PAIRS, s)
+    if s.row.learned:
+        require(LEARNS_REWARD, s)
+        check_settings(policy_config(cfg))
         return algorithm
-    smallest = 2 if row.critic and cfg.critic.critic_type == "q" else row.min_group
-    if group < smallest:
-        raise ValueError(
-            f"{name}={group} is too small for algorithm={cfg.algorithm!r}: its baseline needs at least {smallest} completions "
-            f"of a prompt; set {name} higher"
-        )
-    check_joint_mode(cfg, algorithm)
+    require([*LEARNS, *CENTRAL], s)
     check_row(algorithm)
-    check_central(cfg, algorithm)
     sharding.mesh_for(cfg.run.mesh, [1])
     check_directory(cfg)
     return algorithm
 
 
-def check_joint_mode(cfg: TrainConfig, algorithm: Algorithm) -> None:
-    """Raise a ValueError for joint modes and dynamic sampling that do not fit the algorithm's baseline."""
-    row, episodes, dynamic_sampling = algorithm.row, cfg.episodes, cfg.episodes.dynamic_sampling
-    has_value_baseline = row.critic or row.baseline == "greedy"
-    if episodes.cross_credit == "sum" and has_value_baseline:
-        raise ValueError(
-            f"cross_credit='sum' does not fit algorithm={cfg.algorithm!r}: its baseline is of a mean; use cross_credit='mean'"
-        )
-    if episodes.forks and (has_value_baseline or dynamic_sampling):
-        setting = f"dynamic_sampling={dynamic_sampling}" if dynamic_sampling else f"algorithm={cfg.algorithm!r}"
-        raise ValueError(
-            f"joint_mode='counterfactual' does not go with {setting}: its groups are alternatives to single completions"
-        )
-    if dynamic_sampling and not row.compares_group:
-        users = ", ".join(name for name, other in ALGORITHMS.items() if other.compares_group)
-        raise ValueError(
-            f"dynamic_sampling={dynamic_sampling} has no effect for algorithm={cfg.algorithm!r}, whose advantages do "
-            f"not compare the returns of a group; it is for {users}"
-        )
+def with_resolved(s: SimpleNamespace, algorithm: Algorithm) -> SimpleNamespace:
+    """Return facts with the settings of pairs and micro-batches that the algorithm has."""
+    return SimpleNamespace(**{**vars(s), **vars(algorithm.preference), "micro_batches": algorithm.optimizer.micro_batches})
 
 
-def check_async(team: Team, cfg: TrainConfig) -> None:
-    """Raise a ValueError if completions of the next step cannot begin early on these devices."""
-    agents = [len(spec.members) for spec in team.stacks]
-    mesh = sharding.mesh_for(cfg.run.mesh, agents)
-    if cfg.episodes.async_steps and mesh is not None and not all(sharding.splits_only_agents(mesh, n) for n in agents):
-        raise ValueError(
-            f"async_steps=1 does not go with mesh={cfg.run.mesh!r}, which splits the rows or weights of an agent: spread whole "
-            "agents (mesh=auto)"
-        )
+def check_agents(cfg: TrainConfig, num_agents: int) -> None:
+    """Raise a ValueError for settings of single agents that do not fit a team of this size. Experiments call it before they
+    load models."""
+    require(AGENTS, facts_of_agents(cfg, num_agents))
+
+
+def facts_of_agents(cfg: TrainConfig, num_agents: int) -> SimpleNamespace:
+    """Return what constraints read of settings and a number of agents."""
+    learning = learning_agents(cfg.run, num_agents)
+    updates = updates_per_agent(cfg.run, num_agents) if learning else 0
+    return facts(cfg, num_agents=num_agents, learning=learning, updates=updates)
 
 
 def check_team(team: Team, cfg: TrainConfig) -> None:
     """Raise a ValueError for an algorithm, per-agent settings or other models of the team that do not fit it."""
-    check_other_models(team, cfg)
-    check_async(team, cfg)
-    if cfg.algorithm == "ppo" and team.num_agents > 1:
-        raise ValueError(f"algorithm='ppo' is for a team of one, this one has {team.num_agents} agents: choose ippo or mappo")
-    check_agents(cfg, team.num_agents)
-    check_stacks(cfg, team)
+    counts = [len(spec.members) for spec in team.stacks]
+    mesh, s = sharding.mesh_for(cfg.run.mesh, counts), facts_of_agents(cfg, team.num_agents)
+    s.team = team
+    s.splits_agents = mesh is not None and not all(sharding.splits_only_agents(mesh, count) for count in counts)
+    require(TEAM, s)
+    for spec in team.stacks:
+        for roles in spec.members:
+            s.roles = list(roles)
+            require(SHARED, s)
+        s.order = spec.order
+        require(STACK, s)
 
 
 def environment_of(
@@ -136,7 +116,8 @@ def environment_of(
         )
     if isinstance(env, RewardEnvironment):
         env = env.for_agents(team.num_agents)
-        check_reward_environment(env, team, cfg.episodes.num_turns)
+        given = {"formatters": env.num_agents, "num_agents": team.num_agents, "transition": env.transition}
+        require(REWARD_ENVIRONMENT, facts(cfg, **given))
     turns = getattr(env, "max_turns", 1)
     if cfg.episodes.num_turns < turns:
         raise ValueError(
@@ -145,17 +126,34 @@ def environment_of(
     return env
 
 
-def check_reward_environment(env: RewardEnvironment, team: Team, num_turns: int) -> None:
-    """Raise a ValueError for formatters that do not fit the team, and for a transition that does not fit the turns."""
-    if env.num_agents != team.num_agents:
-        raise ValueError(
-            f"{env.num_agents} formatters for {team.num_agents} agents: give one function for all of them, or a list with one "
-            "per agent"
+# --- given data
+
+
+def check_data(data: Any, cfg: TrainConfig) -> None:
+    """Raise an error if data are empty or of another type than the algorithm learns from."""
+    texts = find_row(cfg.algorithm).data == "texts"
+    cls, reader = (Trajectory, "load_trajectories") if texts else (Pair, "load_pairs")
+    is_list = isinstance(data, list | tuple) and not isinstance(data, Trajectory | Pair)
+    if is_list and not data:
+        raise ValueError("there is no data to train on")
+    wrong = [item for item in data if not isinstance(item, cls)] if is_list else [data]
+    if wrong:
+        raise TypeError(
+            f"algorithm={cfg.algorithm!r} learns from a list of {cls.__name__}, got {type(wrong[0]).__name__}: read "
+            f"files, data sets, DataFrames and lists of dicts with jmarl.{reader}"
         )
-    if num_turns > 1 and env.transition is None:
-        raise ValueError(
-            f"num_turns={num_turns} needs external_transition, which writes the prompts of the next turn; in Python it is "
-            "RewardEnvironment(reward, formatters, transition)"
-        )
-    if num_turns == 1 and env.transition is not None:
-        raise ValueError("external_transition writes the prompts of later turns, and num_turns=1 has none: set num_turns")
+
+
+def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> Algorithm:
+    """Return the resolved algorithm of a run on given data. Experiments call this before they load models.
+
+    Raises:
+        ValueError: settings conflict with each other, this machine or the output directory.
+    """
+    sharding.require_one_process()
+    s = facts(cfg, wandb=wandb_config)
+    require(GIVEN_DATA, s)
+    algorithm = resolve(cfg)
+    require([MICRO_BATCHES], with_resolved(s, algorithm))
+    check_directory(cfg)
+    return algorithm

@@ -21,13 +21,12 @@ from jmarl.envs.rows import SUFFIXES, is_saved, missing_text, read_rows
 from jmarl.envs.vector import vectorize
 from jmarl.files.config_file import written_config
 from jmarl.files.run_directory import resolve_resume
-from jmarl.learning.per_agent import check_agents
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import watched
 from jmarl.models.hub.tokenize import with_instruction
 from jmarl.preferences.pairs import load_pairs, load_trajectories
-from jmarl.runs.checks import check_settings
-from jmarl.runs.fit import check_data, check_fit, fit
+from jmarl.runs.checks import check_agents, check_data, check_fit, check_settings
+from jmarl.runs.fit import fit
 from jmarl.runs.imitation import collect_solutions
 from jmarl.runs.records import FitResult, TrainResult
 from jmarl.runs.seeds import check_seeds, train_seeds
@@ -98,8 +97,10 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
 
 def _fit(cfg: ExperimentConfig) -> FitResult:
     """Train on given pairs or texts."""
-    if cfg.train.algorithm == "reward_model":
-        raise ValueError("algorithm='reward_model' trains no team: use jmarl.preferences.reward_model.fit_reward_model")
+    if not find_row(cfg.train.algorithm).trains_team:
+        raise ValueError(
+            f"algorithm={cfg.train.algorithm!r} trains no team: use jmarl.preferences.reward_model.fit_reward_model"
+        )
     if cfg.seeds:
         raise ValueError(f"seeds={cfg.seeds} is for completions with a reward: run given data once per seed of train")
     check_fit(cfg.train, None)

@@ -6,38 +6,32 @@ once, before the first step. Settings of rollouts have no effect here and are re
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from jmarl.algorithms import Algorithm, find_row, resolve
-from jmarl.config import Episodes, Sampling, TrainConfig, flat
+from jmarl.config import TrainConfig
 from jmarl.files import fingerprint
-from jmarl.files.run_directory import check_directory, resolve_auto, resolve_resume
+from jmarl.files.run_directory import resolve_auto, resolve_resume
 from jmarl.learning.choose import Work
 from jmarl.learning.critics import Critics
-from jmarl.learning.per_agent import check_agents, check_other_models, check_stacks, initial_state, with_adapters
+from jmarl.learning.per_agent import initial_state, with_adapters
 from jmarl.learning.setup import Setup, make_setup
 from jmarl.logs.data_log import DataLog
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import say, watched
 from jmarl.models import sharding
 from jmarl.models.heads import with_value_head
-from jmarl.preferences.data_source import batch_size, check_micro_batches, data_source, encode, longest_batches
+from jmarl.preferences.data_source import batch_size, data_source, encode, longest_batches
 from jmarl.preferences.encoding import Examples
 from jmarl.preferences.pairs import Pair, Trajectory, shared_examples
+from jmarl.runs.checks import check_data, check_fit, check_team
 from jmarl.runs.loop import repeat_update, run_training
 from jmarl.runs.precompile import Updates, keep_programs, updates_of
 from jmarl.runs.records import FitResult
 from jmarl.runs.start import initial_digests, say_what_data, say_what_is_shared, say_what_runs, settle_updates
 from jmarl.team import Team, initial_params
 from jmarl.types import Batches, TeamState
-
-# Settings of episodes and sampling that also apply to given data.
-USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "compute_dtype"}
-UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
-UNUSED_BY_DATA |= {"eval_generations", "eval_temperature"}
 
 
 def fit(
@@ -97,9 +91,7 @@ def prepare_fit(
     check_data(data, cfg)
     if not isinstance(eval_data, list | tuple) or eval_data:
         check_data(eval_data, cfg)
-    check_agents(cfg, team.num_agents)
-    check_stacks(cfg, team)
-    check_other_models(team, cfg)
+    check_team(team, cfg)
     mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     params = initial_params(team, params, cfg.lora.lora_rank > 0)
     say_what_runs(team, params, cfg)
@@ -112,46 +104,3 @@ def prepare_fit(
     identity = {"team": team.describe(), "critics": [], "data": fingerprint.of_data(data)}
     identity["initial"] = initial_digests(params, algorithm)
     return make_setup(team, Critics((), algorithm), algorithm, cfg, mesh), params, identity
-
-
-def check_data(data: Any, cfg: TrainConfig) -> None:
-    """Raise an error if data are empty or of another type than the algorithm learns from."""
-    texts = find_row(cfg.algorithm).data == "texts"
-    cls, reader = (Trajectory, "load_trajectories") if texts else (Pair, "load_pairs")
-    is_list = isinstance(data, list | tuple) and not isinstance(data, Trajectory | Pair)
-    if is_list and not data:
-        raise ValueError("there is no data to train on")
-    wrong = [item for item in data if not isinstance(item, cls)] if is_list else [data]
-    if wrong:
-        raise TypeError(
-            f"algorithm={cfg.algorithm!r} learns from a list of {cls.__name__}, got {type(wrong[0]).__name__}: read "
-            f"files, data sets, DataFrames and lists of dicts with jmarl.{reader}"
-        )
-
-
-def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> Algorithm:
-    """Return the resolved algorithm of a run on given data. Experiments call this before they load models.
-
-    Raises:
-        ValueError: settings conflict with each other, this machine or the output directory.
-    """
-    sharding.require_one_process()
-    row = find_row(cfg.algorithm)
-    if row.data == "rollouts" or row.rounds or row.learned:
-        raise ValueError(f"algorithm={cfg.algorithm!r} learns from completions that the team samples: use jmarl.train")
-    if wandb_config is not None and not cfg.run.output_dir:
-        raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
-    settings, defaults = flat(cfg), flat(TrainConfig())
-    for name in sorted(UNUSED_BY_DATA):
-        if settings[name] != defaults[name]:
-            is_size = name == "num_prompts"
-            also = " (per_device_train_batch_size in TRL)" if is_size else ""
-            size = "set batch_size, the number of pairs or texts of an update, and " if is_size else ""
-            raise ValueError(
-                f"{name}={settings[name]!r}{also} has no effect for algorithm={cfg.algorithm!r}, which trains on given data; "
-                f"{size}leave it at {defaults[name]!r}"
-            )
-    algorithm = resolve(cfg)
-    check_micro_batches(algorithm)
-    check_directory(cfg)
-    return algorithm

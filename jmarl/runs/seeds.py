@@ -20,8 +20,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jmarl.algorithms import find_row, with_ample_memory
+from jmarl.algorithms import with_ample_memory
+from jmarl.algorithms.constraints import facts
+from jmarl.algorithms.run_constraints import SEEDS
 from jmarl.config import TrainConfig, flat
+from jmarl.config.constraints import require
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.evaluation.evaluate import Evaluation, play_held_out, summarize
@@ -177,27 +180,8 @@ def result_of_run(runs: Runs, result: LoopResult, i: int, log: SeedsLog) -> Trai
 def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
     """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
     seeds, cfg = [int(seed) for seed in seeds], resolve_resume(cfg, seeds)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds={seeds} is not allowed: give at least one, and each once")
-    if find_row(cfg.algorithm).data != "rollouts":
-        raise ValueError(
-            f"algorithm={cfg.algorithm!r} learns from pairs in rounds, and only algorithms on rollouts (magrpo, ippo, c3, ...) "
-            "train several seeds together: call train once per seed"
-        )
-    if cfg.episodes.async_steps:
-        raise ValueError("async_steps=1 is for one seed in a program: call train once per seed, or set async_steps=0")
-    if cfg.run.saves and cfg.run.save_total_limit < 2:
-        raise ValueError(
-            f"save_total_limit={cfg.run.save_total_limit} is not allowed with several seeds: keep at least 2, because a kill "
-            "may come when only some runs have the newest checkpoint"
-        )
-    if cfg.run.replay_rollout:
-        raise ValueError("replay_rollout repeats the update of one run: leave seeds out, and set output_dir to its seed_N")
-    if cfg.run.output_dir and checkpoints_of(cfg).exists():
-        raise ValueError(
-            f"the output directory {cfg.run.output_dir} holds the checkpoints of a single run, but those of several seeds are "
-            "in its folders seed_0, ...: choose another directory"
-        )
+    single_run = bool(cfg.run.output_dir) and checkpoints_of(cfg).exists()
+    require(SEEDS, facts(cfg, seeds=seeds, saves=cfg.run.saves, single_run=single_run))
     if cfg.run.output_dir:
         check_unlocked(cfg.run.output_dir)
     for seed in seeds:

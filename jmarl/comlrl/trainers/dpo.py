@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from jmarl.algorithms import resolve
+from jmarl.algorithms import find_row, resolve
 from jmarl.comlrl.arguments import Model, check_args, check_not_deleted, check_wandb, load_agents
 from jmarl.comlrl.config import TrainerConfig, trainer_config
 from jmarl.config import Count, Episodes, Range, Sampling
 from jmarl.preferences.data_source import encode, evaluate_on_data
 from jmarl.preferences.pairs import load_pairs
-from jmarl.runs.fit import check_data, check_fit, fit
+from jmarl.runs.checks import check_data, check_fit
+from jmarl.runs.fit import fit
 from jmarl.runs.records import FitResult
 from jmarl.team import make_team, place_params, policies, save_team
 
@@ -73,7 +74,7 @@ class DPOTrainer:
         self.args = self.config_class() if args is None else args
         check_args(self.args, self.config_class, type(self).__name__)
         check_wandb(wandb_config, self.args)
-        if self.args.algorithm == "reward_model":
+        if not find_row(self.args.algorithm).trains_team:
             raise ValueError("a reward model has no trainer: use jmarl.preferences.reward_model.fit_reward_model")
         self.wandb_config = None if wandb_config is None else dict(wandb_config)
         size = 1 if agents is None else len(agents)

@@ -40,10 +40,9 @@ from jmarl.comlrl.roles import WithRoles, read_roles
 from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.evaluation.evaluate import evaluate
-from jmarl.learning.per_agent import check_agents
 from jmarl.logs.terminal import say
 from jmarl.models.hub.agents import Agent
-from jmarl.runs.checks import check_run, environment_of
+from jmarl.runs.checks import check_agents, check_run, environment_of
 from jmarl.runs.records import TrainResult
 from jmarl.runs.train import train
 from jmarl.team import agents_of, make_team, place_params, policies, save_team

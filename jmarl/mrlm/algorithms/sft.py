@@ -28,8 +28,9 @@ from jmarl.mrlm.keys import COLLECT_EVERY
 from jmarl.mrlm.names import refuse
 from jmarl.preferences.pairs import Trajectory as TextTrajectory
 from jmarl.preferences.pairs import load_trajectories
+from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.experiment import hold_out
-from jmarl.runs.fit import check_data, check_fit, fit
+from jmarl.runs.fit import fit
 from jmarl.runs.imitation import collect_solutions
 from jmarl.runs.records import FitResult
 from jmarl.team import Team, sort_into_stacks
