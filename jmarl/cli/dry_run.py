@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jmarl.algorithms import find_row
 from jmarl.cli.main import plural, to_stderr
 from jmarl.cli.play import WIDTH, reward_lines
 from jmarl.cli.sweep import Point
@@ -25,28 +24,23 @@ from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import describe
 from jmarl.files.checkpoint import nbytes
-from jmarl.files.run_directory import read_state, resolve_auto, resolve_resume
-from jmarl.learning.per_agent import initial_state, with_adapters
+from jmarl.files.run_directory import read_state, resolve_resume
 from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.samples import block
-from jmarl.models import sharding
 from jmarl.models.hub.special_tokens import special_tokens
 from jmarl.models.hub.tokenize import decode, encode_prompts
-from jmarl.preferences.encoding import AgentTokens, encode_pairs, encode_trajectories
-from jmarl.preferences.pairs import shared_examples
-from jmarl.preferences.reward_model import policy_config
+from jmarl.preferences.data_source import encode_tokens
+from jmarl.preferences.encoding import AgentTokens
 from jmarl.randomness import TRAIN, Randomness
 from jmarl.rollout.play import Game, continued_actions, first_nodes, next_nodes, play_turn
-from jmarl.rollout.prompt_check import items_that_fit
-from jmarl.runs.checks import check_data, check_fit, check_settings, check_team, environment_of
-from jmarl.runs.experiment import Task, examples_of, learns_from_completions, task_of, team_of
-from jmarl.runs.fit import prepare_fit
+from jmarl.runs.checks import check_data, check_fit, check_settings
+from jmarl.runs.experiment import examples_of, learns_from_completions, task_of, team_of
+from jmarl.runs.prepare import prepare
 from jmarl.runs.rollouts import sampler_of
+from jmarl.runs.run import Run, Task
 from jmarl.runs.seeds import check_seeds, common_step, prepare_seeds
-from jmarl.runs.start import start
-from jmarl.runs.train import prepare
 from jmarl.sampling.generate import NO_LIMIT
-from jmarl.team import Team, initial_params, to_checkpoint
+from jmarl.team import Team, to_checkpoint
 from jmarl.types import TeamState
 
 SHOWN = 3  # prompts and examples
@@ -84,36 +78,46 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
     else:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
-    team = load_team(cfg)
-    env = environment_of(team, task.env, cfg.train)
-    check_team(team, cfg.train)
-    items, held_out, shared = items_that_fit(team, env, task.items, task.held_out, cfg.train)
-    lines = [f"{plural(len(items), 'task')} to train on, {len(held_out)} held out; {agents_line(team)}"]
-    lines += [shared] if shared else []
-    if level := sandbox_level(describe(env)):
+    team, quiet = load_team(cfg), cfg.train.replace(progress=False)
+    if cfg.seeds:
+        run, runs, states = prepare_seeds(quiet, team, task, cfg.seeds)
+        cfgs = runs.cfgs
+    else:
+        run, state = prepare(quiet, team, task)
+        cfgs, states = [run.cfg], [state]
+    task, lines = run.task, prompt_lines(team, run)
+    if cfg.train.run.replay_rollout:
+        read_failed_update(cfg.train)
+    resumed: list[str] = []
+    if cfg.train.run.resume:
+        step = common_step(cfgs) if cfg.seeds else None
+        read = [read_state(run_cfg, state, run.identity, step) for run_cfg, state in zip(cfgs, states, strict=True)]
+        states = [state for state, _ in read]
+        resumed = resume_lines(int(states[0].step), cfg.train.run.num_updates, read[0][1])
+    to_stderr("checking: playing one turn of the first task; it waits for the compiler")
+    lines += first_turn(team, states[0], task.items[0], task.env, run.cfg)
+    return lines + resumed, nbytes(to_checkpoint(states[0]))
+
+
+def prompt_lines(team: Team, run: Run) -> list[str]:
+    """Return lines with the number of tasks and the first prompts."""
+    items, cfg = run.task.items, run.cfg
+    lines = [f"{plural(len(items), 'task')} to train on, {len(run.task.held_out)} held out; {agents_line(team)}"]
+    lines += [run.task.overlap] if run.task.overlap else []
+    if level := sandbox_level(describe(run.task.env)):
         lines.append(f"sandbox level {level}")
     lines.append(LEGEND)
-    resolved = resolve_auto(cfg.train, cfg.train.for_seed(int(cfg.seeds[0])) if cfg.seeds else None)
-    chats = resolved.episodes.chat_settings
-    _, prompts = env.reset(items[:SHOWN], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
+    _, prompts = run.task.env.reset(items[:SHOWN], Randomness(cfg.run.seed, 0, TRAIN).environment_rng())
     for number in range(min(SHOWN, len(items))):
         for agent, spec in enumerate(team.agent_specs):
             if (prompt := prompts[agent][number]) is None:
                 lines.append(f"--- task {number}, agent {agent}: does not act in the first turn")
                 continue
-            [ids] = encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chats.of(agent), stop=spec.stop)
+            chat = cfg.episodes.chat_settings.of(agent)
+            [ids] = encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, stop=spec.stop)
             text = shown(spec.tokenizer, ids)
             lines.append(f"--- task {number}, agent {agent}: {plural(len(ids), 'token')}\n{text}")
-    if cfg.train.run.replay_rollout:
-        read_failed_update(cfg.train)
-    if cfg.train.run.resume:
-        resumed, state = checked_resume(cfg, team, task)
-    else:
-        resumed = []
-        state = first_state(team, policy_config(cfg.train) if find_row(cfg.train.algorithm).learned else cfg.train)
-    to_stderr("checking: playing one turn of the first task; it waits for the compiler")
-    lines += first_turn(team, state, items[0], env, resolved)
-    return lines + resumed, nbytes(to_checkpoint(state))
+    return lines
 
 
 def first_turn(team: Team, state: TeamState, item: dict, env: Any, cfg: TrainConfig) -> list[str]:
@@ -143,21 +147,6 @@ def first_turn(team: Team, state: TeamState, item: dict, env: Any, cfg: TrainCon
     return lines
 
 
-def checked_resume(cfg: ExperimentConfig, team: Team, task: Task) -> tuple[list[str], TeamState]:
-    """Resume a run on completions, or several seeds, up to the first step. Returns lines with what has changed since the
-    checkpoint, and the state, of several seeds that of the first. Nothing is written."""
-    quiet = cfg.train.replace(progress=False)
-    if cfg.seeds:
-        seeds = prepare_seeds(team, task.env, task.items, quiet, cfg.seeds, None, task.held_out)
-        step, runs = common_step(seeds.runs.cfgs), zip(seeds.runs.cfgs, seeds.states, strict=True)
-        state, changes = [read_state(run_cfg, initial, seeds.identity, step) for run_cfg, initial in runs][0]
-    else:
-        run = prepare(team, task.env, task.items, quiet, None, task.held_out)
-        state, changes = read_state(run.cfg, run.state, run.identity)
-        step = int(state.step)
-    return resume_lines(step, cfg.train.run.num_updates, changes), state
-
-
 def resume_lines(step: int, num_updates: int, changes: Sequence[str]) -> list[str]:
     """Return lines about the checkpoint that a run resumes from, and what has changed since then."""
     return [f"would resume from step {step} of {num_updates}", *(f"changed: {change}" for change in changes)]
@@ -169,28 +158,24 @@ def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
     team = load_team(cfg)
-    train = resolve_auto(cfg.train.replace(progress=False))
-    setup, params, identity = prepare_fit(team, data, train, None, held_out)
-    algorithm = setup.algorithm
+    run, state = prepare(cfg.train.replace(progress=False), team, Task(None, data, held_out))
+    algorithm, train = run.setup.algorithm, run.cfg
     texts = algorithm.row.data == "texts"
-    encode, kind = (encode_trajectories, "text") if texts else (encode_pairs, "pair")
-    tokens = encode(team, data, train.episodes.chat_settings)
-    encode(team, held_out, train.episodes.chat_settings)
+    kind = "text" if texts else "pair"
+    tokens = encode_tokens(team, data[:SHOWN], algorithm, train).tokens
     lines = [f"{plural(len(data), kind)} to train on, {len(held_out)} held out; {agents_line(team)}"]
-    lines += [shared] if (shared := shared_examples(data, held_out)) else []
+    lines += [run.task.overlap] if run.task.overlap else []
     lines.append("trained tokens are in ⟦ ⟧, separated by |; " + LEGEND)
     weights = {1: algorithm.bc_weight, 2: algorithm.world_model_weight} if texts else {}
-    for number, example in enumerate(tokens[:SHOWN]):
+    for number, example in enumerate(tokens):
         for agent, part in enumerate(example):
             lines.append(f"--- {kind} {number}, agent {agent}: {len(part.prompt)} + {sum(map(len, part.rows))} tokens")
             lines += marked(team.agent_specs[agent].tokenizer, part, weights)
     if train.run.replay_rollout:
         read_failed_update(train)
-    mesh = sharding.mesh_for(train.run.mesh, [len(spec.members) for spec in team.stacks])
-    state = initial_state(team, params, algorithm, train.run, mesh)
     size = nbytes(to_checkpoint(state))
     if train.run.resume:
-        state, changes = read_state(train, state, identity)
+        state, changes = read_state(train, state, run.identity)
         lines += resume_lines(int(state.step), train.run.num_updates, changes)
     return lines, size
 
@@ -240,13 +225,6 @@ def agents_line(team: Team) -> str:
     """Return a line about the agents and their contexts."""
     contexts = sorted({spec.config.max_positions for spec in team.stacks})
     return f"{plural(team.num_agents, 'agent')}, context of {' or '.join(map(str, contexts))} tokens"
-
-
-def first_state(team: Team, cfg: TrainConfig) -> TeamState:
-    """Return the initial state of a run on completions."""
-    mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
-    params = with_adapters(team, initial_params(team, None, cfg.lora.lora_rank > 0), cfg, mesh)
-    return start(team, params, cfg)[1]
 
 
 def disk_line(cfg: ExperimentConfig, size: int) -> str:

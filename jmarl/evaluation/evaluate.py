@@ -8,6 +8,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
+from jmarl.envs.calls.user_code import calling
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
@@ -19,6 +20,8 @@ from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team
 from jmarl.types import TeamState
+
+EvalMetrics = Callable[[Sequence[dict], Rollout], Mapping[str, float]]  # (held-out items, their rollout) -> metrics
 
 
 class Evaluation(NamedTuple):
@@ -53,12 +56,18 @@ def evaluate(
 
 
 def evaluation_of(
-    team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig
+    team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig, metrics: EvalMetrics | None = None
 ) -> Callable[[TeamState], Evaluation] | None:
-    """Return a function that evaluates a state on held-out items; None without items."""
-    if not items:
-        return None
-    return lambda state: evaluate(team, [model_of(stack) for stack in state.stacks], items, env, cfg)
+    """Return a function that evaluates a state on held-out items; None without items. metrics: further ones, for its notes."""
+
+    def evaluate_state(state: TeamState) -> Evaluation:
+        result = evaluate(team, [model_of(stack) for stack in state.stacks], items, env, cfg)
+        if metrics is None:
+            return result
+        with calling("eval_metrics"):
+            return result._replace(notes=metrics(items, result.rollout))
+
+    return evaluate_state if items else None
 
 
 def play_held_out(

@@ -14,23 +14,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jmarl.config import TrainConfig
 from jmarl.evaluation.evaluate import Evaluation
 from jmarl.logs.goodput import CLOCK
-from jmarl.logs.metrics_writer import MetricsWriter
 from jmarl.logs.step_log import Step, StepLog, update_metrics
 from jmarl.logs.terminal import LOSS_TAG
 from jmarl.rollout.experience import DataExperience
-from jmarl.team import Team, to_agents
+from jmarl.team import to_agents
 from jmarl.types import TRACES
 
 
 class DataLog(StepLog):
-    """The log of a run whose experience is `DataExperience`. `rewards` are the mean rewards of preference rounds."""
-
-    def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
-        super().__init__(team, cfg, writer)
-        self.losses: list[float] = []  # of each update, mean over agents
+    """The log of a run whose experience is `DataExperience`."""
 
     def step(self, number: int, experience: DataExperience, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
         del played_at  # when the examples were drawn; `write` sets the end of the step

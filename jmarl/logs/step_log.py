@@ -41,7 +41,8 @@ class StepLog:
         self.team, self.cfg, self.writer = team, cfg, writer
         self.failed_saves = 0
         self.last_step: int | None = None  # number of the newest row that this process has written
-        self.rewards: list[float] = []  # mean return of each update
+        self.rewards: list[float] = []  # mean return of each update; of preference rounds, the mean reward of each round
+        self.losses: list[float] = []  # of each update on given data, mean over agents
         self.watch = NonFiniteWatch(cfg)
         self.waiting: list[Step] = []  # steps whose rows are not written yet
         self._started = time.monotonic()

@@ -23,7 +23,7 @@ from jmarl.models.decoder import init_params
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.zeros import zero_batches, zero_prompts
-from jmarl.runs.start import start
+from jmarl.runs.prepare import start
 from jmarl.sampling.generate import SampleRequest, bucket, sample_stack, sample_team
 from jmarl.sampling.refill import empty_pending, refill_stack, refill_team
 from jmarl.team import Team, map_stacks, stack_agents

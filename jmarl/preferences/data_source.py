@@ -50,9 +50,20 @@ def data_source(setup: Setup, examples: Examples, held_out: Examples) -> Source:
 
 def encode(team: Team, params: Sequence[Any], data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> Examples:
     """Return data as token ids, pairs with their log-probabilities under params, the reference."""
+    return add_reference(team, params, encode_tokens(team, data, algorithm, cfg), algorithm)
+
+
+def encode_tokens(team: Team, data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> Examples:
+    """Return data as token ids, without the reference."""
+    encode_data = encode_trajectories if algorithm.row.data == "texts" else encode_pairs
+    return Examples(encode_data(team, data, cfg.episodes.chat_settings))
+
+
+def add_reference(team: Team, params: Sequence[Any], examples: Examples, algorithm: Algorithm) -> Examples:
+    """Return examples, pairs with their log-probabilities under params, the reference."""
     if algorithm.row.data == "texts":
-        return Examples(encode_trajectories(team, data, cfg.episodes.chat_settings))
-    return with_reference(team, params, encode_pairs(team, data, cfg.episodes.chat_settings), batch_size(algorithm), algorithm)
+        return examples
+    return with_reference(team, params, examples.tokens, batch_size(algorithm), algorithm)
 
 
 def examples_at(step: int, count: int, size: int, seed: int) -> list[int]:

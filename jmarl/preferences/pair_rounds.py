@@ -12,7 +12,7 @@ and joint actions other than aligned ones.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ import numpy as np
 from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
-from jmarl.evaluation.evaluate import evaluation_of
+from jmarl.evaluation.evaluate import Evaluation
 from jmarl.files.manifest import describe_file
 from jmarl.learning.setup import Setup
 from jmarl.models.lora import model_of
@@ -197,8 +197,11 @@ class Rounds:
         return replayed
 
 
-def pair_source(setup: Setup, rounds: Rounds, eval_items: Sequence[dict] = ()) -> Source:
-    """Return the source of a run in rounds: each step learns from pairs of this round and older ones."""
+def pair_source(setup: Setup, rounds: Rounds, evaluate: Callable[[TeamState], Evaluation] | None) -> Source:
+    """Return the source of a run in rounds: each step learns from pairs of this round and older ones.
+
+    evaluate: state -> evaluation on held-out items; None without them.
+    """
 
     def draw(step: int, state: TeamState) -> DataExperience:
         start = time.monotonic()
@@ -211,7 +214,6 @@ def pair_source(setup: Setup, rounds: Rounds, eval_items: Sequence[dict] = ()) -
         rounds.resume(int(state.step))
         return state
 
-    evaluate = evaluation_of(setup.team, eval_items, rounds.env, setup.cfg)
     batches = partial(complete_batches, setup)
     scores = needs_team_margin(setup)
     return Source(draw, batches, evaluate, read_rounds, waits=lambda step: scores or step % rounds.updates == 0)

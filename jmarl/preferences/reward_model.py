@@ -260,14 +260,9 @@ class LearnedRounds:
         return {f"reward_model/{name}": x for name, x in (result.after or {}).items()}
 
 
-def with_reward_models(rollouts: Source, learned: LearnedRounds, evaluate: Callable[[TeamState], Any] | None) -> Source:
-    """Return the source of a run on a learned reward: before each round a new reward model.
-
-    Args:
-        rollouts: the source of rollouts in the environment of `learned`.
-        learned: the rounds.
-        evaluate: with the task's own reward.
-    """
+def with_reward_models(rollouts: Source, learned: LearnedRounds) -> Source:
+    """Return the source of a run on a learned reward: rollouts in the environment of `learned`, and before each round a new
+    reward model."""
 
     def play(step: int, state: TeamState) -> RolloutExperience:
         start = time.monotonic()
@@ -275,7 +270,7 @@ def with_reward_models(rollouts: Source, learned: LearnedRounds, evaluate: Calla
         preparation_s = time.monotonic() - start if notes else 0.0
         return rollouts.play(step, state)._replace(notes=notes, preparation_s=preparation_s)
 
-    return rollouts._replace(play=play, evaluate=evaluate)
+    return rollouts._replace(play=play)
 
 
 def reward_config(cfg: TrainConfig, algorithm: Algorithm, round_: int) -> TrainConfig:

@@ -7,7 +7,7 @@ loaded agents or reward functions with arguments; call `train` or `fit` for thos
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jmarl.algorithms import find_row
 from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
@@ -29,19 +29,12 @@ from jmarl.runs.checks import check_agents, check_data, check_fit, check_setting
 from jmarl.runs.fit import fit
 from jmarl.runs.imitation import collect_solutions
 from jmarl.runs.records import FitResult, TrainResult
+from jmarl.runs.run import Task
 from jmarl.runs.seeds import check_seeds, train_seeds
 from jmarl.runs.train import train
 from jmarl.team import Team
 
 NUM_TASKS = 1000  # default number of tasks of an environment
-
-
-class Task(NamedTuple):
-    """The arguments of `train` that a `TaskConfig` describes."""
-
-    env: Any
-    items: Sequence[dict]
-    held_out: Sequence[dict]
 
 
 def learns_from_completions(cfg: ExperimentConfig) -> bool:

@@ -18,11 +18,11 @@ rows on those), so a resumed run is bit-equal.
 import json
 import time
 import warnings
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jmarl.config import Run, TrainConfig
+from jmarl import config
 from jmarl.files.attempt import mark_complete
 from jmarl.files.config_file import record_choices
 from jmarl.files.interrupt import Interrupted, interruptible
@@ -31,17 +31,18 @@ from jmarl.files.run_files import next_commands
 from jmarl.files.saving import Saves, write_models
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import update_team
+from jmarl.logs.data_log import DataLog
 from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.goodput import CLOCK
+from jmarl.logs.rollout_log import RolloutLog
 from jmarl.logs.step_log import StepLog, update_metrics
 from jmarl.logs.terminal import say
 from jmarl.memory import explain_memory
 from jmarl.models.stack import to_host
 from jmarl.rollout.experience import Source
+from jmarl.runs.run import Run
 from jmarl.team import without_gradients
 from jmarl.types import TeamState
-
-Log = TypeVar("Log", bound=StepLog)
 
 
 class LoopResult(NamedTuple):
@@ -56,7 +57,7 @@ class LoopResult(NamedTuple):
 
 def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves: Saves) -> LoopResult:
     """Train from `state`, which is donated, to the last update or until a signal."""
-    run, first = setup.cfg.run, int(state.step)
+    settings, first = setup.cfg.run, int(state.step)
     interrupted, before, after = False, None, None
     with CLOCK.phase("compiling"):
         state = source.open(state)
@@ -64,10 +65,10 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
     with interruptible(bool(saves.savers)) as signals:
         try:
             if first == 0:
-                before = evaluate_if_due(source, state, 0, log, run)
-            elif first == run.num_updates or not log.was_evaluated(first):
-                after = evaluate_if_due(source, state, first, log, run)
-            for step in range(first, run.num_updates):
+                before = evaluate_if_due(source, state, 0, log, settings)
+            elif first == settings.num_updates or not log.was_evaluated(first):
+                after = evaluate_if_due(source, state, first, log, settings)
+            for step in range(first, settings.num_updates):
                 if interrupted := signals.requested:
                     break
                 if source.waits(step):
@@ -88,7 +89,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 log.stop_if_not_finite()
                 if interrupted := signals.requested:
                     break
-                after = evaluate_if_due(source, state, step + 1, log, run) or after
+                after = evaluate_if_due(source, state, step + 1, log, settings) or after
             log.flush()
             log.stop_if_not_finite()
         except Interrupted:  # inside a step, e.g. while a reward model was trained: the state has not changed
@@ -102,15 +103,15 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
             if interrupted:
                 saves.save(int(state.step), state)
             unsaved = saves.finish(int(state.step))
-    if interrupted and run.progress:
-        place = f", saved in {run.output_dir}: resume continues from there" if saves.savers and not unsaved else ""
-        say(f"interrupted after update {int(state.step)} of {run.num_updates}{place}")
+    if interrupted and settings.progress:
+        place = f", saved in {settings.output_dir}: resume continues from there" if saves.savers and not unsaved else ""
+        say(f"interrupted after update {int(state.step)} of {settings.num_updates}{place}")
     return LoopResult(without_gradients(state), before, after, interrupted, unsaved)
 
 
-def evaluate_if_due(source: Source, state: TeamState, updates: int, log: StepLog, run: Run) -> Any:
+def evaluate_if_due(source: Source, state: TeamState, updates: int, log: StepLog, settings: config.Run) -> Any:
     """Evaluate and log the state after `updates` updates. Returns None if no evaluation is due."""
-    due = updates in (0, run.num_updates) or (run.eval_every and updates % run.eval_every == 0)
+    due = updates in (0, settings.num_updates) or (settings.eval_every and updates % settings.eval_every == 0)
     if source.evaluate is None or not due:
         return None
     log.flush()  # the row of the last update comes first; waiting for that update is training time
@@ -137,53 +138,35 @@ def save_at_failure(log: StepLog, saves: Saves, state: TeamState) -> None:
 
 
 def run_training(
-    setup: Setup,
-    state: TeamState,
-    source: Source,
-    identity: dict[str, Any],
-    cfg: TrainConfig,
-    log_class: type[Log],
-    wandb_config: dict | None,
-) -> tuple[LoopResult, Log]:
+    run: Run, source: Source, state: TeamState, wandb_config: dict | None
+) -> tuple[LoopResult, RolloutLog | DataLog]:
     """Open or resume a run, train, and write the models. Returns the result of the loop and the log.
 
-    Args:
-        identity: see `open_run`.
-        cfg: the settings of the run; those in `setup` differ if a reward model rewards the team.
-        log_class: `RolloutLog` or `DataLog`.
-        wandb_config: keyword arguments of `wandb.init`; None: no W&B.
+    wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
-    with open_run(cfg, state, identity, wandb_config) as opened, explain_memory(setup.calls), CLOCK.running():
+    cfg, team = run.cfg, run.team
+    writes_models = run.setup.algorithm.row.margin != "score"  # their directories would not hold the head of a reward model
+    with open_run(cfg, state, run.identity, wandb_config) as opened, explain_memory(run.setup.calls), CLOCK.running():
         record_choices(cfg)
-        log = log_class(setup.team, cfg, opened.writer)
-        result = run_loop(setup, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))
-        # Models with a score head are not written, because their directories would not hold the head.
-        if not result.interrupted and setup.algorithm.row.margin != "score":
+        log = (RolloutLog if run.plays else DataLog)(team, cfg, opened.writer)
+        result = run_loop(run.setup, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))
+        if not result.interrupted and writes_models:
             with CLOCK.phase("checkpoint"):
-                result = result._replace(unsaved=write_models(cfg.run, setup.team, result.state) or result.unsaved)
+                result = result._replace(unsaved=write_models(cfg.run, team, result.state) or result.unsaved)
         if complete := bool(cfg.run.output_dir) and not (result.interrupted or result.unsaved):
             mark_complete(cfg.run.output_dir, cfg.run.num_updates)
-    if complete and cfg.run.progress and setup.algorithm.row.margin != "score":  # those are often a part of another run
+    if complete and cfg.run.progress and writes_models:  # a reward model is often a part of another run
         say(next_commands(cfg.run.output_dir))
     return result, log
 
 
-def repeat_update(
-    setup: Setup, state: TeamState, source: Source, identity: dict[str, Any], cfg: TrainConfig
-) -> tuple[TeamState, Any]:
-    """Repeat the update in the file `replay_rollout` and print its metrics, without writing anything.
-
-    Args:
-        identity: see `open_run`.
-        cfg: the settings of the run; those in `setup` differ if a reward model rewards the team.
-
-    Returns:
-        The state without gradients, and the experience of the update.
-    """
-    failed = read_failed_update(cfg)
-    if cfg.run.resume:
-        state, _ = read_state(cfg, state, identity)
+def repeat_update(run: Run, source: Source, state: TeamState) -> tuple[TeamState, Any]:
+    """Repeat the update in the file `replay_rollout` and print its metrics, without writing anything. Returns the state without
+    gradients, and the experience of the update."""
+    failed = read_failed_update(run.cfg)
+    if run.cfg.run.resume:
+        state, _ = read_state(run.cfg, state, run.identity)
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # the random keys depend on the step
-    state, metrics = update_team(setup, state, source.make_batches(state, failed.data))
-    print(json.dumps({"step": failed.step} | update_metrics(setup.team, to_host(metrics)), indent=1), flush=True)
+    state, metrics = update_team(run.setup, state, source.make_batches(state, failed.data))
+    print(json.dumps({"step": failed.step} | update_metrics(run.team, to_host(metrics)), indent=1), flush=True)
     return without_gradients(state), failed.data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.envs.calls.user_code import calling
-from jmarl.evaluation.evaluate import Evaluation, evaluation_of
+from jmarl.evaluation.evaluate import Evaluation
 from jmarl.learning.setup import Setup
 from jmarl.logs.goodput import timed, timed_sampler
 from jmarl.logs.terminal import say
@@ -31,14 +31,25 @@ from jmarl.sampling.refill import EarlyRows, empty_pending
 from jmarl.team import Team
 from jmarl.types import Batches, TeamState
 
-EvalMetrics = Callable[[Sequence[dict], Rollout], Mapping[str, float]]  # (held-out items, their rollout) -> metrics
 
+def rollout_source(
+    setup: Setup,
+    items: Sequence[dict],
+    env: Environment,
+    eval_items: Sequence[dict],
+    evaluate: Callable[[TeamState], Evaluation] | None,
+) -> Source:
+    """Return the source of a run on rollouts: each step plays episodes on the next items.
 
-def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_items: Sequence[dict] = ()) -> Source:
-    """Return the source of a run on rollouts: each step plays episodes on the next items."""
+    Args:
+        setup: of the run.
+        items: to play.
+        env: writes the prompts and rewards completions.
+        eval_items: held out; programs are compiled for their prompts.
+        evaluate: state -> evaluation on held-out items; None without them.
+    """
     cfg = setup.cfg
     early = EarlyRows(setup.team) if cfg.episodes.async_steps else None
-    evaluate = evaluation_of(setup.team, eval_items, env, cfg)
 
     def compile_programs(state: TeamState) -> TeamState:
         if (step := int(state.step)) < cfg.run.num_updates:
@@ -101,19 +112,6 @@ def with_empty_slots(setup: Setup, state: TeamState, items: Sequence[dict], env:
         empty = empty_pending(prompts, group, spec.config, cfg.sampling, platform, spec.stops)
         pending.append(place_agents(empty, mesh_of(stack.params)))
     return state._replace(pending=tuple(pending))
-
-
-def with_metrics(
-    evaluate_state: Callable[[TeamState], Evaluation], items: Sequence[dict], metrics: EvalMetrics
-) -> Callable[[TeamState], Evaluation]:
-    """Return a function that evaluates a state on held-out items, with further metrics in its notes."""
-
-    def evaluate_and_measure(state: TeamState) -> Evaluation:
-        result = evaluate_state(state)
-        with calling("eval_metrics"):
-            return result._replace(notes=metrics(items, result.rollout))
-
-    return evaluate_and_measure
 
 
 def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) -> list[dict]:

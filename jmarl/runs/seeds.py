@@ -10,15 +10,18 @@ Requests of all runs with equal shapes are sampled by one program. Episodes of s
 sampled run by run until the shapes are equal again. Left out: algorithms on pairs, which learn in rounds, and W&B.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+import numpy as np
 
 from jmarl.algorithms import with_ample_memory
 from jmarl.algorithms.constraints import facts
@@ -26,8 +29,9 @@ from jmarl.algorithms.run_constraints import SEEDS
 from jmarl.config import TrainConfig, flat
 from jmarl.config.constraints import require
 from jmarl.envs.base import Environment, TextEnvironment
-from jmarl.envs.rows import Rows, read_rows
-from jmarl.evaluation.evaluate import Evaluation, play_held_out, summarize
+from jmarl.envs.rows import Rows
+from jmarl.evaluation.evaluate import Evaluation, numbers, play_held_out, summarize
+from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.files.attempt import mark_complete
 from jmarl.files.checkpoint import Checkpointer
 from jmarl.files.config_file import record_choices
@@ -36,27 +40,38 @@ from jmarl.files.run_directory import checkpoints_of, open_run, open_writer, res
 from jmarl.files.run_files import next_commands
 from jmarl.files.saving import Saves, write_models
 from jmarl.learning.choose import Work, update_settings, with_settings
-from jmarl.learning.per_agent import with_adapters
+from jmarl.learning.setup import Setup
+from jmarl.logs import samples
+from jmarl.logs.completions_file import TRAIN
 from jmarl.logs.goodput import CLOCK
-from jmarl.logs.rollout_log import RolloutLog
+from jmarl.logs.metrics_writer import MetricsWriter
+from jmarl.logs.rollout_log import RolloutLog, completions_record
+from jmarl.logs.step_log import Step, StepLog
 from jmarl.logs.terminal import say, watched
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.stack import map_own
 from jmarl.rollout.experience import RolloutExperience, Source
 from jmarl.rollout.lock_step import CallersEnvironment
-from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.rollout.turns import Rollout
-from jmarl.runs.checks import check_run, check_settings, check_team, environment_of
+from jmarl.runs.checks import check_settings
 from jmarl.runs.loop import LoopResult, run_loop
-from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update
+from jmarl.runs.precompile import Updates, longest_prompts, longest_update
+from jmarl.runs.prepare import checked_task, choose_updates, first_words, identity_of, start
 from jmarl.runs.records import TrainResult
 from jmarl.runs.rollouts import check_valid, play_step, tasks_at
-from jmarl.runs.seeds_log import SeedsLog
-from jmarl.runs.stacked_seeds import Runs, batches_together, join_states, joined_shapes, play_together, state_of_run
-from jmarl.runs.start import run_identity, say_what_is_shared, say_what_runs, settle_updates, start
+from jmarl.runs.run import Run, Task
+from jmarl.runs.stacked_seeds import (
+    Runs,
+    agents_of_run,
+    batches_together,
+    join_states,
+    joined_shapes,
+    play_together,
+    state_of_run,
+)
 from jmarl.team import Team, initial_params
-from jmarl.types import Batches, TeamState
+from jmarl.types import Batches, StackState, TeamState
 
 
 def train_seeds(
@@ -79,14 +94,14 @@ def train_seeds(
         params: best from `make_team(..., lora=True)`. Without LoRA each run has a copy of all weights. They are not donated.
         team, reward, items, cfg, eval_items: see `train`.
     """
-    cfg = resolve_resume(cfg, seeds)
     with CLOCK.running(), watched("preparing the runs", cfg.run.progress, CLOCK.reader()):
-        runs, states, source, identity, cfg = prepare_seeds(team, reward, items, cfg, seeds, params, eval_items)
-    with contextlib.ExitStack() as opened, explain_memory(runs.joint_setup.calls), CLOCK.running():
+        run, runs, states = prepare_seeds(cfg, team, Task(reward, items, eval_items), seeds, params=params)
+        source, cfg = run.make_source(states[0]), run.cfg
+    with contextlib.ExitStack() as opened, explain_memory(run.setup.calls), CLOCK.running():
         writer = None
         if cfg.run.output_dir:
             opened.enter_context(locked(cfg.run.output_dir))
-        state, logs, savers = open_runs(runs, states, identity, opened)
+        state, logs, savers = open_runs(runs, states, run.identity, opened)
         record_choices(cfg)
         del states, params  # frees the bases of single runs
         if cfg.run.resume and cfg.run.progress:
@@ -97,7 +112,7 @@ def train_seeds(
             writer = opened.enter_context(open_writer(cfg, {}, int(state.step)))
         log = SeedsLog(team, runs.cfgs[0], logs, writer)
         saves = Saves(cfg.run, savers, state_of=lambda state, i: state_of_run(state, i, runs))
-        result = run_loop(runs.joint_setup, state, source, log, saves)
+        result = run_loop(run.setup, state, source, log, saves)
         with CLOCK.phase("checkpoint"):
             results = [result_of_run(runs, result, i, log) for i in range(len(runs.cfgs))]
     if cfg.run.output_dir and cfg.run.progress and not any(one.interrupted or one.unsaved for one in results):
@@ -105,65 +120,58 @@ def train_seeds(
     return results
 
 
-class PreparedSeeds(NamedTuple):
-    """Runs that are checked and resolved, before their directories are opened."""
-
-    runs: Runs
-    states: list[TeamState]  # of each run, at step 0
-    source: Source
-    identity: dict[str, Any]  # see `open_run`
-    cfg: TrainConfig  # common settings, without auto
-
-
 def prepare_seeds(
-    team: Team,
-    reward: Callable | Environment | TextEnvironment,
-    items: Sequence[dict],
-    cfg: TrainConfig,
-    seeds: Sequence[int],
-    params: Sequence[Any] | None,
-    eval_items: Sequence[dict],
-) -> PreparedSeeds:
-    """Check the arguments of `train_seeds`, and prepare its runs. Writes nothing, so that a dry run can do the same."""
-    env = environment_of(team, reward, cfg)
+    cfg: TrainConfig, team: Team, task: Task, seeds: Sequence[int], *, params: Sequence[Any] | None = None
+) -> tuple[Run, Runs, list[TeamState]]:
+    """Check runs of several seeds. Writes nothing. Arguments as of `prepare`; params are not donated.
+
+    Returns all runs as one, whose stacks have the agents of all; what tells them apart; and the state of each at step 0.
+    """
     check_seeds(seeds, cfg)
+    cfg = resolve_resume(cfg, seeds)
     cfg = resolve_auto(cfg, cfg.for_seed(int(seeds[0])))
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
-    items, eval_items = read_rows(items), read_rows(() if eval_items is None else eval_items)
-    all_items = items
-    check_run(items, cfgs[0], None)
-    keep_programs(say if cfg.run.progress else None)
-    check_team(team, cfg)
-    items, eval_items, shared = items_that_fit(team, env, items, eval_items, cfg)
-    say_what_is_shared(shared, cfg)
+    task, data = checked_task(cfgs[0].replace(progress=cfg.run.progress), team, task, None)
+    first_words(team, task, cfg)
     meshes = [sharding.mesh_for(cfg.run.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
-    params = initial_params(team, params, cfg.lora.lora_rank > 0)
-    say_what_runs(team, params, cfg)
-    params = common_params(team, params, cfgs[0], meshes[0])
-    started = [start(team, [map_own(jnp.copy, stack) for stack in params], run_cfg) for run_cfg in cfgs]
-    runs, cfg = settle_runs(Runs(started[0][0], cfgs, *meshes), started[0][1], cfg, items, env)
-    source, identity = seeds_source(runs, items, env, eval_items), run_identity(runs.setup, all_items, env)
-    return PreparedSeeds(runs, [state for _, state in started], source, identity, cfg)
+    setup, states = start_seeds(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs)
+    identity = identity_of(setup, states[0], task.env, data)
+    runs = choose_for_all(Runs(setup._replace(cfg=cfg), cfgs, *meshes), states[0], task)
+    return Run(runs.joint_setup, task, identity, lambda _: seeds_source(runs, task)), runs, states
 
 
-def settle_runs(
-    runs: Runs, state: TeamState, cfg: TrainConfig, items: Sequence[dict], env: Environment
-) -> tuple[Runs, TrainConfig]:
-    """Return the runs and their common settings without auto, see `settle_updates`. state: of the first run.
+def start_seeds(team: Team, params: Sequence[Any], cfgs: Sequence[TrainConfig]) -> tuple[Setup, list[TeamState]]:
+    """Return the setup of the first run, and the state of each at step 0. With LoRA they share the base of the first one."""
+
+    def params_of_next(old: Any, stack: StackState) -> Any:
+        if stack.base is None or not lora.targets_of(old):  # new adapters are those of its seed
+            return map_own(jnp.copy, old if stack.base is None else stack.base)
+        return lora.join(stack.base, jax.tree.map(jnp.copy, lora.split(old)[1]))
+
+    setup, first = start(team, [map_own(jnp.copy, stack) for stack in params], cfgs[0])
+    states = [first]
+    for cfg in cfgs[1:]:
+        own = [params_of_next(old, stack) for old, stack in zip(params, first.stacks, strict=True)]
+        states.append(start(team, own, cfg)[1])
+    return setup, states
+
+
+def choose_for_all(runs: Runs, state: TeamState, task: Task) -> Runs:
+    """Return the runs without auto, see `choose_updates`. state: of the first run.
 
     On several GPUs nothing is proved: auto is what is fast where memory does not matter.
     """
     if runs.mesh is not None:
-        runs = dataclasses.replace(runs, setup=with_settings(runs.setup, update_settings(with_ample_memory(cfg))))
+        runs = dataclasses.replace(runs, setup=with_settings(runs.setup, update_settings(with_ample_memory(runs.setup.cfg))))
 
     def longest() -> tuple[Work, Updates]:
-        work, updates = longest_update(runs.joint_setup, joined, longest_prompts(runs.setup, items, env))
+        work, updates = longest_update(runs.joint_setup, joined, longest_prompts(runs.setup, task.items, task.env))
         return work, lambda setup: updates(dataclasses.replace(runs, setup=setup).joint_setup)
 
     joined = joined_shapes(state, runs)
-    setup, cfg = settle_updates(runs.setup, joined, cfg, longest)
-    cfgs = tuple(run_cfg.replace(**update_settings(cfg)) for run_cfg in runs.cfgs)
-    return dataclasses.replace(runs, setup=setup, cfgs=cfgs), cfg
+    setup = choose_updates(runs.setup, joined, longest)
+    cfgs = tuple(cfg.replace(**update_settings(setup.cfg)) for cfg in runs.cfgs)
+    return dataclasses.replace(runs, setup=setup, cfgs=cfgs)
 
 
 def result_of_run(runs: Runs, result: LoopResult, i: int, log: SeedsLog) -> TrainResult:
@@ -186,15 +194,6 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
         check_unlocked(cfg.run.output_dir)
     for seed in seeds:
         check_settings(cfg.for_seed(seed))
-
-
-def common_params(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:
-    """Return the parameters that all runs start from: stacks that get new LoRA adapters without them, on the mesh."""
-    common = []
-    for old, adapted in zip(params, with_adapters(team, params, cfg, mesh), strict=True):
-        has_new_adapters = cfg.lora.lora_rank and not lora.targets_of(old)
-        common.append(lora.split(adapted)[0] if has_new_adapters else adapted)
-    return common
 
 
 def open_runs(
@@ -234,33 +233,100 @@ def common_step(cfgs: Sequence[TrainConfig]) -> int:
     raise ValueError(f"the runs have no checkpoint of one step in common ({steps}): resume them one by one with train")
 
 
-def in_callers_thread(play: Callable[..., Rollout], env: Environment) -> Callable[[Any], Rollout]:
-    """Return a function for `play_together` that calls the environment in the caller's thread."""
-    return lambda sample: play(sample, env=CallersEnvironment(env, sample))
-
-
-def seeds_source(runs: Runs, items: Sequence[dict], env: Environment, eval_items: Sequence[dict]) -> Source:
+def seeds_source(runs: Runs, task: Task) -> Source:
     """Return the source of several runs: each step plays the episodes of all runs and samples their completions together."""
     cfgs = [cfg.replace(overlap_rewards=False) for cfg in runs.cfgs]  # the runs call one environment
     setups = [setup._replace(cfg=cfg) for setup, cfg in zip(runs.setups, cfgs, strict=True)]
 
+    def with_environment(play: Callable[..., Rollout], sample: Any) -> Rollout:
+        """Play the episodes of one run, and call the environment in the thread of the caller."""
+        return play(sample, env=CallersEnvironment(task.env, sample))
+
+    def play_all(state: TeamState, plays: Sequence[Callable[..., Rollout]]) -> list[Rollout]:
+        """Play the episodes of all runs."""
+        return play_together(runs, state, [partial(with_environment, play) for play in plays])
+
     def play(step: int, state: TeamState) -> list[RolloutExperience]:
-        draws = [partial(tasks_at, items, cfg, step) for cfg in cfgs]
+        draws = [partial(tasks_at, task.items, cfg, step) for cfg in cfgs]
         plays = [
-            in_callers_thread(partial(play_step, setup=setup, tasks=draw(), step=step, further=draw), env)
+            partial(play_step, setup=setup, tasks=draw(), step=step, further=draw)
             for draw, setup in zip(draws, setups, strict=True)
         ]
-        rollouts = play_together(runs, state, plays)
+        rollouts = play_all(state, plays)
         if step == 0:  # later updates may lack a valid reward
             for rollout in rollouts:
                 check_valid(rollout)
         return [RolloutExperience(rollout, draw()) for rollout, draw in zip(rollouts, draws, strict=True)]
 
-    def make_batches(state: TeamState, played: Sequence[RolloutExperience]) -> Batches:
-        return batches_together(runs, state, [run.rollout for run in played])
+    def make_batches(state: TeamState, experiences: Sequence[RolloutExperience]) -> Batches:
+        return batches_together(runs, state, [experience.rollout for experience in experiences])
 
     def evaluate(state: TeamState) -> list[Evaluation]:
-        plays = [in_callers_thread(partial(play_held_out, team=runs.team, items=eval_items, cfg=cfg), env) for cfg in cfgs]
-        return [summarize(rollout) for rollout in play_together(runs, state, plays)]
+        plays = [partial(play_held_out, team=runs.team, items=task.held_out, cfg=cfg) for cfg in cfgs]
+        return [summarize(rollout) for rollout in play_all(state, plays)]
 
-    return Source(play, make_batches, evaluate if eval_items else None)
+    return Source(play, make_batches, evaluate if task.held_out else None)
+
+
+# --- the logs of all runs --------------------------------------------------------------------------------------------------
+
+SUMMED, WITH_INTERVAL = ("tokens", "tokens_per_s"), ("reward/mean", "eval/reward")
+
+
+class SeedsLog(StepLog):
+    """The logs of all runs, and the means over the runs. The experience of a step is a list with one entry per run."""
+
+    def __init__(self, team: Team, cfg: TrainConfig, logs: Sequence[RolloutLog], writer: MetricsWriter | None):
+        super().__init__(team, cfg, writer)
+        self.logs = logs
+
+    def write(self, step: Step) -> dict[str, float]:
+        metrics = jax.device_get(step.metrics)
+        for i, (log, experience) in enumerate(zip(self.logs, step.experience, strict=True)):
+            if log.last_step == step.number or any(waiting.number == step.number for waiting in log.waiting):
+                continue  # the call was interrupted and is now repeated
+            log.failed_saves = self.failed_saves
+            own = [agents_of_run(stack_metrics, i, len(self.logs)) for stack_metrics in metrics]
+            log.add(step._replace(experience=experience, metrics=own))
+        rows = [row for log in self.logs if (row := log.flush()) is not None]
+        mean = over_runs(rows) if rows else {}
+        if self.writer and rows:
+            self.writer.write(step.number, mean)
+        return mean
+
+    def after_row(self, step: Step, row: dict[str, float]) -> None:
+        """Print a sample of the first run: the log of each run handles its own rows, and shows nothing."""
+        if self.writer is not None and samples.are_on():
+            self.writer.completions(step.number, TRAIN, completions_record(step.experience[0]))
+
+    def evaluation(self, updates: int, result: Sequence[Evaluation], start: float) -> None:
+        for log, run_result in zip(self.logs, result, strict=True):
+            log.evaluation(updates, run_result, start)
+        if self.writer and updates not in self.writer.evaluated:
+            rows = [numbers(run_result) for run_result in result]
+            plain = [{name: x for name, x in row.items() if not name.endswith("_ci95")} for row in rows]
+            self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | over_runs(plain))
+
+    def sync(self) -> None:
+        for log in (super(), *self.logs):
+            log.sync()
+
+    def was_evaluated(self, updates: int) -> bool:
+        return super().was_evaluated(updates) and all(log.was_evaluated(updates) for log in self.logs)
+
+    def stop_if_not_finite(self) -> None:
+        for log in self.logs:
+            log.stop_if_not_finite()
+
+
+def over_runs(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean over runs of each column that all runs have, and half the width of the 95 % interval of rewards. Numbers
+    of tokens are summed."""
+    means: dict[str, float] = {}
+    for name in [name for name in rows[0] if all(name in row for row in rows)]:
+        values = np.array([row[name] for row in rows])
+        mean, interval = mean_and_interval(values)
+        means[name] = float(values.sum() if name in SUMMED else mean)
+        if name in WITH_INTERVAL or name.startswith("eval/pass@"):
+            means[f"{name}_ci95"] = float(interval)
+    return means

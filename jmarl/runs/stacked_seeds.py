@@ -39,7 +39,7 @@ T = TypeVar("T")
 class Runs:
     """K runs that are trained together: everything that does not change from step to step."""
 
-    setup: Setup  # of a single run
+    setup: Setup  # of a single run, with the settings of the first
     cfgs: tuple[TrainConfig, ...]  # [K] with the seed and directory of each run
     mesh_of_run: Mesh | None  # where the agents of a single run would be
     mesh: Mesh | None  # where the agents of all runs are

@@ -23,6 +23,7 @@ from jmarl.cli.sweep import points_of
 from jmarl.cli.train import add_arguments
 from jmarl.config.yaml_file import read_yaml
 from jmarl.files.lock import locked
+from jmarl.runs import prepare
 from jmarl.runs.experiment import wandb_config
 
 MODULE = """
@@ -239,7 +240,7 @@ def test_the_dry_run_plays_one_turn_of_the_first_task(capsys):
 
 
 def test_the_dry_run_shows_prompts_with_the_date_of_the_run(monkeypatch):
-    seen, resolve = [], dry_run.resolve_auto
+    seen, resolve = [], prepare.resolve_auto
 
     def resolved(cfg, run=None):
         return resolve(cfg, run).replace(chat_date="2026-01-02")
@@ -248,7 +249,7 @@ def test_the_dry_run_shows_prompts_with_the_date_of_the_run(monkeypatch):
         seen.append(chat.date)
         return [[1]]
 
-    monkeypatch.setattr(dry_run, "resolve_auto", resolved)
+    monkeypatch.setattr(prepare, "resolve_auto", resolved)
     monkeypatch.setattr(dry_run, "encode_prompts", encoded)
     dry_run.checked_prompts(read("--config", "run.yaml"))
     assert {*seen} == {datetime.date(2026, 1, 2)}

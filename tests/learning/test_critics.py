@@ -28,8 +28,8 @@ from jmarl.randomness import Randomness
 from jmarl.rl.returns import discounted, joint_actions
 from jmarl.rollout import critic_values
 from jmarl.rollout.play import play
+from jmarl.runs.prepare import start
 from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of
-from jmarl.runs.start import start
 from jmarl.runs.train import train
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team

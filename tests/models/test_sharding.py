@@ -29,7 +29,7 @@ from jmarl.models.hub.agents import load_agent
 from jmarl.sampling import slots
 from jmarl.team import Team, make_team, place_params
 from jmarl.runs import train
-from jmarl.runs.start import start
+from jmarl.runs.prepare import start
 from jmarl.learning.team_update import update_team
 from jmarl.runs.rollouts import rollout_batches, play_step, sampler_of
 

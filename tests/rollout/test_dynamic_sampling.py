@@ -9,20 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jmarl.learning.objective import make_loss_inputs
 
 from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
-from jmarl.learning.objective import make_loss_inputs
 from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
 from jmarl.rl.returns import discounted
 from jmarl.rollout.dynamic_sampling import further_items, informative, select
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.turns import Rollout
+from jmarl.runs.prepare import start
 from jmarl.runs.rollouts import play_step, sampler_of
-from jmarl.runs.start import start
 from jmarl.runs.train import train
 from jmarl.sampling import scoring
 from jmarl.team import Team, make_team

@@ -86,6 +86,28 @@ def test_a_longer_run_goes_on_bit_equal(early, tmp_path):
     assert [row["off_policy"] for row in rows(tmp_path)] == [row["off_policy"] for row in rows(early[1])]
 
 
+class Stopping(RewardEnvironment):
+    """An environment that fails once, in the third of its steps, when rows of the next step have begun."""
+
+    steps = 0
+
+    def step(self, states, actions, rng):
+        Stopping.steps += 1
+        if Stopping.steps == 3:
+            raise OSError("the service of the reward is away")
+        return super().step(states, actions, rng)
+
+
+def test_a_run_that_failed_between_playing_and_its_update_goes_on_bit_equal(early, tmp_path):
+    """The sampler has the early rows of two steps then; the checkpoint holds those of the step that is repeated."""
+    settings = dict(async_steps=1, output_dir=str(tmp_path), temperature=0.9)
+    env = Stopping(make_reward(reward, num_agents=2), [default_formatter] * 2)
+    with pytest.raises(OSError, match="is away"):
+        run(env, **settings)
+    resumed = run(env, resume=True, **settings)
+    jax.tree.map(np.testing.assert_array_equal, weights(resumed), weights(early[0]))
+
+
 def test_prompts_may_become_longer(tmp_path):
     """Other widths compile another program and change no token."""
     items = ITEMS[:2] + [{"prompt": " ".join(["red"] * 20)}, *ITEMS[2:4]]

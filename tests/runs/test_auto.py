@@ -17,7 +17,7 @@ from jmarl.learning.choose import bytes_on_device, choose, is_open, update_setti
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.runs.checks import environment_of
 from jmarl.runs.precompile import longest_prompts, longest_update
-from jmarl.runs.start import settle_updates, start
+from jmarl.runs.prepare import choose_updates, start
 from jmarl.team import Team, make_team
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit")]
@@ -179,8 +179,8 @@ def test_a_given_setting_is_kept(opened) -> None:
 
 def test_where_the_memory_is_unknown_auto_is_what_is_fast(opened) -> None:
     setup, state, *longest = opened
-    settled, cfg = settle_updates(setup, state, setup.cfg, lambda: longest)
-    assert update_settings(cfg) == update_settings(settled.cfg) == {"remat": "dots", "micro_batches": 1}
+    chosen = choose_updates(setup, state, lambda: longest)
+    assert update_settings(chosen.cfg) == {"remat": "dots", "micro_batches": 1}
 
 
 # --- micro-batches ----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from jmarl.files.lock import DirectoryInUse, locked
 from jmarl.files.run_directory import CannotGoOn, check_directory
 from jmarl.files.saving import Saves
 from jmarl.logs import rollout_log
-from jmarl.logs.failed_update import NonFiniteError
+from jmarl.logs.failed_update import NonFiniteError, read_failed_update
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.rl.advantages import group_mean
 from jmarl.runs.fit import fit
@@ -583,6 +583,13 @@ def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(
     monkeypatch.setitem(ALGORITHMS, "broken", ALGORITHMS["magrpo"])
     run(algorithm="broken", output_dir=str(tmp_path), num_updates=20, replay_rollout=dump)
     assert json.loads(capsys.readouterr().out)["agent_0/grad_norm"] > 0, "it was the loss"
+
+
+def test_an_update_that_another_version_wrote_is_refused(tmp_path):
+    """Its pickle names records and modules as they were."""
+    (path := tmp_path / "failed_update_1.pkl").write_bytes(b"cjmarl.runs.former\nPlayed\n.")
+    with pytest.raises(ValueError, match=r"failed_update_1.pkl' was written by another version of jmarl \(No module named"):
+        read_failed_update(TrainConfig.of(replay_rollout=str(path)))
 
 
 def test_non_finite_losses_on_given_data_stop_the_run_too(tmp_path, capsys):

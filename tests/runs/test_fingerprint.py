@@ -19,8 +19,9 @@ from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardProcessors, make_reward
 from jmarl.files import fingerprint
+from jmarl.runs.prepare import prepare
+from jmarl.runs.run import Task
 from jmarl.runs.seeds import prepare_seeds
-from jmarl.runs.train import prepare
 from jmarl.team import Team
 
 SCRIPT = """
@@ -254,5 +255,5 @@ def test_the_fingerprint_of_a_run_has_the_rows_whatever_holds_them(kind, tmp_pat
 
     team = Team.of([random_agent(tiny_config(), tiny_tokenizer, 0)])
     expected = fingerprint.of_data(items)
-    assert prepare(team, reward, given(), cfg, None, ()).identity["data"] == expected
-    assert prepare_seeds(team, reward, given(), cfg, [0, 1], None, ()).identity["data"] == expected
+    assert prepare(cfg, team, Task(reward, given()))[0].identity["data"] == expected
+    assert prepare_seeds(cfg, team, Task(reward, given()), [0, 1])[0].identity["data"] == expected

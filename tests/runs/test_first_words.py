@@ -15,7 +15,7 @@ from jmarl.config.yaml_file import dump_yaml
 from jmarl.files.run_files import next_commands
 from jmarl.models.lora import init_adapters
 from jmarl.preferences.pairs import Pair, Trajectory
-from jmarl.runs.start import say_what_data, say_what_runs, short_number
+from jmarl.runs.prepare import line_of_data, line_of_run, short_number
 from jmarl.team import make_team
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,14 +37,11 @@ jmarl.train(team, lambda a, b: [len(x) for x in a], items, cfg, eval_items=items
         ([Pair(("a",), ("b",), ("c",))], [], "learns from 1 pairs"),
     ],
 )  # fmt: skip
-def test_the_first_words_count_given_data_and_their_agents(data, held_out, line, capsys):
-    say_what_data(data, held_out, TrainConfig())
-    assert capsys.readouterr().out == line + "\n"
-    say_what_data(data, held_out, TrainConfig.of(progress=False))
-    assert capsys.readouterr().out == ""
+def test_the_first_words_count_given_data_and_their_agents(data, held_out, line):
+    assert line_of_data(data, held_out) == line
 
 
-def test_agents_that_share_a_base_are_counted_whole(random_agent, tiny_config, tiny_tokenizer, capsys):
+def test_agents_that_share_a_base_are_counted_whole(random_agent, tiny_config, tiny_tokenizer):
     """With one base of two agents each has the size that one agent has, and LoRA trains as many parameters as are made."""
     agent = random_agent(tiny_config(), tiny_tokenizer, 0)
     cfg = TrainConfig.of(algorithm="dpo", lora_rank=2)
@@ -52,9 +49,8 @@ def test_agents_that_share_a_base_are_counted_whole(random_agent, tiny_config, t
     adapters = jax.eval_shape(lambda key: init_adapters(agent.config, cfg.lora, key), jax.random.key(0))
     trained = short_number(sum(x.size for x in jax.tree.leaves(adapters)))
     for count, each in ((1, ""), (2, " each")):
-        say_what_runs(*make_team([agent] * count, lora=True), cfg)
         text = f"({count} x {size} parameters, of which LoRA trains {trained}{each})"
-        assert text in capsys.readouterr().out
+        assert text in line_of_run(make_team([agent] * count, lora=True)[0], cfg)
 
 
 @pytest.mark.parametrize(

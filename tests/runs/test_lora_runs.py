@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jmarl.learning.update import update_keys
 
 from jmarl.algorithms import resolve
 from jmarl.config import LORA_TARGETS, LoRA, TrainConfig
@@ -21,12 +22,11 @@ from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.learning.team_update import update_team
-from jmarl.learning.update import update_keys
 from jmarl.models import attention, decoder, lora
 from jmarl.models.hub import agents as weights
 from jmarl.models.stack import share_params, unstack
+from jmarl.runs.prepare import start
 from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of
-from jmarl.runs.start import start
 from jmarl.runs.train import train
 from jmarl.team import base_digests, make_team, policies, save_team, to_checkpoint
 from jmarl.types import TRACES

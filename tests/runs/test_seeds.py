@@ -182,26 +182,23 @@ def test_runs_killed_between_saves_resume(agent, whole, tmp_path):
 
 STARTS = """
 import sys
-import jax, jax.numpy as jnp
+import jax
 from jmarl.config import TrainConfig
 from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
-from jmarl.models.stack import map_own
 from jmarl.team import make_team
 from jmarl.runs.stacked_seeds import Runs, join_states, state_of_run
-from jmarl.runs.seeds import common_params
-from jmarl.runs.start import start
+from jmarl.runs.seeds import start_seeds
 
 assert jax.device_count() == 2
 agent = load_agent(sys.argv[1])
 team, params = make_team([agent, agent], lora=True)
 cfgs = [TrainConfig.of(seed=seed, num_generations=2, lora_rank=8, progress=False) for seed in range(4)]
 meshes = [sharding.mesh_for("auto", [agents]) for agents in (2, 8)]
-base = common_params(team, params, cfgs[0], meshes[0])
 for _ in range(40):
-    started = [start(team, [map_own(jnp.copy, of_stack) for of_stack in base], cfg) for cfg in cfgs]
-    runs = Runs(started[0][0], tuple(cfgs), *meshes)
-    state = join_states([initial for _, initial in started], runs)
+    setup, states = start_seeds(team, params, cfgs)
+    runs = Runs(setup, tuple(cfgs), *meshes)
+    state = join_states(states, runs)
     jax.block_until_ready([state_of_run(state, run, runs) for run in range(4)])
 """
 

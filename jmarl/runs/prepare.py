@@ -1,0 +1,291 @@
+"""Prepare a run: check it, resolve its settings, make critics, initial state and the source of experience.
+
+`prepare` is the only start of a run. A dry run stops after it; nothing is written, and no directory is opened. `start` is the
+part of it that makes the state, also for several seeds in one program and, of shapes, for `jmarl plan`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jmarl.algorithms import Algorithm, find_row, resolve, with_ample_memory
+from jmarl.config import TrainConfig
+from jmarl.envs.base import Environment, describe
+from jmarl.envs.rows import read_rows
+from jmarl.evaluation.evaluate import evaluation_of
+from jmarl.files import fingerprint
+from jmarl.files.run_directory import resolve_auto, resolve_resume
+from jmarl.hardware import memory_in_use, memory_pool
+from jmarl.learning.choose import Work, bytes_on_device, choose, is_open, update_settings, with_settings
+from jmarl.learning.critics import make_critics
+from jmarl.learning.optimizer import init_stack
+from jmarl.learning.per_agent import initial_state, settings_of_stack, with_adapters
+from jmarl.learning.setup import Setup, make_setup, mesh_of_critics
+from jmarl.logs.goodput import CLOCK
+from jmarl.logs.terminal import say
+from jmarl.models import lora, sharding
+from jmarl.models.heads import with_value_head
+from jmarl.models.hub.agents import Agent
+from jmarl.models.hub.peft import merge
+from jmarl.models.stack import map_own, unstack
+from jmarl.preferences.data_source import add_reference, batch_size, data_source, encode_tokens, longest_batches
+from jmarl.preferences.encoding import AgentTokens, Examples
+from jmarl.preferences.pair_rounds import Rounds, pair_source
+from jmarl.preferences.pairs import Trajectory, shared_examples
+from jmarl.preferences.reward_model import Fit, LearnedRounds, policy_config, with_reward_models
+from jmarl.rollout.experience import Source
+from jmarl.rollout.prompt_check import items_that_fit
+from jmarl.runs.checks import check_data, check_fit, check_run, check_team, environment_of
+from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update, updates_of
+from jmarl.runs.rollouts import rollout_source, with_empty_slots
+from jmarl.runs.run import Run, Task
+from jmarl.team import Team, initial_params, policies
+from jmarl.types import Batches, TeamState
+
+
+def prepare(
+    cfg: TrainConfig,
+    team: Team,
+    task: Task,
+    *,
+    params: Sequence[Any] | None = None,
+    wandb_config: dict | None = None,
+    fit: Fit | None = None,
+) -> tuple[Run, TeamState]:
+    """Check a run, and return it with its state at step 0. Writes nothing.
+
+    Args:
+        cfg: the settings.
+        team: who learns.
+        task: what from.
+        params: parameters [A, ...] of each stack, instead of those of the team's agents. They are donated.
+        wandb_config: keyword arguments of `wandb.init`, to be checked.
+        fit: `jmarl.fit`, which trains reward models; for algorithms that learn from one.
+    """
+    given = resolve_resume(cfg)
+    cfg = resolve_auto(given)
+    task, data = checked_task(cfg, team, task, wandb_config)
+    first_words(team, task, cfg)
+    setup, state = start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg)
+    if cfg.episodes.async_steps:
+        state = with_empty_slots(setup, state, task.items, task.env)
+    if task.env is None:
+        examples, held_out = (encode_tokens(team, part, setup.algorithm, cfg) for part in (task.items, task.held_out))
+        setup = choose_updates(setup, state, partial(longest_of_data, setup, state, examples))
+        make_source = partial(source_of_data, setup, examples, held_out)
+    else:
+        setup = choose_updates(setup, state, partial(longest_of_items, setup, state, task.items, task.env))
+        make_source = partial(source_of_items, setup, task, given, fit)
+    return Run(setup, task, identity_of(setup, state, task.env, data), make_source), state
+
+
+def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, Any]:
+    """Check the arguments of a run. Returns the task with an `Environment` and lists of what fits the agents' contexts, and the
+    fingerprint of all that was given."""
+    if task.env is None:
+        check_fit(cfg, wandb_config)
+        check_data(task.items, cfg)
+        if not isinstance(task.held_out, list | tuple) or task.held_out:
+            check_data(task.held_out, cfg)
+        check_team(team, cfg)
+        keep_programs(say if cfg.run.progress else None)
+        return task._replace(overlap=shared_examples(task.items, task.held_out)), fingerprint.of_data(task.items)
+    env = environment_of(team, task.env, cfg)
+    items, held_out = read_rows(task.items), read_rows(() if task.held_out is None else task.held_out)
+    check_run(items, cfg, wandb_config)
+    keep_programs(say if cfg.run.progress else None)
+    check_team(team, cfg)
+    data = fingerprint.of_data(items)
+    items, held_out, overlap = items_that_fit(team, env, items, held_out, cfg)
+    return task._replace(env=env, items=items, held_out=held_out, overlap=overlap), data
+
+
+def start(team: Team, params: Sequence[Any], cfg: TrainConfig) -> tuple[Setup, TeamState]:
+    """Return the setup of a run and its state at step 0, on the devices where it trains.
+
+    params: parameters [A, ...] of each stack, which are donated.
+    """
+    algorithm, mesh = policy_algorithm(cfg), sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
+    params = with_adapters(team, params, cfg, mesh)
+    critics, critic_params = make_critics(team, params, algorithm, cfg.run.seed)
+    if algorithm.has_value_head:
+        params = [with_value_head(stack) for stack in params]
+    if algorithm.row.margin == "score":  # params of an earlier fit have a head
+        params = [stack if "value" in stack else with_value_head(stack) for stack in params]
+    state, own = initial_state(team, params, algorithm, cfg.run, mesh), algorithm.row.critic == "own"
+    learns = [stack.opt_state != () for stack in state.stacks] if own else [True]  # frozen agents have frozen critics
+    move = sharding.place if own or mesh is None else sharding.put  # a copy of an agent's weights may be on all devices
+    critic_states = tuple(
+        init_stack(
+            move(weights, mesh_of_critics(algorithm, mesh)),
+            settings_of_stack(critics.algorithm, cfg.run, spec.members, team.num_agents)[0],
+            learns=critic_learns,
+        )
+        for spec, weights, critic_learns in zip(critics.specs, critic_params, learns, strict=False)
+    )
+    return make_setup(team, critics, algorithm, cfg, mesh), state._replace(critics=critic_states)
+
+
+def policy_algorithm(cfg: TrainConfig) -> Algorithm:
+    """Return the resolved algorithm by which the team learns: of a run on a learned reward, `rl_algorithm`."""
+    return resolve(policy_config(cfg) if find_row(cfg.algorithm).learned else cfg)
+
+
+def identity_of(setup: Setup, state: TeamState, env: Environment | None, data: Any) -> dict[str, Any]:
+    """Return what must not change when a run resumes, as JSON values: team, critics, environment, data, reward and, if they are
+    the reference of preferences, the weights before training. Of LoRA the digests of the bases are compared instead.
+
+    state: at step 0. data: fingerprint of all items or examples.
+    """
+    algorithm = setup.algorithm
+    has_reference = algorithm.row.margin in ("own", "joint") and not algorithm.preference.reference_free
+    compared = has_reference and not algorithm.lora.lora_rank
+    identity = {
+        "team": setup.team.describe(),
+        "critics": Team(setup.critics.specs).describe(),
+        "data": data,
+        "initial": [lora.digest(stack) for stack in policies(state)] if compared else [],
+    }
+    if env is None:
+        return identity
+    return identity | {
+        "environment": describe(env),
+        "options": fingerprint.of_options(env),
+        "reward": fingerprint.of_reward(env),
+        "error_handling": fingerprint.error_handling(env),
+    }
+
+
+# --- how updates fit into the memory -----------------------------------------------------------------------------------
+
+
+def choose_updates(setup: Setup, state: TeamState, longest: Callable[[], tuple[Work, Updates]]) -> Setup:
+    """Return a setup without auto: choose how the updates of a run fit into the memory, and say so.
+
+    longest: returns the largest update, and a function from a setup to its programs.
+    """
+    room = memory_pool()
+    if is_open(setup.cfg) and room is not None:
+        work, updates = longest()
+        setup, line = choose(setup, work, max(bytes_on_device(state), memory_in_use()), [room], updates)
+        if setup.cfg.run.progress:
+            say(line)
+    elif is_open(setup.cfg):  # a platform that does not say how much memory it has
+        setup = with_settings(setup, update_settings(with_ample_memory(setup.cfg)))
+    return setup
+
+
+def longest_of_items(setup: Setup, state: TeamState, items: Sequence[dict], env: Environment) -> tuple[Work, Updates]:
+    """Return the largest update of a run on items, and a function from a setup to its programs."""
+    widths = longest_prompts(setup, items, env)
+    if setup.algorithm.row.data == "rollouts":
+        return longest_update(setup, state, widths)
+    row = [0] * setup.cfg.sampling.max_new_tokens
+    agents = {agent: width for spec, width in zip(setup.team.stacks, widths, strict=True) for agent in spec.order}
+    pair = [AgentTokens([0] * agents[agent], (row, row)) for agent in range(setup.team.num_agents)]
+    return longest_of_data(setup, state, Examples([pair]))
+
+
+def longest_of_data(setup: Setup, state: TeamState, examples: Examples) -> tuple[Work, Updates]:
+    """Return an update on the longest prompts and rows of examples, and a function from a setup to its programs."""
+    batches = longest_batches(setup.team, examples, setup.algorithm)
+    tokens = max(x.prompts.shape[1] * (x.prompts.shape[2] + x.tokens.shape[2] * x.tokens.shape[3]) for x in batches)
+    work = Work.of(setup.team, setup.cfg, tokens, batch_size(setup.algorithm))
+    return work, lambda setup: updates_of(setup, state, Batches(batches))
+
+
+# --- the source of experience ------------------------------------------------------------------------------------------
+
+
+def source_of_data(setup: Setup, examples: Examples, held_out: Examples, state: TeamState) -> Source:
+    """Return the source of a run on given data, with the log-probabilities of its pairs under the initial weights."""
+    with CLOCK.phase("reference" if setup.algorithm.row.data == "pairs" else "data"):
+        params = policies(state)
+        examples, held_out = (add_reference(setup.team, params, part, setup.algorithm) for part in (examples, held_out))
+    return data_source(setup, examples, held_out)
+
+
+def source_of_items(setup: Setup, task: Task, given: TrainConfig, fit: Fit | None, state: TeamState) -> Source:
+    """Return the source of a run on completions: on rollouts, on pairs in rounds, or on rollouts with a learned reward.
+
+    given: settings with auto, which reward models choose for themselves; fit: see `prepare`.
+    """
+    team, cfg, row = setup.team, setup.cfg, find_row(setup.cfg.algorithm)
+    evaluate = evaluation_of(team, task.held_out, task.env, cfg, task.eval_metrics)
+    if not row.makes_pairs:
+        return rollout_source(setup, task.items, task.env, task.held_out, evaluate)
+    algorithm, initial = resolve(cfg), policies(state)
+    rounds = Rounds(team, copies_for_rounds(initial, algorithm), task.items, task.env, algorithm, cfg)
+    if not row.learned:
+        return pair_source(setup, rounds, evaluate)
+    assert fit is not None, "reward models are trained by jmarl.fit"
+    learned = LearnedRounds(rounds, team.reward_model or first_agent(team, initial), algorithm, given, fit)
+    return with_reward_models(rollout_source(setup, task.items, learned.env, task.held_out, evaluate), learned)
+
+
+def copies_for_rounds(initial: Sequence[Any], algorithm: Algorithm) -> list[Any]:
+    """Return copies of each stack's parameters, for rounds that use them as reference or comparator; else []."""
+    settings = algorithm.preference
+    if settings.comparator != "initial" and (algorithm.row.learned or settings.reference_free):
+        return []
+    return [map_own(jnp.copy, stack) for stack in initial]
+
+
+def first_agent(team: Team, initial: Sequence[Any]) -> Agent:
+    """Return the first agent of a team as it was loaded."""
+    spec = team.stacks[0]
+    weights = merge(spec.config, jax.device_get(unstack(initial[0], 0)))
+    return Agent("first", spec.config, weights, spec.tokenizer, spec.generation_config)
+
+
+# --- the first words -----------------------------------------------------------------------------------------------------
+
+
+def first_words(team: Team, task: Task, cfg: TrainConfig) -> None:
+    """Show the first lines of a run, if it shows anything."""
+    if task.env is None:
+        lines = [line_of_run(team, cfg), line_of_data(task.items, task.held_out), task.overlap]
+    else:
+        lines = [task.overlap, line_of_run(team, cfg)]
+    for line in filter(None, lines if cfg.run.progress else []):
+        say(line)
+
+
+def line_of_run(team: Team, cfg: TrainConfig) -> str:
+    """Return who learns, where, how long, and where to."""
+    counts = [len(spec.members) for spec in team.stacks]
+    stacks = list(zip(counts, team.stacks, strict=True))
+    sizes = " + ".join(f"{count} x {short_number(spec.config.num_params())}" for count, spec in stacks)
+    devices = jax.devices()
+    where = f"written to {cfg.run.output_dir}" if cfg.run.output_dir else "nothing is written (set output_dir)"
+    in_bfloat16 = cfg.sampling.compute_dtype == "bfloat16"
+    precision = "; computes in bfloat16, weights in float32" if in_bfloat16 else ""
+    trained = [short_number(lora.num_trained(spec.config, cfg.lora)) for spec in team.stacks] if cfg.lora.lora_rank else []
+    trained_text = f", of which LoRA trains {' + '.join(trained)}{' each' * (sum(counts) > 1)}" if trained else ""
+    agents = f"{team.num_agents} agent{'s' * (team.num_agents > 1)} ({sizes} parameters{trained_text})"
+    return (
+        f"{cfg.algorithm}: {agents} on {len(devices)} x {devices[0].device_kind}, "
+        f"{cfg.run.num_updates} update{'s' * (cfg.run.num_updates != 1)}, {where}{precision}"
+    )
+
+
+def short_number(count: float) -> str:
+    """Return a number as "135 M", "1.2 M", "12 k" or "850"."""
+    for unit, name in ((1e6, " M"), (1e3, " k")):
+        if count >= 0.9995 * unit:
+            return f"{count / unit:,.{int(count < 9.95 * unit)}f}{name}"
+    return f"{count:.0f}"
+
+
+def line_of_data(data: Sequence[Any], held_out: Sequence[Any]) -> str:
+    """Return how many pairs or trajectories a run learns from, and of which agents if the data says so."""
+    counts = Counter(item.agent for item in data if isinstance(item, Trajectory) and item.agent)
+    agents = f" of {len(counts)} agents ({', '.join(f'{name}: {n}' for name, n in counts.items())})" if len(counts) > 1 else ""
+    kind = "trajectories" if isinstance(data[0], Trajectory) else "pairs"
+    return f"learns from {len(data)} {kind}{agents}" + (f"; {len(held_out)} held out" if held_out else "")
