@@ -16,7 +16,7 @@ import numpy as np
 
 from jmarl.evaluation.evaluate import Evaluation
 from jmarl.logs.goodput import CLOCK
-from jmarl.logs.step_log import Step, StepLog, update_metrics
+from jmarl.logs.step_log import QueuedStep, StepLog, update_metrics
 from jmarl.logs.terminal import LOSS_TAG
 from jmarl.rollout.experience import DataExperience
 from jmarl.team import to_agents
@@ -28,17 +28,17 @@ class DataLog(StepLog):
 
     def step(self, number: int, experience: DataExperience, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
         del played_at  # when the examples were drawn; `write` sets the end of the step
-        self.add(Step(number, experience, metrics, math.nan, sum(TRACES.values())))
+        self.add(QueuedStep(number, experience, metrics, math.nan, sum(TRACES.values())))
 
-    def write(self, step: Step) -> dict[str, float]:
+    def write(self, step: QueuedStep) -> dict[str, float]:
         return super().write(step._replace(ended_at=time.monotonic(), seconds=CLOCK.take()))
 
-    def add(self, step: Step) -> None:
+    def add(self, step: QueuedStep) -> None:
         if "reward/mean" in step.experience.notes:
             self.rewards.append(step.experience.notes["reward/mean"])
         super().add(step)
 
-    def row(self, step: Step, seconds: float) -> dict[str, float]:
+    def row(self, step: QueuedStep, seconds: float) -> dict[str, float]:
         row = update_metrics(self.team, jax.device_get(step.metrics))
         names = [f"agent_{n}/loss" for n in range(self.team.num_agents)]
         self.losses.append(float(np.mean([row[name] for name in names if name in row])))  # frozen agents have no loss

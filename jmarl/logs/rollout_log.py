@@ -12,7 +12,7 @@ from jmarl.evaluation.evaluate import Evaluation, numbers
 from jmarl.logs import samples
 from jmarl.logs.completions_file import EVAL, TRAIN, finite
 from jmarl.logs.diversity import diversity
-from jmarl.logs.step_log import Step, StepLog, update_metrics
+from jmarl.logs.step_log import QueuedStep, StepLog, update_metrics
 from jmarl.logs.tables import joint_actions_table
 from jmarl.models.stack import to_host
 from jmarl.rollout.experience import RolloutExperience
@@ -23,7 +23,7 @@ from jmarl.team import Team, to_agents
 class RolloutLog(StepLog):
     """The log of a run whose experience is `RolloutExperience`."""
 
-    def add(self, step: Step) -> None:
+    def add(self, step: QueuedStep) -> None:
         rollout = step.experience.rollout
         self.rewards.append(mean_return(rollout))
         super().add(step)
@@ -33,7 +33,7 @@ class RolloutLog(StepLog):
                 message = f"update {step.number}: {turn.invalid} of {count} joint actions have no valid reward; {turn.fault}"
                 warnings.warn(message, stacklevel=3)
 
-    def row(self, step: Step, seconds: float) -> dict[str, float]:
+    def row(self, step: QueuedStep, seconds: float) -> dict[str, float]:
         row = rollout_metrics(self.team, step.experience.rollout) | update_metrics(self.team, to_host(step.metrics))
         return row | {"tokens_per_s": row["tokens"] / seconds}
 
@@ -50,12 +50,12 @@ class RolloutLog(StepLog):
         ]
         return experience, {"items": list(experience.tasks), "turns": turns}
 
-    def after_row(self, step: Step, row: dict[str, float]) -> None:
+    def after_row(self, step: QueuedStep, row: dict[str, float]) -> None:
         if self.writer is not None and (self.keeps_completions or samples.are_on()):
             self.writer.completions(step.number, TRAIN, completions_record(step.experience))
         super().after_row(step, row)
 
-    def texts(self, step: Step) -> None:
+    def texts(self, step: QueuedStep) -> None:
         assert self.writer is not None
         for name, turn in named_turns(step.experience.rollout):
             self.writer.histogram(step.number, f"{name}reward", turn.rewards[np.isfinite(turn.rewards)])

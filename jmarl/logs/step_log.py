@@ -20,7 +20,7 @@ from jmarl.team import Team
 from jmarl.types import TRACES
 
 
-class Step(NamedTuple):
+class QueuedStep(NamedTuple):
     """A step whose row is not written yet."""
 
     number: int
@@ -44,14 +44,14 @@ class StepLog:
         self.rewards: list[float] = []  # mean return of each update; of preference rounds, the mean reward of each round
         self.losses: list[float] = []  # of each update on given data, mean over agents
         self.watch = NonFiniteWatch(cfg)
-        self.waiting: list[Step] = []  # steps whose rows are not written yet
+        self.waiting: list[QueuedStep] = []  # steps whose rows are not written yet
         self._started = time.monotonic()
 
     def step(self, number: int, experience: Any, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
         """Queue the row of a step, and write the row of the one before. played_at: `time.monotonic()` when it was played."""
-        self.add(Step(number, experience, metrics, played_at, sum(TRACES.values()), CLOCK.take()))
+        self.add(QueuedStep(number, experience, metrics, played_at, sum(TRACES.values()), CLOCK.take()))
 
-    def add(self, step: Step) -> None:
+    def add(self, step: QueuedStep) -> None:
         """Queue a step, and write all rows but the newest."""
         self.waiting.append(step)
         self.flush(leave=1)
@@ -72,7 +72,7 @@ class StepLog:
             self.after_row(step, row)
         return row
 
-    def write(self, step: Step) -> dict[str, float]:
+    def write(self, step: QueuedStep) -> dict[str, float]:
         """Write and return the row of a step; waits for its update."""
         seconds = step.ended_at - self._started - step.experience.preparation_s
         row = self.row(step, seconds) | step.experience.notes
@@ -83,7 +83,7 @@ class StepLog:
         self._started = step.ended_at
         return row
 
-    def after_row(self, step: Step, row: dict[str, float]) -> None:
+    def after_row(self, step: QueuedStep, row: dict[str, float]) -> None:
         """Write the texts of a step, and count updates that are not finite."""
         if self.writer is not None and step.number % self.cfg.run.log_every == 0:
             self.texts(step)
@@ -111,7 +111,7 @@ class StepLog:
         if self.writer is not None:
             self.writer.sync()
 
-    def row(self, step: Step, seconds: float) -> dict[str, float]:
+    def row(self, step: QueuedStep, seconds: float) -> dict[str, float]:
         """Return the metrics of a step, which took `seconds`; waits for its update."""
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class StepLog:
         """Return an experience on the host, and a readable summary of it as JSON values."""
         raise NotImplementedError
 
-    def texts(self, step: Step) -> None:
+    def texts(self, step: QueuedStep) -> None:
         """Write texts and histograms of a step."""
 
     def evaluation_row(self, result: Any) -> dict[str, float]:

@@ -84,7 +84,7 @@ class Rounds:
         if algorithm.row.rounds:
             self.comparator = Comparator(team, cfg, self.settings.comparator, initial, self.history)
 
-    def begin(self, step: int, state: TeamState) -> Round | None:
+    def new_round(self, step: int, state: TeamState) -> Round | None:
         """Return the new round if one begins at this step.
 
         A later round may have no pairs, because all rewards are equal, as in a solved task: `pairs` in the log is then 0, and
@@ -205,7 +205,7 @@ def pair_source(setup: Setup, rounds: Rounds, evaluate: Callable[[TeamState], Ev
 
     def draw(step: int, state: TeamState) -> DataExperience:
         start = time.monotonic()
-        new = rounds.begin(step, state)
+        new = rounds.new_round(step, state)
         preparation_s = time.monotonic() - start
         experience = draw_examples(setup.team, rounds.draw(step), setup.algorithm)
         return experience._replace(notes=new.notes, preparation_s=preparation_s) if new else experience

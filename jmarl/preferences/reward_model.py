@@ -223,7 +223,7 @@ class LearnedRounds:
         self.rounds, self.agent, self.algorithm, self.cfg, self.fit = rounds, agent, algorithm, cfg, fit
         self.env = LearnedReward(rounds.env)
 
-    def begin(self, step: int, state: TeamState) -> dict[str, float]:
+    def new_round(self, step: int, state: TeamState) -> dict[str, float]:
         """Begin a round if one begins at this step: sample its pairs and train its reward model. Return its columns of the log.
 
         A resumed run first reads back the reward model of this round, or the one that the new round's starts from.
@@ -232,7 +232,7 @@ class LearnedRounds:
         if step and self.env.model is None:
             self.rounds.resume(step)
             self._fit(round_ if update else round_ - 1, read_back=True)
-        new = self.rounds.begin(step, state)
+        new = self.rounds.new_round(step, state)
         return {} if new is None else {"pairs": new.notes["pairs"]} | self._fit(round_)
 
     def _fit(self, round_: int, read_back: bool = False) -> dict[str, float]:
@@ -266,7 +266,7 @@ def with_reward_models(rollouts: Source, learned: LearnedRounds) -> Source:
 
     def play(step: int, state: TeamState) -> RolloutExperience:
         start = time.monotonic()
-        notes = learned.begin(step, state)
+        notes = learned.new_round(step, state)
         preparation_s = time.monotonic() - start if notes else 0.0
         return rollouts.play(step, state)._replace(notes=notes, preparation_s=preparation_s)
 

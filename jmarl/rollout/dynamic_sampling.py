@@ -50,7 +50,9 @@ def informative(rollout: Rollout, grouping: str) -> np.ndarray:
     return differs
 
 
-def refill(team: Team, first: Rollout, play_round: Callable[[int], Rollout], rounds: int, grouping: str) -> Rollout:
+def replace_uninformative(
+    team: Team, first: Rollout, play_round: Callable[[int], Rollout], rounds: int, grouping: str
+) -> Rollout:
     """Replace the prompts of a rollout that are not informative, as far as further rounds have informative ones.
 
     Args:

@@ -21,7 +21,7 @@ from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_of, place_agents
 from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
-from jmarl.rollout.dynamic_sampling import further_items, refill
+from jmarl.rollout.dynamic_sampling import further_items, replace_uninformative
 from jmarl.rollout.experience import RolloutExperience, Source
 from jmarl.rollout.play import Game, first_request, play
 from jmarl.rollout.turns import Rollout
@@ -53,11 +53,11 @@ def rollout_source(
 
     def compile_programs(state: TeamState) -> TeamState:
         if (step := int(state.step)) < cfg.run.num_updates:
-            begin = time.monotonic()
+            started = time.monotonic()
             tasks, following = tasks_at(items, cfg, step), tasks_at(items, cfg, step + 1)
             count = compile_all(programs_of_run(setup, state, tasks, eval_items, env, following))
             if cfg.run.progress:
-                say(f"compiled {count} programs in {time.monotonic() - begin:.1f} s")
+                say(f"compiled {count} programs in {time.monotonic() - started:.1f} s")
         return state if early is None else early.take(state)
 
     def play_episodes(step: int, state: TeamState) -> RolloutExperience:
@@ -89,7 +89,7 @@ def with_early_rows(source: Source, early: EarlyRows) -> Source:
         return source
 
     def free_and_evaluate(state: TeamState) -> Evaluation:
-        early.of_step(int(state.step))
+        early.at(int(state.step))
         return evaluate(state)
 
     return source._replace(evaluate=free_and_evaluate)
@@ -155,7 +155,7 @@ def play_step(
 
     rollout = play_round(0)
     if cfg.episodes.dynamic_sampling and further:
-        rollout = refill(team, rollout, play_round, cfg.episodes.dynamic_sampling, row.grouping)
+        rollout = replace_uninformative(team, rollout, play_round, cfg.episodes.dynamic_sampling, row.grouping)
     if row.baseline == "greedy":
         rollout = rollout._replace(expected=greedy_baseline(sample, team, tasks, env, cfg, step, rollout))
     return rollout

@@ -46,13 +46,13 @@ from jmarl.logs.completions_file import TRAIN
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.metrics_writer import MetricsWriter
 from jmarl.logs.rollout_log import RolloutLog, completions_record
-from jmarl.logs.step_log import Step, StepLog
+from jmarl.logs.step_log import QueuedStep, StepLog
 from jmarl.logs.terminal import say, watched
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.stack import map_own
 from jmarl.rollout.experience import RolloutExperience, Source
-from jmarl.rollout.lock_step import CallersEnvironment
+from jmarl.rollout.together import CallersEnvironment
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.checks import check_settings
 from jmarl.runs.loop import LoopResult, run_loop
@@ -280,7 +280,7 @@ class SeedsLog(StepLog):
         super().__init__(team, cfg, writer)
         self.logs = logs
 
-    def write(self, step: Step) -> dict[str, float]:
+    def write(self, step: QueuedStep) -> dict[str, float]:
         metrics = jax.device_get(step.metrics)
         for i, (log, experience) in enumerate(zip(self.logs, step.experience, strict=True)):
             if log.last_step == step.number or any(waiting.number == step.number for waiting in log.waiting):
@@ -294,7 +294,7 @@ class SeedsLog(StepLog):
             self.writer.write(step.number, mean)
         return mean
 
-    def after_row(self, step: Step, row: dict[str, float]) -> None:
+    def after_row(self, step: QueuedStep, row: dict[str, float]) -> None:
         """Print a sample of the first run: the log of each run handles its own rows, and shows nothing."""
         if self.writer is not None and samples.are_on():
             self.writer.completions(step.number, TRAIN, completions_record(step.experience[0]))

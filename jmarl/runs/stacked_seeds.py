@@ -25,7 +25,7 @@ from jmarl.models.sharding import mesh_of, put
 from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.objectives.policy import penalizes_tokens
 from jmarl.objectives.values import reuses_values
-from jmarl.rollout.lock_step import run_in_lock_step
+from jmarl.rollout.together import run_together
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.rollouts import rollout_batches
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
@@ -135,7 +135,7 @@ def _rows(x: Any, run: int, count: int) -> slice:
 def play_together(runs: Runs, state: TeamState, plays: Sequence[Callable[[Sampler], T]]) -> list[T]:
     """Return the result of each run's function, which takes the function that samples completions for its run."""
     params = [lora.model_of(stack) for stack in state.stacks]
-    return run_in_lock_step(plays, partial(sample_together, runs, params))
+    return run_together(plays, partial(sample_together, runs, params))
 
 
 def sample_together(

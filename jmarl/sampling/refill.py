@@ -267,22 +267,22 @@ class EarlyRows:
 
     def __init__(self, team: Team):
         self.team = team
-        self.begun: dict[int, tuple[Pending, ...]] = {}  # of each stack: rows of the next step and of a step without update
+        self.rows: dict[int, tuple[Pending, ...]] = {}  # step -> those of each stack; of a step until its update is made
 
     def take(self, state: TeamState) -> TeamState:
         """Take the rows of an initial or restored state, and return the state without them."""
-        self.begun = {int(state.step): state.pending}
+        self.rows = {int(state.step): state.pending}
         return state._replace(pending=())
 
     def put_back(self, state: TeamState) -> TeamState:
         """Return a state with the rows that have begun, for a checkpoint."""
-        return state._replace(pending=self.of_step(int(state.step)))
+        return state._replace(pending=self.at(int(state.step)))
 
-    def of_step(self, step: int) -> tuple[Pending, ...]:
+    def at(self, step: int) -> tuple[Pending, ...]:
         """Return the rows of a step, and free those of earlier ones, whose updates are made."""
-        for earlier in [number for number in self.begun if number < step]:
-            jax.tree.map(lambda x: x.delete(), self.begun.pop(earlier))  # callers hold the first ones too
-        return self.begun[step]
+        for earlier in [number for number in self.rows if number < step]:
+            jax.tree.map(lambda x: x.delete(), self.rows.pop(earlier))  # callers hold the first ones too
+        return self.rows[step]
 
     def sample(
         self, params: Sequence[Any], step: int, following: SampleRequest, request: SampleRequest
@@ -297,14 +297,14 @@ class EarlyRows:
         """
         if request.randomness.purpose != TRAIN:
             return sample_team(self.team, params, request)
-        pending = self.of_step(step)
+        pending = self.at(step)
         check_same_prompts(pending, request)
-        completions, self.begun[step + 1] = refill_team(self.team, params, pending, request, following)
+        completions, self.rows[step + 1] = refill_team(self.team, params, pending, request, following)
         return completions
 
     def share(self, step: int, completions: Sequence[Completions]) -> float:
         """Return the share of a step's tokens that the step before has sampled. completions: of each stack."""
-        early = sum(int(x.out.action_mask.sum()) for x in self.of_step(step))
+        early = sum(int(x.out.action_mask.sum()) for x in self.at(step))
         return early / max(1, sum(int(done.action_mask.sum()) for done in completions))
 
 

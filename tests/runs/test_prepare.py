@@ -35,6 +35,7 @@ def test_a_run_is_resolved_and_nothing_is_written(
 ):
     """The settings are those of the run, also where a learned reward lets the team learn by another row."""
     cfg = TrainConfig.of(algorithm=algorithm, output_dir=str(tmp_path / "run"), progress=False, chat_date="auto")
+    cfg = cfg if task.env is None else cfg.replace(max_new_tokens=8)
     cfg = cfg.replace(rl_algorithm=learns) if learns != algorithm else cfg
     team = Team.of([random_agent(tiny_config(), tiny_tokenizer, 0)])
     run, state = prepare(cfg, team, task)

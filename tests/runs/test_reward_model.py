@@ -232,12 +232,12 @@ def test_each_rounds_reward_model_starts_from_the_last(monkeypatch):
         return RewardModel(None, [len(calls)], None), FitResult(None, None, [], before, {"accuracy": 0.9})
 
     monkeypatch.setattr("jmarl.preferences.reward_model.fit_reward_model", fit)
-    begin = lambda step, _: None if step % 2 else Round([None] * 7, {"pairs": 7.0})  # noqa: E731
-    rounds = SimpleNamespace(updates=2, env=None, begin=begin, replayed=lambda round_: f"those of round {round_}")
+    new_round = lambda step, _: None if step % 2 else Round([None] * 7, {"pairs": 7.0})  # noqa: E731
+    rounds = SimpleNamespace(updates=2, env=None, new_round=new_round, replayed=lambda round_: f"those of round {round_}")
     cfg = CONFIG.replace(**ITER)
     learned = LearnedRounds(rounds, None, resolve(cfg), cfg, None)
     notes = {"pairs": 7.0, "reward_model/accuracy": 0.9}
-    assert [learned.begin(step, None) for step in range(4)] == [notes, {}, notes, {}]
+    assert [learned.new_round(step, None) for step in range(4)] == [notes, {}, notes, {}]
     assert calls == [("those of round 0", None), ("those of round 1", [1])]
 
 
@@ -308,7 +308,7 @@ def test_a_run_without_its_reward_model_cannot_be_resumed(agents, tmp_path):
     cfg = CONFIG.replace(**ITER)
     between = LearnedRounds(rounds, agents[0], resolve(cfg), cfg, fit)
     with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
-        between.begin(2, None)
+        between.new_round(2, None)
 
 
 @pytest.mark.parametrize(

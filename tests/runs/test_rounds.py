@@ -112,7 +112,7 @@ def test_two_architectures_and_shared_weights_learn_too(agents, tiny_config, mak
 def test_pairs_have_the_sampled_tokens_and_their_rewards(agents, tiny_tokenizer):
     """The chosen text has the larger reward, texts are the decoded tokens, and rewards are those of the texts."""
     rounds, state = rounds_of(agents)
-    new = rounds.begin(0, state)
+    new = rounds.new_round(0, state)
     assert 8 < len(new.pairs) <= 8 * 8
     for pair in new.pairs:
         assert pair.rewards[0] > pair.rewards[1]
@@ -135,7 +135,7 @@ def test_the_comparator_current_samples_again_and_initial_stays_the_untrained_te
         changed = rounds.comparator.answer(moved, ITEMS, rounds.env, 0, 0)
         assert (changed.texts == candidates[kind].texts) == (kind == "initial")
     assert candidates["current"].texts == candidates["initial"].texts
-    new = rounds.begin(0, state)
+    new = rounds.new_round(0, state)
     texts = {text for agent in candidates["current"].texts for row in agent for text in row}
     own = {t for pair in new.pairs for t in (*pair.chosen, *pair.rejected)} - texts
     assert own, "the team's own completions are others"
@@ -189,7 +189,7 @@ def test_the_comparator_model_is_encoded_by_the_teams_tokenizer(agents, tiny_dir
     changes = dict(comparator="model", comparator_model=str(tiny_dir("qwen2", seed=3)))
     for fewest in (6, 0):  # all are cut off after six tokens, or may end
         rounds, state = rounds_of(agents, **changes, min_new_tokens=fewest)
-        new = rounds.begin(0, state)
+        new = rounds.new_round(0, state)
         params = [s.params for s in state.stacks]
         ((_, items),) = rounds.items_of(0)
         sample = partial(sample_team, rounds.team, params)
@@ -228,7 +228,7 @@ def test_team_and_comparator_get_the_same_random_tasks(agents):
 
     rounds, state = rounds_of(agents)
     rounds.env = LockStep(Random(), 2)
-    new = rounds.begin(0, state)
+    new = rounds.new_round(0, state)
     params = [s.params for s in state.stacks]
     other = rounds.comparator.answer(params, ITEMS, rounds.env, 0, 0)
     assert {pair.prompts for pair in new.pairs} <= set(zip(*other.prompts, strict=True)) and len(set(other.prompts[0])) > 1
@@ -275,7 +275,7 @@ def test_the_comparator_api_requests_completions_of_every_prompt(agents, service
     monkeypatch.setenv(comparators.KEY, "secret")
     changes = dict(comparator="api", comparator_url=address(service), comparator_model="some-model", chat=chat)
     rounds, state = rounds_of(agents, **changes)
-    new = rounds.begin(0, state)
+    new = rounds.new_round(0, state)
     assert len(service.seen) == 16 and new.notes["reward/comparator"] == pytest.approx(vowels("aeiou 0"))
     path, body, authorization = service.seen[0]
     assert path == ("/v1/chat/completions" if chat else "/v1/completions") and authorization == "Bearer secret"
@@ -320,7 +320,7 @@ def test_replay_draws_from_the_rounds_of_the_setting(agents):
     """In the second round, updates have pairs of that round only (`current`), or of both rounds alike (`all`)."""
     for replay in ("current", "all"):
         rounds, state = rounds_of(agents, replay=replay, batch_size=20, round_updates=5)
-        old, new = (rounds.begin(step, state) and rounds.encoded(step // 5) for step in (0, 5))
+        old, new = (rounds.new_round(step, state) and rounds.encoded(step // 5) for step in (0, 5))
         known = [[repr(of) for of in part.tokens] for part in (old, new)]
         counts = np.zeros(2, int)
         for step in range(5, 10):
@@ -346,7 +346,7 @@ def test_pairs_stay_in_memory_as_long_as_they_are_drawn_from(agents, tmp_path, m
     rounds, state = rounds_of(agents, round_updates=1, output_dir=str(tmp_path), **changes)
     monkeypatch.setattr(Rounds, "sample", lambda self, k, _: Round([] if k in (1, 4) else pairs, {}))
     for step, wanted in enumerate(rounds_in_memory):
-        rounds.begin(step, state)
+        rounds.new_round(step, state)
         rounds.draw(step)
         again, _ = rounds_of(agents, round_updates=1, output_dir=str(tmp_path), **changes)
         again.resume(step + 1)

@@ -1,4 +1,4 @@
-"""Run several plain functions in lock step, so that their requests are answered together.
+"""Run several plain functions together: their requests are answered in one call.
 
 A function that plays episodes pauses whenever it needs completions. To answer the requests of K such functions with one
 program, all of them must be paused at the same time. So each function runs in a thread of its own. This way `play` and its
@@ -83,7 +83,7 @@ class _Function(Generic[Request, Reply, Result]):
 
 
 class CallersEnvironment:
-    """An environment for a function in lock step, which is called in the caller's thread."""
+    """An environment for a function that runs with others, which is called in the caller's thread."""
 
     def __init__(self, env: Environment, request: Callable[[Callable[[], Any]], Any]):
         self.env, self.request, self.special_tokens = env, request, special_tokens(env)
@@ -98,18 +98,18 @@ class CallersEnvironment:
         return self.request(partial(self.env.observe, after))
 
 
-def run_in_lock_step(
+def run_together(
     functions: Sequence[Callable[[Callable[[Request], Reply]], Result]],
     answer: Callable[[dict[int, Request]], Mapping[int, Reply]],
 ) -> list[Result]:
-    """Run functions in lock step, and return their results.
+    """Run functions together, and return their results.
 
     Args:
         functions: each takes a function request -> reply, which it may call only in its own thread. A request that is callable
             is called in the caller's thread, at once and alone; the reply is what it returns.
         answer: returns the replies to the requests of all waiting functions; both by index of the function.
     """
-    with ThreadPoolExecutor(len(functions), thread_name_prefix="lock_step") as threads:
+    with ThreadPoolExecutor(len(functions), thread_name_prefix="together") as threads:
         running: list[_Function] = []
         try:
             running.extend(_Function(function, threads) for function in functions)

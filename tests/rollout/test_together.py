@@ -1,4 +1,4 @@
-"""Functions in lock step: the order of calls, exceptions, and that no thread remains."""
+"""Functions that run together: the order of calls, exceptions, and that no thread remains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.reward_values import RewardError
 from jmarl.envs.rewards import make_reward
 from jmarl.models import sharding
-from jmarl.rollout.lock_step import CallersEnvironment, run_in_lock_step
+from jmarl.rollout.together import CallersEnvironment, run_together
 from jmarl.runs.prepare import start
 from jmarl.runs.rollouts import play_step, sampler_of
 from jmarl.runs.stacked_seeds import Runs, join_states, play_together
@@ -56,10 +56,10 @@ def test_an_environment_is_called_in_the_callers_thread_and_its_errors_are_raise
         return agent_completions
 
     plays = [partial(play, "ab"), partial(play, "abcd")]
-    results = run_in_lock_step(plays, lambda requests: requests)
+    results = run_together(plays, lambda requests: requests)
     assert results == [([["q"]], [0.5], [["ab"]]), ([["q"]], [0.25], [["abcd"]])]
     with pytest.raises(RewardError, match="ZeroDivisionError"):
-        run_in_lock_step([*plays, partial(play, "")], lambda requests: requests)
+        run_together([*plays, partial(play, "")], lambda requests: requests)
 
 
 def counts(calls, number, requests, fails_at=None):
@@ -87,7 +87,7 @@ def test_functions_run_one_after_the_other_and_their_requests_are_answered_toget
         assert threading.current_thread() is threading.main_thread()
         return {number: -request for number, request in requests.items()}
 
-    results = run_in_lock_step([counts(calls, number, requests) for number, requests in enumerate((2, 0, 3))], answer)
+    results = run_together([counts(calls, number, requests) for number, requests in enumerate((2, 0, 3))], answer)
     assert results == [[0, -1], [], [-20, -21, -22]]
     assert answered == [{0: 0, 2: 20}, {0: 1, 2: 21}, {2: 22}], "functions that have returned are left out"
     assert calls == [
@@ -101,7 +101,7 @@ def test_an_exception_of_one_function_ends_all_and_is_raised_with_its_traceback(
     calls = []
     functions = [counts(calls, i, 3, fails_at if i == number else None) for i in range(3)]
     with pytest.raises(ZeroDivisionError, match=f"function {number}") as error:
-        run_in_lock_step(functions, lambda requests: requests)
+        run_together(functions, lambda requests: requests)
     assert "function" in [frame.name for frame in traceback.extract_tb(error.tb)]
     assert calls[-1] == (number, fails_at), "no function goes on after it"
 
@@ -119,7 +119,7 @@ def test_waiting_functions_can_clean_up_but_not_continue():
         return request(0)
 
     with pytest.raises(ZeroDivisionError):
-        run_in_lock_step([stubborn, counts([], 1, 1, fails_at=0)], lambda requests: requests)
+        run_together([stubborn, counts([], 1, 1, fails_at=0)], lambda requests: requests)
     assert cleaned == ["Cancelled"] * 3
 
 
@@ -128,7 +128,7 @@ def test_an_exception_of_the_caller_ends_all_functions():
         raise MemoryError("no room")
 
     with pytest.raises(MemoryError, match="no room"):
-        run_in_lock_step([counts([], number, 2) for number in range(3)], answer)
+        run_together([counts([], number, 2) for number in range(3)], answer)
 
 
 def test_a_keyboard_interrupt_ends_all_functions():
@@ -144,7 +144,7 @@ def test_a_keyboard_interrupt_ends_all_functions():
         reached.append("after it")
 
     with pytest.raises(KeyboardInterrupt):
-        run_in_lock_step([counts([], 0, 4), busy], lambda requests: requests)
+        run_together([counts([], 0, 4), busy], lambda requests: requests)
     assert reached == ["request"]
 
 
@@ -159,7 +159,7 @@ def test_functions_see_the_context_variables_of_the_caller():
         return before, name.get(), np.geterr()["divide"]
 
     with np.errstate(divide="raise"):
-        results = run_in_lock_step([function, function], lambda requests: requests)
+        results = run_together([function, function], lambda requests: requests)
     assert results == [("of the caller", "of the function", "raise")] * 2
     assert name.get() == "of the caller"
 
@@ -171,7 +171,7 @@ def test_jax_settings_of_the_caller_hold_for_answers_only():
         return str(jax.numpy.asarray(np.zeros(1)).dtype)
 
     with jax.enable_x64(True):
-        (result,) = run_in_lock_step([lambda request: (dtype(), request(0))], lambda requests: {0: dtype()})
+        (result,) = run_together([lambda request: (dtype(), request(0))], lambda requests: {0: dtype()})
     assert result == ("float32", "float64")
 
 
@@ -180,7 +180,7 @@ SEEDS = (3, 0, 11)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.4], ids=["together", "episodes that end"])
-def test_runs_in_lock_step_play_what_each_plays_alone(tiny_config, tiny_tokenizer, random_agent, threshold):
+def test_runs_together_play_what_each_plays_alone(tiny_config, tiny_tokenizer, random_agent, threshold):
     """The same texts and rewards, which draw random numbers and depend on the order of calls; with a threshold, episodes of the
     runs end at different times. Calls come run by run, turn by turn."""
     order = []
