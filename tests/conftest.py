@@ -60,6 +60,18 @@ def add(first, second):
 The answer is 42. The two agents talk to each other and then the other agent answers the question of the first."""
 
 
+FAST = {"rl", "config", "envs"}  # folders whose tests are marked fast, without those that train or use a sandbox
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the inner loop of a developer, `-m fast`."""
+    for item in items:
+        slower = {mark.name for mark in item.iter_markers()} & {"long", "slow", "soak"}
+        needs = {"box", "sandbox", "smollm2", "tiny_dir", "copy_dir", "random_agent"} & {*getattr(item, "fixturenames", ())}
+        if item.path.parent.name in FAST and "train" not in item.nodeid and not slower and not needs:
+            item.add_marker("fast")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
     """Frees a module's compiled programs. Each is dozens of memory maps, of which a Linux process may have 65,530: the programs

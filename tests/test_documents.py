@@ -409,6 +409,7 @@ def test_the_usage_of_the_readme_runs(model, tmp_path, data_dir):
     assert len(rewards("runs/magrpo")) == 1 and names["trainer"].num_agents == 2
 
 
+@pytest.mark.long
 def test_the_30_second_example_runs(model, tmp_path):
     (names,) = run_blocks(EXAMPLE, model, tmp_path)
     trainer = names["trainer"]
@@ -418,6 +419,7 @@ def test_the_30_second_example_runs(model, tmp_path):
     assert (learned == names["model"].get_input_embeddings().weight.detach().numpy()).all()  # the script's own model learned
 
 
+@pytest.mark.long
 def test_the_four_trainers_train(model, tmp_path):
     (names,) = run_blocks(TRAINERS, model, tmp_path)
     for name in ("ppo", "grpo", "dpo", "sft"):
@@ -442,6 +444,7 @@ def test_the_environments_are_built(model, tmp_path):
     assert list(tools.registry.tools) == tool_names
 
 
+@pytest.mark.long
 def test_the_custom_environment_trains(model, tmp_path):
     from jmarl.mrlm.algorithms import GRPOTrainer
     from jmarl.mrlm.config import ExperimentConfig, TrainingConfig

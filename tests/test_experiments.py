@@ -32,6 +32,7 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_bench_step_prints_consistent_times_and_shares_as_json():
     size = ("--agents", "2", "--prompts", "2", "--group", "4", "--max-new-tokens", "8", "--repeats", "1")
     out = json.loads(run("experiments.bench.step", "--model", "tiny-random", *size, "--dtype", "float32", "--json"))
@@ -111,6 +112,7 @@ def test_settings_that_follow_from_others_follow_from_those_given_and_not_from_d
     assert OfflineConfig.of(data="pairs.json").data == "pairs.json"  # the default, no file, is refused
 
 
+@pytest.mark.long
 def test_a_run_in_the_default_directory_can_be_resumed(tiny_dir, tmp_path, monkeypatch):
     """A checkpoint is compared with the settings of the flags."""
     from experiments import story_length
@@ -123,6 +125,7 @@ def test_a_run_in_the_default_directory_can_be_resumed(tiny_dir, tmp_path, monke
     assert len(result.rewards) == 1
 
 
+@pytest.mark.long
 def test_offline_trains_on_a_file_of_preferences(tiny_dir, tmp_path):
     """Before training, the policy equals its reference, so accuracy is one half. Metrics and a model are written."""
     rows = [{"prompt": f"{n} and", "chosen": "seven apples", "rejected": "the market"} for n in range(20)]
@@ -134,6 +137,7 @@ def test_offline_trains_on_a_file_of_preferences(tiny_dir, tmp_path):
     assert (tmp_path / "run" / "models" / "agent_0" / "model.safetensors").exists()
 
 
+@pytest.mark.long
 def test_offline_trains_a_reward_model_of_a_team(tiny_dir, tmp_path):
     """The saved model scores joint actions in the order of the data."""
     from jmarl import load_reward_model
@@ -150,6 +154,7 @@ def test_offline_trains_a_reward_model_of_a_team(tiny_dir, tmp_path):
     assert first > second
 
 
+@pytest.mark.long
 def test_the_scripts_of_the_readme_run(tmp_path, monkeypatch, random_agent, tiny_config, tiny_tokenizer):
     """The first script and the example of an own algorithm run unchanged, except for the model and sizes."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
@@ -193,6 +198,7 @@ def test_listing_environments_does_not_time_them():
     assert len(row("grid", ListConfig(speed=True))) == len(rows[0]) + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "game, ways, flags", [("grid", 1, ("0", "1", "--ways", "team", "--processes", "2")), ("sudoku", 3, ("0",))]
 )

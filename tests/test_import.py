@@ -67,6 +67,7 @@ def test_the_error_for_an_unknown_name_has_the_nearest_name():
         _ = jmarl.cross_paly
 
 
+@pytest.mark.long
 def test_what_the_readme_asks_for_help_on_has_one_after_import_jmarl():
     """In one fresh process, in which nothing else is imported before. Rooms and modules are attributes too."""
     calls = list(dict.fromkeys(re.findall(r"help\(jmarl[^)]*\)", (ROOT / "README.md").read_text())))

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 BEGIN = """
@@ -77,6 +79,7 @@ def run(script: str, directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_prompt_too_long_for_the_memory_is_named_and_the_run_can_resume(tmp_path):
     """Its attention alone has 2^32 numbers per head."""
     text = run(LONG_PROMPT, tmp_path)
@@ -88,6 +91,7 @@ def test_a_prompt_too_long_for_the_memory_is_named_and_the_run_can_resume(tmp_pa
     assert "resumed: 4 6" in text, "it resumes from the checkpoint before the long prompt"
 
 
+@pytest.mark.long
 def test_a_batch_too_large_for_the_memory_is_named():
     """The error of an update is raised later, where its numbers are read."""
     text = run(LARGE_BATCH, ROOT)

@@ -129,6 +129,7 @@ def test_notebooks_and_modules_that_a_notebook_names_exist(path):
 runs_a_kernel = pytest.mark.filterwarnings("default")
 
 
+@pytest.mark.long
 @runs_a_kernel
 def test_two_agents_learn_the_length_ratio_write_and_go_on_after_an_interrupt(execute, tmp_path):
     rewards, before, after, texts, updates, interrupted = execute(
@@ -143,6 +144,7 @@ def test_two_agents_learn_the_length_ratio_write_and_go_on_after_an_interrupt(ex
     assert updates == [24, 25, 26] and interrupted == [False, True, False]
 
 
+@pytest.mark.long
 @runs_a_kernel
 def test_own_algorithm_learns_beside_magrpo(execute):
     rewards = execute("02_your_own_algorithm", "{name: result.rewards for name, result in results.items()}")
@@ -151,6 +153,7 @@ def test_own_algorithm_learns_beside_magrpo(execute):
     assert risen(rewards["magrpo"]) > 0.2 and risen(rewards["median"]) > 0.2
 
 
+@pytest.mark.long
 @runs_a_kernel
 def test_own_environment_is_learned_over_two_turns(execute, tmp_path):
     rewards, acts = execute(
@@ -162,6 +165,7 @@ def test_own_environment_is_learned_over_two_turns(execute, tmp_path):
     assert "turn_1/reward/faithful" in (tmp_path / "runs/draft_and_edit/metrics.jsonl").read_text()
 
 
+@pytest.mark.long
 @runs_a_kernel
 def test_programs_are_judged_in_the_sandbox(execute):
     try:
@@ -181,6 +185,7 @@ def test_programs_are_judged_in_the_sandbox(execute):
     assert len(rewards) == 24 and np.isfinite(rewards).all()
 
 
+@pytest.mark.long
 @runs_a_kernel
 def test_imitation_preferences_and_rounds_improve_on_held_out_data(execute, tmp_path):
     imitated, preferred, rewards = execute(
@@ -194,6 +199,7 @@ def test_imitation_preferences_and_rounds_improve_on_held_out_data(execute, tmp_
     assert len(list((tmp_path / "runs/rounds/pairs").glob("round_*.jsonl"))) == 6
 
 
+@pytest.mark.long
 @runs_a_kernel
 def test_run_is_resumed_read_and_cross_played(execute, tmp_path):
     updates, rewards, means = execute(
@@ -209,6 +215,7 @@ def test_run_is_resumed_read_and_cross_played(execute, tmp_path):
     assert (tmp_path / "runs/seed_1/models/agent_0/model.safetensors").is_file()
 
 
+@pytest.mark.long
 @runs_a_kernel
 def test_two_seeds_are_trained_from_yaml_and_reported(execute, tmp_path):
     rewards, directories = execute(
@@ -221,6 +228,7 @@ def test_two_seeds_are_trained_from_yaml_and_reported(execute, tmp_path):
     assert all((tmp_path / directory / "completions.jsonl.gz").is_file() for directory in directories)
 
 
+@pytest.mark.long
 @runs_a_kernel
 def test_a_run_is_sized_without_a_gpu(execute, tmp_path):
     """Cells for GPUs show the table with the wheels for CUDA, and else what to install; the guide goes on."""

@@ -258,6 +258,7 @@ def check(command: Command, code: int, printed: str) -> None:
         assert code in ((0, 130) if STOPPED.match(command.name) else (0,)), printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", FAST, ids=lambda command: command.name)
 def test_a_command_runs(played, command):
     code, printed = played[1][command]
@@ -277,6 +278,7 @@ def test_a_long_command_runs(played, model, command):
         assert "Warn" not in printed, f"leave out the import in modules with NamedTuples: {printed}"
 
 
+@pytest.mark.long
 def test_the_commands_of_the_readme_write_what_they_say(played):
     directory, printed = played
     words = {command.words[1]: command.words for command in printed if command.words[0] == "jmarl" and len(command.words) > 3}

@@ -71,6 +71,7 @@ def read(path: object) -> dict:
 # --- models ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["full", "lora"])
 def test_a_checkpoint_gives_the_agents_that_the_run_saved(run):
     finished, checkpoint = load_source([run]), load_source([f"{run}_checkpoint"])

@@ -118,6 +118,7 @@ def test_on_error_mask_masks_a_reward_that_raises(model):
 # --- scripts ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_quick_demo_runs(model, offline_wandb):
     # import math
     # from functools import partial
@@ -464,6 +465,7 @@ def test_a_trainer_runs_its_algorithm_and_is_at_its_module_path(algorithm, model
     assert getattr(module, trainer.__name__) is trainer and getattr(module, config.__name__) is config
 
 
+@pytest.mark.long
 def test_critics_of_the_trainers(model, tiny_dir):
     """Separate by default, a head of the agent with use_separate_critic=False, of another model with critic_model=."""
     other = str(tiny_dir("qwen3", hidden_size=48))

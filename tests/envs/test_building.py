@@ -362,6 +362,7 @@ def test_the_published_houses_become_tasks_that_the_solver_solves(data_dir):
         assert len(env.reset(task, RNG)[1][0]) < 2500
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "turns"), [("str_build", 2), ("house_build", 1), ("function_calling", 1)])
 def test_the_experiment_trains(name, turns, tiny_dir, tmp_path, capsys):
     """A tiny model, one update, and held-out tasks before and after it."""

@@ -167,6 +167,7 @@ def speaker(tiny_config):
     return Agent("speaker", cfg, jax.device_get(decoder.init_params(cfg, jax.random.key(0))), fast)
 
 
+@pytest.mark.long
 def test_a_model_learns_to_write_sections_for_both_roles(speaker, tmp_path):
     """The reward counts roles with a text, which needs sections: the held-out reward rises, and fewer sections are missing.
     Evaluation uses the same environment."""

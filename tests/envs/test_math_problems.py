@@ -83,6 +83,7 @@ def test_every_difficulty_has_a_thousand_distinct_tasks_and_splits_are_disjoint(
     assert all(split_of(task_id) == split for (_, split), task_ids in ids.items() for task_id in task_ids)
 
 
+@pytest.mark.long
 def test_no_question_is_in_both_splits_whatever_its_difficulty():
     """x^2 - 1 = 0 may be drawn at two difficulties."""
     by_split = {"train": {}, "eval": {}}
@@ -141,6 +142,7 @@ def test_invalid_options_are_refused(options, message):
         MathProblemGenerator().tasks("test")
 
 
+@pytest.mark.long
 def test_the_answer_of_a_task_is_correct_and_close_ones_are_wrong(generated):
     for tasks in generated.values():
         for task in tasks:

@@ -38,6 +38,7 @@ def test_settings_that_do_not_exist_are_refused():
     assert MathConfig.of(environment="math", num_turns=3, output_dir="").episodes.num_turns == 3
 
 
+@pytest.mark.long
 def test_a_tiny_team_imitates_and_is_trained(tmp_path, capsys):
     """From random weights: what it had untrained, after two updates of imitation, and after two of training."""
     cfg = MathConfig.of(

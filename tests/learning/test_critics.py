@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
+from jmarl.learning.targets import explained_variance
 
 from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
@@ -146,6 +148,7 @@ def test_the_advantage_is_the_return_minus_the_value(agents, row, critic_type, s
         assert stack[name][0] == pytest.approx(np.mean((target - 0.5) ** 2), rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("separate", [True, False])
 def test_ippo_has_an_advantage_for_each_token(agents, separate):
     """lambda = 1: A_t = R - V(s_t) with the critic's own values; lambda = 0.95 by the sum of (lambda)^k delta, in numpy."""
@@ -354,6 +357,7 @@ def params_of(agents):
     return make_team(agents)[1]
 
 
+@pytest.mark.long
 def test_a_critic_of_another_model(agents, tiny_config, tiny_tokenizer, make_tokenizer, random_agent):
     """Own critics may have another architecture and size, a central one another tokenizer too."""
     other = random_agent(tiny_config("qwen3", hidden_size=48), tiny_tokenizer, 7)

@@ -58,6 +58,7 @@ def test_the_loops_environment_speaks_the_tokens():
     assert last.result.total.tolist() == [0.5 * 0.5 + 0.5 * 0.75] and last.done.all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("probe, row", [("copy", "magrpo"), ("remember", "dr_mas"), ("agree", "rae")])
 def test_one_program_makes_the_run_of_the_loop(probe, row):
     """Items, random keys and arithmetic are the loop's: rewards of 4 updates and the parameters after them agree."""

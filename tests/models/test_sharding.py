@@ -149,6 +149,7 @@ def facts(tiny_dir):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh, devices", [("agent=2", 2), (MESH, 8)])
 def test_the_sampler_on_a_mesh_equals_one_device(facts, mesh, devices):
     """Equal tokens, and log-probabilities up to the order of sums; also in a second turn that continues from the cache."""
@@ -157,55 +158,65 @@ def test_the_sampler_on_a_mesh_equals_one_device(facts, mesh, devices):
     assert facts["lengths"][-1] == 6
 
 
+@pytest.mark.long
 def test_rows_move_into_fewer_slots_on_each_device(facts):
     assert facts["long"]
 
 
+@pytest.mark.long
 def test_rows_that_began_early_go_on_on_another_mesh(facts):
     """With async_steps=1, a first update on one device and two on two equal three updates on one."""
     steps, difference, rewards = facts["early"]
     assert steps == 3 and difference < 1e-4 and rewards < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["own", "penalty"])
 def test_settings_of_single_agents_on_a_mesh(facts, variant):
     """own: learning rate per agent, alternating updates, replaced prompts; penalty: KL penalty for agents and critics."""
     assert max(facts[variant]) < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", ["agent=2", MESH])
 def test_the_update_on_a_mesh_equals_one_device(facts, mesh):
     assert max(facts[mesh]["params"], facts[mesh]["opt_state"]) < 1e-5 and facts[mesh]["metrics"] < 1e-4
     assert facts["moved"] > 1e-3, "the update should have changed something"
 
 
+@pytest.mark.long
 def test_auto_spreads_agents_over_devices(facts):
     """Eight devices: 2 agents on 2; stacks of 3 and 6 on 3; 2 and 3 have no common divisor; 32 agents, 4 on each."""
     assert [shape["agent"] for shape in facts["auto"]] == [2, 3, 1, 8]
     assert all(shape["data"] == shape["model"] == 1 for shape in facts["auto"])
 
 
+@pytest.mark.long
 def test_training_on_a_mesh_equals_one_device(facts):
     """`train` with --mesh, two updates from start to end."""
     assert facts["steps"] == 2 and facts["train"] < 1e-5 and facts["rewards"] < 1e-6
 
 
+@pytest.mark.long
 def test_a_run_resumes_on_another_mesh(facts):
     """A first update on one device and a second on eight equal two updates on one."""
     steps, difference = facts["moved there"]
     assert steps == 2 and difference < 1e-5
 
 
+@pytest.mark.long
 def test_a_central_critic_is_on_one_device(facts):
     """It starts as a copy of an agent that is on several devices, each of which would otherwise compute it."""
     assert facts["central"] == [1]
 
 
+@pytest.mark.long
 def test_parameters_put_on_a_mesh_are_consumed(facts):
     """The state takes their memory; a second use raises an error."""
     assert "parameters of stack 0 were consumed by an earlier run" in facts["again"]
 
 
+@pytest.mark.long
 def test_every_device_holds_its_share(facts):
     """An eighth of every matrix, of its reference and of both its Adam moments; half of the small vectors (their agent);
     so each device holds an eighth of the bytes and at most a few percent more."""
@@ -221,6 +232,7 @@ def test_every_device_holds_its_share(facts):
     assert whole / 8 <= held < 1.05 * whole / 8
 
 
+@pytest.mark.long
 def test_an_axis_that_does_not_divide_is_not_split(facts):
     """Three agents, hidden size 31, 65 columns; a vocabulary of 321; and a vector that is split by agent only."""
     assert facts["odd"] == {

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jmarl.learning.update import update_agents
 
 from jmarl.config import TrainConfig
-from jmarl.learning.update import update_agents
 from jmarl.models import gpu
 from jmarl.models.config import ModelConfig
 from jmarl.plan.plan import describe_team

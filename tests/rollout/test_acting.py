@@ -7,13 +7,13 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from jmarl.learning.update import update_stack
 
 from jmarl.algorithms import resolve
 from jmarl.config import Episodes, TrainConfig
 from jmarl.envs.vector import LockStep
 from jmarl.learning.batches import select_in_few_sizes, take_rows
 from jmarl.learning.optimizer import init_stack, steps_done
-from jmarl.learning.update import update_stack
 from jmarl.randomness import Randomness
 from jmarl.rollout import make_batches
 from jmarl.rollout.make_batches import to_batches
@@ -31,6 +31,7 @@ def tiny_pair(tiny_config, tiny_tokenizer, random_agent):
     return [random_agent(cfg, tiny_tokenizer, seed) for seed in range(2)]
 
 
+@pytest.mark.long
 def test_rows_of_inactive_agents_do_not_change_the_update(tiny_pair, monkeypatch):
     """With and without the rows of inactive agents the parameters after an update are equal, and so with rows of padding.
 

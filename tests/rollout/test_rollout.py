@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jmarl.learning.update import update_stack
 
 from jmarl.algorithms import resolve
 from jmarl.config import Episodes, Sampling, TrainConfig
@@ -16,7 +17,6 @@ from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.optimizer import init_stack
-from jmarl.learning.update import update_stack
 from jmarl.models.stack import unstack
 from jmarl.randomness import EVAL, TRAIN, Randomness
 from jmarl.rl.returns import credit, joint_actions

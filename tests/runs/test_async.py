@@ -53,6 +53,7 @@ def early(tmp_path_factory):
     return result, directory, TRACES["refill"] - traced
 
 
+@pytest.mark.long
 def test_with_constant_parameters_nothing_changes(tmp_path):
     """A learning rate of 1e-30 changes no float32 parameter. Then all completions, rewards and losses are equal, although most
     completions began in the step before."""
@@ -108,6 +109,7 @@ def test_a_run_that_failed_between_playing_and_its_update_goes_on_bit_equal(earl
     jax.tree.map(np.testing.assert_array_equal, weights(resumed), weights(early[0]))
 
 
+@pytest.mark.long
 def test_prompts_may_become_longer(tmp_path):
     """Other widths compile another program and change no token."""
     items = ITEMS[:2] + [{"prompt": " ".join(["red"] * 20)}, *ITEMS[2:4]]
@@ -116,6 +118,7 @@ def test_prompts_may_become_longer(tmp_path):
     assert plain.rewards == moved.rewards
 
 
+@pytest.mark.long
 def test_several_stacks_and_shared_weights():
     """Stacks of different models each have slots of their own; two roles of shared weights share the slots of one stack."""
     words = tokenizer(WORDS, spaced=True)

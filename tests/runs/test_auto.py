@@ -75,6 +75,7 @@ def assert_equal(first, second) -> None:
 # --- on a CPU ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_on_a_cpu_auto_is_what_is_fast(agents, model, tmp_path) -> None:
     cfg = resolve_auto(TrainConfig.of(**SETTINGS))
     assert update_settings(cfg) == {"remat": "dots", "micro_batches": 1} and cfg.sampling.compute_dtype == "float32"
@@ -82,6 +83,7 @@ def test_on_a_cpu_auto_is_what_is_fast(agents, model, tmp_path) -> None:
     assert written(tmp_path / "run") == {"remat": "dots", "micro_batches": 1, "compute_dtype": "float32"}
 
 
+@pytest.mark.long
 def test_a_run_that_resumes_keeps_what_was_chosen(model, tmp_path) -> None:
     """As if 2 micro-batches had been chosen; the settings of the run that goes on are auto."""
     chosen = dict(remat="full", micro_batches=2, save_models=False)
@@ -97,6 +99,7 @@ def test_a_run_that_resumes_keeps_what_was_chosen(model, tmp_path) -> None:
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_on_a_gpu_the_choice_is_shown_written_and_kept(model, tmp_path, on_gpu, capfd) -> None:
     on_gpu(1 << 40)
     auto = experiment(model, tmp_path, num_updates=1, save_every=1, save_models=False, progress=True)
@@ -117,6 +120,7 @@ def test_on_a_gpu_the_choice_is_shown_written_and_kept(model, tmp_path, on_gpu, 
     assert written(tmp_path / "small") == {"remat": "none", "micro_batches": 8, "compute_dtype": "bfloat16"}
 
 
+@pytest.mark.long
 def test_every_kind_of_run_chooses(agents, on_gpu) -> None:
     """Pairs, texts, pairs of own completions, a learned reward, several seeds: no program sees auto, which it would refuse."""
     on_gpu(1 << 40)
@@ -157,6 +161,7 @@ def opened(agents):
     return setup, state, *longest_update(setup, state, longest_prompts(setup, ITEMS, env))
 
 
+@pytest.mark.long
 def test_the_fastest_that_fits_is_chosen_by_compiling(opened) -> None:
     setup, state, work, updates = opened
     size = bytes_on_device(state)

@@ -93,12 +93,14 @@ def runs(tmp_path_factory, random_agent, tiny_config, tiny_tokenizer):
     return written(tmp_path_factory.mktemp("runs"), random_agent(tiny_config(max_positions=512), tiny_tokenizer, 0))
 
 
+@pytest.mark.long
 def test_every_column_is_described(runs):
     for name, written_columns in runs.items():
         unknown = [column for column in written_columns if not any(re.fullmatch(p, column) for p in described())]
         assert not unknown, (name, sorted(unknown))
 
 
+@pytest.mark.long
 def test_every_described_column_is_written(runs):
     written_columns = set.union(*runs.values())
     missing = [pattern for pattern in described() if not any(re.fullmatch(pattern, column) for column in written_columns)]

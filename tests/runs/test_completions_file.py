@@ -119,6 +119,7 @@ def directory(team, tmp_path_factory):
     return directory
 
 
+@pytest.mark.long
 def test_a_run_keeps_all_that_was_written_and_how_it_was_rewarded(directory):
     records = list(read_completions(directory / "completions.jsonl.gz"))
     kinds = [(r["kind"], r["step"], r.get("updates")) for r in records]
@@ -139,6 +140,7 @@ def test_a_run_keeps_all_that_was_written_and_how_it_was_rewarded(directory):
         assert row["reward/mean"] == pytest.approx(sum(map(sum, values)) / 6)
 
 
+@pytest.mark.long
 def test_each_start_of_a_run_is_recorded(directory):
     first, second = (json.loads((directory / f"attempts/{n}/start.json").read_text()) for n in (1, 2))
     assert first["settings"]["config"]["num_updates"] == 2 and second["settings"]["config"]["num_updates"] == 3
@@ -210,6 +212,7 @@ def test_no_completions_are_kept_where_they_are_switched_off(team, tmp_path, sam
     assert (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "completions.jsonl.gz").exists()
 
 
+@pytest.mark.long
 def test_each_of_several_seeds_keeps_its_own(team, tmp_path, samples_on, capsys):
     team, params = make_team(team)
     cfg = settings(tmp_path, num_updates=1, progress=True)

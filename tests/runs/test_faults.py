@@ -100,6 +100,7 @@ def whole(tmp_path_factory):
     return where
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_the_run_and_exits_with_75_and_the_resumed_run_is_bit_equal(whole, tmp_path, number):
     """F1, F5: with default settings, long before a checkpoint is due."""
@@ -117,6 +118,7 @@ def test_a_signal_saves_the_run_and_exits_with_75_and_the_resumed_run_is_bit_equ
         assert_equal_runs(whole, tmp_path)
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_the_process_at_once(tmp_path):
     """F5, F12: even while a reward hangs."""
     process = begin({"output_dir": str(tmp_path)}, hang=(1, 60))
@@ -130,6 +132,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path):
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.long
 def test_a_second_process_is_refused_and_a_kill_leaves_no_lock(whole, tmp_path):
     """F9: the error names the first process, which continues undisturbed."""
     first = begin({"output_dir": str(tmp_path), "save_every": 1}, hang=(4, 120))
@@ -221,6 +224,7 @@ class Signalling:
         return first_words(a, b, batch_items, rng)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("plain", "learned reward")])
 def test_every_kind_of_run_resumes_bit_equal_after_an_interruption(tmp_path, kind):
     """F2: adapters with dropout, several turns, critics and epochs, preference rounds, rows that begin a step early, several
@@ -235,6 +239,7 @@ def test_every_kind_of_run_resumes_bit_equal_after_an_interruption(tmp_path, kin
     assert_equal_runs(whole, parts, seeds=seeds)
 
 
+@pytest.mark.long
 def test_an_interrupted_reward_model_resumes_where_it_stopped(tmp_path, capsys):
     """The signal comes while the pairs of the second round are sampled, so the fit of its reward model stops at once."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -246,6 +251,7 @@ def test_an_interrupted_reward_model_resumes_where_it_stopped(tmp_path, capsys):
     assert_equal_runs(whole, parts)
 
 
+@pytest.mark.long
 def test_a_reward_model_is_retrained_if_its_pairs_have_changed(tmp_path, caplog):
     """The reward differs from call to call, like that of some judges, so the repeated round has other pairs."""
 
@@ -271,6 +277,7 @@ def test_damaged_pairs_of_rounds_are_named_in_the_error(tmp_path):
             run("rounds", reward=Signalling(0), output_dir=str(tmp_path), resume=True)
 
 
+@pytest.mark.long
 def test_an_update_without_a_valid_reward_may_be_the_first_after_a_resume(tmp_path):
     """The uninterrupted run warns and continues, and so does the resumed one."""
 
@@ -560,6 +567,7 @@ def broken_loss(logp, old, advantages, weights):
     return jnp.log(-jnp.abs(advantages).sum()) * logp.sum(), {}
 
 
+@pytest.mark.long
 def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(monkeypatch, tmp_path, capsys):
     """F15: the weights do not change by a bit."""
     monkeypatch.setitem(ALGORITHMS, "broken", AlgorithmRow(broken_loss, group_mean))
@@ -610,6 +618,7 @@ def test_non_finite_losses_on_given_data_stop_the_run_too(tmp_path, capsys):
     assert row["step"] == 2 and np.isfinite(row["agent_0/loss"]), "it was the weights"
 
 
+@pytest.mark.long
 def test_resuming_with_another_reference_is_refused(tmp_path):
     """F10: the reference of dpo is the weights before training."""
     data = [Pair((item["prompt"],), ("red two",), ("blue six",)) for item in ITEMS]
@@ -629,6 +638,7 @@ def test_stop_after_nonfinite_0_never_stops_a_run(tmp_path):
         assert len(run(reward=nan_from(2), output_dir=str(tmp_path), stop_after_nonfinite=0).rewards) == 8
 
 
+@pytest.mark.long
 def test_a_reward_that_exits_the_process_loses_at_most_one_save_interval(tmp_path, whole):
     """F12: os._exit in the middle of a run stands for a library that crashes."""
     script = (
@@ -702,6 +712,7 @@ def test_no_other_run_gets_a_directory_whose_config_is_written(tmp_path):
         assert thread.submit(other).result() == "locked"
 
 
+@pytest.mark.long
 def test_the_config_of_an_unfinished_run_stays(tmp_path):
     """Another process may have begun it while this one loaded its models."""
     assert run(reward=Signalling(4), output_dir=str(tmp_path)).interrupted

@@ -90,6 +90,7 @@ def reward_of(*functions, **options):
     return fingerprint.of_reward(RewardEnvironment(reward, [default_formatter] * 2))
 
 
+@pytest.mark.long
 def test_fingerprints_are_equal_in_every_process():
     root = Path(__file__).resolve().parents[2]
     seen = set()

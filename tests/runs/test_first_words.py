@@ -86,6 +86,7 @@ def runs(tmp_path_factory, tiny_dir):
     return outputs, cache / "jmarl" / "programs"
 
 
+@pytest.mark.long
 def test_a_run_says_what_it_does(runs):
     """Who learns, what was compiled, the result on held-out items before training, and the first step."""
     (lines, _), directory = runs
@@ -104,6 +105,7 @@ def test_a_run_says_what_it_does(runs):
     assert sorted(words, key=text.index) == words
 
 
+@pytest.mark.long
 def test_compiled_programs_are_kept_and_the_directory_is_named_once(runs):
     (_, again), directory = runs
     assert any(path.name.startswith("jit_sample_stack") for path in directory.iterdir())

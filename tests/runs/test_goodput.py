@@ -123,6 +123,7 @@ def slow(a, b):
     return [float(len(x) > len(y)) for x, y in zip(a, b, strict=True)]
 
 
+@pytest.mark.long
 def test_the_seconds_of_a_slow_reward_are_in_its_column(random_agent, tiny_config, tiny_tokenizer, tmp_path):
     from jmarl.config import TrainConfig
     from jmarl.envs.rewards import make_reward

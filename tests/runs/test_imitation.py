@@ -245,6 +245,7 @@ def test_impossible_demonstrations_are_refused(tiny_dir, options, message):
         start(cfg, env, env.tasks("train", 500), [])
 
 
+@pytest.mark.long
 def test_a_building_team_starts_by_imitation(tiny_dir, tmp_path, capsys):
     """All agents start from the same weights, and each imitates its own messages."""
     cfg = BuildingConfig.of(

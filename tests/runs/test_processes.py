@@ -75,12 +75,14 @@ def outputs_of_processes():
     return [dict(line.split(": ", 1) for line in output.splitlines() if ": " in line) for output, _ in outputs]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", ["data=2", "agent=2"])
 def test_arrays_spread_over_processes_are_not_unstacked(outputs_of_processes, mesh):
     for messages in outputs_of_processes:
         assert "an array [2, 4] is spread over 2 processes, and this one holds only a part of it" in messages[mesh]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("entry", ["train", "experiments", "seeds", "fit"])
 def test_training_in_several_processes_is_refused(outputs_of_processes, entry):
     for messages in outputs_of_processes:

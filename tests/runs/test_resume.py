@@ -106,6 +106,7 @@ def begun(tmp_path_factory):
 SMALL = dict(num_updates=8, tensorboard=False, save_models=False)
 
 
+@pytest.mark.long
 def test_other_shapes_of_batches_train_and_are_kept_in_the_log_and_the_checkpoint(begun, tmp_path):
     where = Path(shutil.copytree(begun, tmp_path / "run"))
     updates = saved_steps(where / "checkpoints")[-1]
@@ -161,6 +162,7 @@ def test_auto_begins_without_a_checkpoint_and_keeps_the_files_that_are_there(tmp
     assert not again.rewards and int(again.state.step) == 1 and not (tmp_path / "earlier_2").exists()
 
 
+@pytest.mark.long
 def test_auto_continues_and_does_not_count_a_run_that_was_cut_short_as_complete(begun, tmp_path):
     cfg = TrainConfig.of(output_dir=str(begun), resume="auto")
     assert resolve_resume(cfg).run.resume is True and not is_complete(begun, 8)

@@ -89,6 +89,7 @@ def of_pairs(model, joint):
     return model.values(encode_pairs(model.team, joint, False))
 
 
+@pytest.mark.long
 def test_a_reward_model_reads_all_agents_and_ranks_new_texts(model):
     fitted, result, pairs = model
     assert joint_pair(pairs[0]).prompts == ("[Agent 0] the\n[Agent 1] a",)
@@ -105,6 +106,7 @@ def test_chat_messages_are_lines_for_a_reward_model():
     )
 
 
+@pytest.mark.long
 def test_scores_have_mean_0_and_std_1_over_the_training_pairs(model):
     fitted, _, pairs = model
     learned, _ = split_by_prompt([joint_pair(pair) for pair in pairs], 5)
@@ -118,6 +120,7 @@ def test_scores_have_mean_0_and_std_1_over_the_training_pairs(model):
 SOME = [["the", "a"], ["a", "seven"]], [["aeiou", "xyz"], ["oua e", "wxy z"]]
 
 
+@pytest.mark.long
 def test_a_reward_model_is_saved_and_loaded(model, tmp_path, monkeypatch):
     """It scores the same bit for bit. A directory without a value head, or one written incompletely, is refused."""
     fitted = model[0]
@@ -141,6 +144,7 @@ def test_a_reward_model_is_saved_and_loaded(model, tmp_path, monkeypatch):
         load_reward_model(tmp_path / "saved")
 
 
+@pytest.mark.long
 def test_a_loaded_reward_model_has_its_adapters_merged(model, agents, tmp_path):
     pairs, settings = model[2], dict(num_updates=5, learning_rate=3e-2, batch_size=16, lora_rank=4, progress=False)
     fitted, _ = fit_reward_model(agents[0], pairs, TrainConfig.of(algorithm="reward_model", **settings), fit=fit)
@@ -148,11 +152,13 @@ def test_a_loaded_reward_model_has_its_adapters_merged(model, agents, tmp_path):
     np.testing.assert_allclose(load_reward_model(tmp_path).score(*SOME), fitted.score(*SOME), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_reward_model_refuses_chat(agents, model):
     with pytest.raises(ValueError, match="chat=True is not there for a reward model"):
         fit_reward_model(agents[0], model[2], TrainConfig.of(algorithm="reward_model", chat=True), fit=fit)
 
 
+@pytest.mark.long
 def test_a_joint_action_has_the_same_score_alone_and_in_a_pair(model):
     """20 joint actions are more than one batch."""
     fitted, _, pairs = model
@@ -164,11 +170,13 @@ def test_a_joint_action_has_the_same_score_alone_and_in_a_pair(model):
         np.testing.assert_allclose(alone, scores[:, k], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_text_beyond_the_context_is_an_error_that_names_the_joint_action(model):
     with pytest.raises(ValueError, match=r"joint action 1 .'\[Agent 0\] the.* the context 256"):
         model[0].score([["the"] * 2, ["a"] * 2], [["x", "xyz " * 200], ["b", "c"]])
 
 
+@pytest.mark.long
 def test_a_score_does_not_depend_on_its_batch(model):
     fitted = model[0]
     texts = [["a e", "x", "ooo u i a"], ["b", "c d e", "f"]]
@@ -177,6 +185,7 @@ def test_a_score_does_not_depend_on_its_batch(model):
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_reward_is_the_score_and_the_tasks_own_is_a_measure(model):
     task = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
     env, rng = LearnedReward(task), np.random.default_rng(0)
@@ -190,6 +199,7 @@ def test_the_reward_is_the_score_and_the_tasks_own_is_a_measure(model):
     assert answer.result.rewards.shape == (2, 2) and (answer.result.rewards == answer.result.total[:, None]).all()
 
 
+@pytest.mark.long
 def test_an_invalid_task_reward_masks_the_joint_action(model):
     task = RewardEnvironment(make_reward(lambda a, b: [float("nan"), 1.0], num_agents=2), [default_formatter] * 2)
     env, rng = LearnedReward(task), np.random.default_rng(0)
@@ -198,6 +208,7 @@ def test_an_invalid_task_reward_masks_the_joint_action(model):
     assert np.isnan(result.total[0]) and np.isfinite(result.total[1]) and result.invalid.tolist() == [True, False]
 
 
+@pytest.mark.long
 def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
     """The task's reward on held-out prompts, which the team never sees, ends above the untrained team's 95 % interval. The
     reward model is saved."""
@@ -212,6 +223,7 @@ def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
     assert np.mean([r["measures/task"] for r in logged[-4:]]) > np.mean([r["measures/task"] for r in logged[:4]])
 
 
+@pytest.mark.long
 def test_parts_faults_and_states_of_the_task_are_passed_on(model):
     total, invalid = np.array([1.0, np.nan]), np.array([False, True])
     result = RewardResult(total, {"length": np.ones(2)}, invalid, np.stack([total] * 2, 1), {1: "no number"}, 3)
@@ -248,6 +260,7 @@ def whole_rounds(agents, tmp_path_factory):
     return trained(agents, output_dir=str(where), save_every=1, **ITER), where
 
 
+@pytest.mark.long
 def test_every_round_trains_a_reward_model(whole_rounds):
     result, where = whole_rounds
     begun = [row["step"] for row in rows(where) if "pairs" in row]
@@ -255,6 +268,7 @@ def test_every_round_trains_a_reward_model(whole_rounds):
     assert (where / "reward_model_1" / "metrics.jsonl").exists() and (where / "pairs" / "round_0001.jsonl").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop", [2, 3])
 def test_resumed_rounds_are_bit_equal(agents, whole_rounds, tmp_path, stop):
     """Within a round its reward model is read back; between rounds the next one starts from the last. A complete run reads no
@@ -267,6 +281,7 @@ def test_resumed_rounds_are_bit_equal(agents, whole_rounds, tmp_path, stop):
         shutil.rmtree(tmp_path / "reward_model_1", ignore_errors=complete)
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_bit_equal(agents, tmp_path):
     """It has one round, whose reward model is read back."""
 
@@ -279,6 +294,7 @@ def test_a_resumed_run_is_bit_equal(agents, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, run("parts", resume=True).state, whole.state)
 
 
+@pytest.mark.long
 def test_a_new_run_uses_no_files_of_an_earlier_one(agents, tmp_path):
     """Files in the directory are moved aside, reward models too, even if the earlier run finished no step."""
     where = tmp_path / "run"
@@ -297,6 +313,7 @@ def test_a_new_run_uses_no_files_of_an_earlier_one(agents, tmp_path):
     assert len(rows(where / "reward_model_0")) == len(rows(tmp_path / "fresh" / "reward_model_0")) > 0
 
 
+@pytest.mark.long
 def test_a_run_without_its_reward_model_cannot_be_resumed(agents, tmp_path):
     """Neither within its round nor before the next round, whose model starts from it."""
     settings = dict(output_dir=str(tmp_path), save_every=2, reward_updates=5)
@@ -366,6 +383,7 @@ def test_every_rounds_reward_model_has_its_own_seed():
     assert len({0, 1, *seeds()}) == 8 and seeds() == seeds()
 
 
+@pytest.mark.long
 def test_rounds_with_adapters_in_team_and_reward_model(agents):
     """Each round continues with the adapters and the value head of the reward model before."""
     team, params = make_team([agents[0]] * 2, lora=True)
@@ -374,6 +392,7 @@ def test_rounds_with_adapters_in_team_and_reward_model(agents):
     assert len(result.rewards) == 4 and np.isfinite(result.rewards).all()
 
 
+@pytest.mark.long
 def test_continued_training_of_a_reward_model_keeps_its_head(model, agents):
     """Without an update a second training leaves the scores as they are. Given other pairs to be judged by, it has learned from
     all; a new head, whose scores are equal, divides them by no 0."""

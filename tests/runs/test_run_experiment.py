@@ -88,6 +88,7 @@ def prompts(result, agent: int = 0) -> list[str]:
 # --- environments -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_environment_with_options_is_trained_in_and_evaluated_on_held_out_tasks(model):
     cfg = configure(model, environment=name(Words), options={"word": "pears"}, held_out=3, seed=5, num_updates=2)
     result = run_experiment(cfg)
@@ -119,6 +120,7 @@ def test_num_tasks_limits_the_tasks(model, data):
     assert task_of(cfg.replace(num_tasks=4).task, cfg.team).items == ROWS[:4]
 
 
+@pytest.mark.long
 def test_eval_envs_alone_are_a_mixture_that_is_trained_in(model):
     envs = [{"name": name(Words), "options": {"word": word}} for word in ("pears", "plums")]
     cfg = configure(model, eval_envs=envs, held_out=4, num_tasks=4, num_prompts=4)
@@ -189,6 +191,7 @@ def test_held_out_prompts_can_be_a_file(model, data, tmp_path):
     assert prompts(run_experiment(cfg)) == ["held out"] and task_of(cfg.task, cfg.team).items == ROWS
 
 
+@pytest.mark.long
 def test_formatters_and_roles_write_the_prompts(model, data):
     cfg = configure(
         model, data=data, reward=name(letters), held_out=1, formatters=[name(loud)], roles=["Be brief.", "Be long."]
@@ -199,6 +202,7 @@ def test_formatters_and_roles_write_the_prompts(model, data):
     assert [prompts(result, agent) for agent in (0, 1)] == [["ITEM 5 IS"]] * 2
 
 
+@pytest.mark.long
 def test_external_transition_writes_later_prompts_with_the_roles(model, data):
     cfg = configure(
         model, data=data, reward=name(letters), external_transition=name(second_turn), held_out=1, num_turns=2,
@@ -230,6 +234,7 @@ def test_data_sets_have_subsets_and_splits(tmp_path):
 # --- teams ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_shared_weights_are_one_set_of_parameters(model):
     own = run_experiment(configure(model, environment=name(Words)))
     shared = run_experiment(configure(model, environment=name(Words), shared_weights=True))
@@ -237,11 +242,13 @@ def test_shared_weights_are_one_set_of_parameters(model):
     assert sizes == [2, 1] and shared.team.num_agents == 2
 
 
+@pytest.mark.long
 def test_agents_can_be_different_models(model, tiny_dir):
     cfg = configure(model, models=[model, str(tiny_dir("qwen2"))], num_agents=None, environment=name(Words))
     assert [agent.config.family for agent in run_experiment(cfg).team.agents] == ["llama", "qwen2"]
 
 
+@pytest.mark.long
 def test_seeds_are_trained_together(model):
     results = run_experiment(configure(model, environment=name(Words), seeds=(3, 4)))
     assert len(results) == 2 and results[0].rewards != results[1].rewards
@@ -254,6 +261,7 @@ def fit_config(model: str, data: str, **settings) -> ExperimentConfig:
     return ExperimentConfig.of(**dict(models=[model], data=data, num_updates=1, batch_size=2, progress=False) | settings)
 
 
+@pytest.mark.long
 def test_given_pairs_are_learned_from(model, tmp_path):
     path = tmp_path / "pairs.json"
     path.write_text(json.dumps([{"prompt": f"{i}", "chosen": "yes", "rejected": "no"} for i in range(5)]))
@@ -325,6 +333,7 @@ def test_a_data_set_that_the_hub_does_not_give_is_named_with_what_to_do(model, m
         run_experiment(cfg)
 
 
+@pytest.mark.long
 def test_data_are_a_file_or_a_data_set(tmp_path):
     path = tmp_path / "rows.txt"
     path.write_text("")

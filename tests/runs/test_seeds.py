@@ -71,6 +71,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_every_run_equals_the_run_of_its_seed_alone(agent, changes):
     cfg = CONFIG.replace(**changes)
@@ -110,6 +111,7 @@ def whole(agent, tmp_path_factory):
     return where, run(agent, CONFIG.replace(num_updates=4, save_every=2, output_dir=str(where)), SEEDS)
 
 
+@pytest.mark.long
 def test_a_directory_equals_the_directory_of_a_single_run(agent, whole, tmp_path):
     """Metrics (losses up to rounding), checkpoints and models; beside them the means over the runs."""
     where, results = whole
@@ -127,6 +129,7 @@ def test_a_directory_equals_the_directory_of_a_single_run(agent, whole, tmp_path
     )
 
 
+@pytest.mark.long
 def test_runs_resume_together_and_alone(agent, whole, tmp_path):
     """From checkpoints at update 2: together bit for bit, and one run alone with `train` up to rounding."""
     cfg = CONFIG.replace(num_updates=4, save_every=2, output_dir=str(tmp_path))
@@ -144,6 +147,7 @@ def test_runs_resume_together_and_alone(agent, whole, tmp_path):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), alone.state, resumed[1].state)
 
 
+@pytest.mark.long
 def test_failed_runs_resume_from_their_last_update(agent, whole, tmp_path):
     """The logs of all runs and the means over the runs contain it."""
     calls = []
@@ -164,6 +168,7 @@ def test_failed_runs_resume_from_their_last_update(agent, whole, tmp_path):
         assert one.rewards[3:] == other.rewards
 
 
+@pytest.mark.long
 def test_runs_killed_between_saves_resume(agent, whole, tmp_path):
     """From the newest checkpoint that all of them have."""
     where = tmp_path / "run"

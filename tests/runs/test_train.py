@@ -108,11 +108,13 @@ def runs(directories, tmp_path_factory):
     return whole, broken, left
 
 
+@pytest.mark.long
 def test_the_kill_came_after_the_checkpoint(runs):
     """The rows of steps 10 and 11 were written and are dropped; that of 12 was not, since rows are written one step late."""
     assert max(runs[2]) == 11 and runs[2].count(11) == 1
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_bit_equal(runs, pair):
     """Parameters, optimiser state and counters after 20 steps = 10 + SIGKILL + 10."""
     whole, broken, _ = runs
@@ -127,6 +129,7 @@ def test_a_resumed_run_is_bit_equal(runs, pair):
         assert a == b
 
 
+@pytest.mark.long
 def test_a_resumed_run_repeats_and_loses_no_row(runs):
     """metrics.jsonl: the same steps in the same order, equal in all columns but times, rates and compiles."""
     whole, broken = (rows_of(run) for run in runs[:2])
@@ -141,6 +144,7 @@ def test_a_resumed_run_repeats_and_loses_no_row(runs):
     assert [row["eval/updates"] for row in whole if "eval/reward" in row] == [0, 5, 10, 15, 20]
 
 
+@pytest.mark.long
 def test_a_changed_configuration_is_refused_with_the_difference(runs, directories):
     """Only what is named in MAY_CHANGE and ADVISED may differ; the error shows old and new."""
     done = start(directories, runs[0], resume=True, gamma=0.5, temperature=0.5, num_updates=21, learning_rate=1e-3)
@@ -152,6 +156,7 @@ def test_a_changed_configuration_is_refused_with_the_difference(runs, directorie
     assert "has made 20 already" in done.stderr
 
 
+@pytest.mark.long
 def test_a_changed_team_is_refused(runs, tiny_dir):
     agent = weights.load_agent(tiny_dir("qwen2"))
     cfg = TrainConfig.of(**BASE, save_every=10, eval_every=5, eval_generations=2, output_dir=str(runs[0]), resume=True)
@@ -159,6 +164,7 @@ def test_a_changed_team_is_refused(runs, tiny_dir):
         train(Team.of([agent, agent]), make_reward(share_of_e, num_agents=2), [{"prompt": "a"}], cfg)
 
 
+@pytest.mark.long
 def test_a_run_ends_normally_if_its_last_checkpoint_cannot_be_written(pair, tmp_path, full_disk):
     """The disk is full from the last update until the warning about its checkpoint. The run ends, its models are written, and
     the checkpoint before still exists."""
@@ -366,6 +372,7 @@ def test_a_user_defined_loss_gets_tokens_in_one_row(pair, monkeypatch):
     assert len(run(pair, algorithm="mine")[0].rewards) == 2
 
 
+@pytest.mark.long
 def test_a_redefined_row_replaces_the_old_one(pair, monkeypatch):
     """As in a notebook: the same name with another loss, or another estimator."""
     seen = []
@@ -379,6 +386,7 @@ def test_a_redefined_row_replaces_the_old_one(pair, monkeypatch):
     assert [bool((x == before).all()) for x in seen] == [False, True, False, True]
 
 
+@pytest.mark.long
 def test_a_non_finite_loss_warns_once(pair, monkeypatch, tmp_path):
     own_row(monkeypatch, loss=lambda logp, old, advantages, weights: (jnp.nan * logp.sum(), {}))
     with pytest.warns(
@@ -597,6 +605,7 @@ def test_evaluation_does_not_depend_on_the_training_step(pair, tmp_path):
     assert [texts for _, texts in calls] == trained
 
 
+@pytest.mark.long
 def test_a_row_holds_the_time_of_its_step(pair, tmp_path):
     """Every row, including the last, contains the time of its reward, and none contains the time of an evaluation."""
 
@@ -613,6 +622,7 @@ def test_a_row_holds_the_time_of_its_step(pair, tmp_path):
     assert all(row["tokens_per_s"] == pytest.approx(row["tokens"] / row["time/step_s"]) for row in rows)
 
 
+@pytest.mark.long
 def test_programs_compile_once_and_before_the_first_step(pair):
     """The samplers of training and evaluation and the update are compiled before any reward is asked for, and not again."""
     happened = []
@@ -636,6 +646,7 @@ def test_programs_compile_once_and_before_the_first_step(pair):
     assert happened[3:] == ["reward"] * 4
 
 
+@pytest.mark.long
 def test_compiles_are_bounded(pair):
     """Sixteen steps of two seeds: one program to sample, and one to update for each quarter of max_new_tokens that was the
     longest completion. A run of another length makes none."""

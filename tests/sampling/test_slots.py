@@ -129,6 +129,7 @@ def test_moving_rows_write_their_cache_in_place(cfg, params):
     assert not any("scatter" in opcodes for opcodes in bodies) and not any("copy" in opcodes for opcodes in writing)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agents, settings", [SETTINGS[0], *SETTINGS[2:]])
 def test_rows_that_begin_early_get_the_same_tokens(cfg, params, agents, settings):
     """With one set of parameters, four steps with refilled slots give the completions of four steps without. The prompts of

@@ -462,6 +462,7 @@ def mixed(count: int) -> list[str]:
     return [f"# {i}\n{kinds[i % len(kinds)]}" for i in range(count)]
 
 
+@pytest.mark.long
 def test_verdicts_do_not_depend_on_workers(box: Sandbox) -> None:
     programs = mixed(500)
     with Sandbox(box.level, cache=0) as fresh:

@@ -378,6 +378,7 @@ def test_threads_can_share_a_session(session: Session) -> None:
     assert session.python("n").value == "40"
 
 
+@pytest.mark.long
 def test_a_session_may_have_larger_limits_than_programs() -> None:
     try:
         with (
