@@ -17,10 +17,6 @@ from jax.stages import Lowered
 GIB = 2**30
 
 
-class OutOfDeviceMemory(MemoryError):
-    """A device has too little memory for a program."""
-
-
 class ProgramCall(NamedTuple):
     """A call of a program: its kind and shapes."""
 
@@ -48,24 +44,39 @@ def _estimate(lowered: Lowered) -> float | None:
     return (arguments + outputs + sizes.temp_size_in_bytes) / GIB
 
 
+class OutOfDeviceMemory(MemoryError):
+    """A device has too little memory for a program."""
+
+    def __init__(self, xla_error: str, estimates: Sequence[tuple[float | None, ProgramCall]]):
+        super().__init__(_message(xla_error, estimates))
+        self.xla_error, self.estimates = xla_error, estimates
+
+
 @contextlib.contextmanager
 def explain_memory(calls: Callable[[], Sequence[ProgramCall]]) -> Iterator[None]:
     """Raise `OutOfDeviceMemory` in place of XLA's error, with the shapes of programs and settings to lower.
 
-    calls: returns those that may have failed.
+    calls: returns those that may have failed. Within another `explain_memory` the error names the programs of both, because the
+    inner program may have waited for an outer one.
     """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise OutOfDeviceMemory(_message(str(error).splitlines()[0], calls())) from error
+        raise OutOfDeviceMemory(str(error).splitlines()[0], _estimates(calls())) from error
+    except OutOfDeviceMemory as error:
+        raise OutOfDeviceMemory(error.xla_error, [*error.estimates, *_estimates(calls())]) from error.__cause__
 
 
-def _message(xla_error: str, calls: Sequence[ProgramCall]) -> str:
+def _estimates(calls: Sequence[ProgramCall]) -> list[tuple[float | None, ProgramCall]]:
+    return [(_estimate(call.lower()), call) for call in calls]
+
+
+def _message(xla_error: str, estimates: Sequence[tuple[float | None, ProgramCall]]) -> str:
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     device = f"a device of {limit / GIB:.1f} GiB" if limit else "the device"
-    estimates = sorted(((_estimate(call.lower()), call) for call in calls), key=lambda pair: -(pair[0] or 0.0))
+    estimates = sorted(estimates, key=lambda pair: -(pair[0] or 0.0))
     lines = [f"{device} is out of memory ({xla_error}). The last programs, the largest first:"]
     for size, call in estimates:
         lines.append(f"  {call}: " + ("no estimate" if size is None else f"about {size:,.1f} GiB"))

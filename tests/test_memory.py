@@ -15,14 +15,13 @@ BEGIN = """
 import dataclasses, resource, sys
 import jax, numpy as np
 from experiments.tiny import random_agents, tokenizer
-from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
-from jmarl.learning.per_agent import initial_state, update_one_stack
-from jmarl.memory import explain_memory
+from jmarl.memory import ProgramCall, explain_memory
 from jmarl.randomness import tasks_of
 from jmarl.team import Team, make_team
+from jmarl.runs.start import start
 from jmarl.runs.train import train
-from jmarl.types import Batch
+from tests.batches import rollouts
 
 resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.RLIM_INFINITY))  # larger programs fail immediately, on any machine
 """
@@ -49,22 +48,19 @@ print("resumed:", len(resumed.rewards), int(resumed.state.step))
 LARGE_BATCH = """
 team, params = make_team(random_agents("tiny", tokenizer(("a", "b")), 2, seed=0, width=256))
 cfg = TrainConfig.of(num_generations=1 << 14, max_new_tokens=64, micro_batches=2, progress=False)
-algorithm = resolve(cfg)
-state = initial_state(team, params, algorithm, cfg.run, None)
+setup, state = start(team, params, cfg)
 rows = (2, 1, cfg.episodes.num_generations)
 tokens, numbers, valid = (np.broadcast_to(x, (*rows, 64)) for x in (np.int32(0), np.float32(0), np.True_))
-batch = Batch(
-    np.zeros((2, 1, 16), np.int32), np.full((2, 1), 4, np.int32), tokens, valid, numbers, valid[..., 0], numbers[..., 0],
-    tokens[..., 0], truncated_logprobs=numbers,
-)
-try:
-    with explain_memory():
-        update = update_one_stack(state.stacks[0], batch, team.stacks[0], algorithm, cfg, num_agents=2, held=None)
-        jax.block_until_ready(update)
+prompts = np.zeros((2, 1, 16), np.int32), np.full((2, 1), 4, np.int32)
+batch = rollouts(*prompts, tokens, valid, numbers, valid[..., 0], numbers[..., 0], tokens[..., 0])
+other = ProgramCall("sampling", 2, 1, 4, 16, 8, 1, lambda: jax.jit(lambda x: x).lower(0.0))
+try:  # as in the next step, where sampling waits for the update
+    with explain_memory(setup.calls), explain_memory(lambda: [other]):
+        jax.block_until_ready(setup.programs[0](state.stacks[0], batch, 0))
 except MemoryError as error:
     print(error)
 try:
-    with explain_memory():
+    with explain_memory(setup.calls):
         raise jax.errors.JaxRuntimeError("INTERNAL: another error")
 except jax.errors.JaxRuntimeError as error:
     print("as it was:", error)
@@ -98,5 +94,6 @@ def test_a_batch_too_large_for_the_memory_is_named():
     assert "update of 2 agents x 1 prompts x 16384 completions, prompts of 16 and completions of 64 tokens, in 2" in text
     needs = text.split("in 2 micro_batches: about ")[1]
     assert float(needs.split(" GiB")[0]) > 16
+    assert "\n  sampling of 2 agents x 1 prompts x 4 completions" in text
     assert "Set lower: micro_batches=4, or num_generations=8192" in text and "remat='full'" in text
     assert "as it was: INTERNAL: another error" in text
