@@ -702,8 +702,7 @@ def test_advantages_are_centered_per_agent(tiny_pair, estimator):
     batch = jax.tree.map(jnp.asarray, to_batches(team, rollout)[0])
     plain, scaled = [], []
     for agent in range(2):
-        groups = None if batch.groups is None else batch.groups[agent]
-        estimate = partial(advantages.estimate, getattr(advantages, estimator), batch.rewards[agent], groups)
+        estimate = partial(advantages.estimate, getattr(advantages, estimator), batch.rewards[agent], batch.groups[agent])
         plain.append(np.asarray(estimate()))
         scaled.append(np.asarray(estimate(scale="std")))
     for agent_advantages, size in zip(plain, (1.0, 1000.0), strict=True):

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from jmarl.learning.update import update_agents
 
 from jmarl.config import TrainConfig
+from jmarl.learning.program import StackProgram
+from jmarl.learning.step import update_agents
 from jmarl.models import gpu
 from jmarl.models.config import ModelConfig
 from jmarl.plan.plan import describe_team
 from jmarl.plan.programs import programs_of_shapes, shapes_of_run
-from jmarl.runs import precompile
 
 MODEL = ModelConfig("qwen2", 320, 32, 64, 2, 4, 2, 8, 256, qkv_bias=True)
 
@@ -30,13 +30,13 @@ MODEL = ModelConfig("qwen2", 320, 32, 64, 2, 4, 2, 8, 256, qkv_bias=True)
 def traced_for_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let cuDNN's attention be traced, and return the trace of an update in place of its program."""
 
-    def trace(state: Any, batch: Any, agents: Any = None, **settings: Any) -> ClosedJaxpr:
-        trained = state._replace(reference=None, base=None)
-        return jax.make_jaxpr(functools.partial(update_agents, **settings))(trained, state.reference, batch, agents, state.base)
+    def trace(program: StackProgram, state: Any, batch: Any, step: Any) -> ClosedJaxpr:
+        arguments = program.arguments(state, batch, program.active(step), step)
+        return jax.make_jaxpr(functools.partial(update_agents, program.update))(*arguments)
 
     monkeypatch.setattr(gpu, "has_cuda", lambda: True)
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setattr(precompile, "lower_update", trace)
+    monkeypatch.setattr(StackProgram, "lower", trace)
 
 
 def jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:

@@ -21,15 +21,15 @@ from jmarl.rl.advantages import (
     gae,
     group_mean,
     group_std,
-    initial_running,
     leave_one_out,
     max_baseline,
     max_return,
+    merge_moments,
+    moments_std,
+    moving_baseline,
     per_group,
     raw,
-    running_std,
     terminal_rewards,
-    update_running,
 )
 
 ALL_SCALES = typing.get_args(typing.get_args(typing.get_type_hints(Loss)["advantage_scale"])[0])
@@ -232,19 +232,21 @@ def test_batch_std_is_computed_per_role():
 def test_running_statistics():
     """Moments of all valid returns so far equal numpy's. The moving average of a role changes only when the role plays."""
     rng, valid_returns, baseline = np.random.default_rng(0), [], np.zeros(2)
-    running = jax.tree.map(lambda x: x[0], initial_running(1, 2, 0.0))
+    moving, (count, mean, squares) = jnp.zeros(2), (jnp.float32(0),) * 3
     for step in range(5):
         returns = (rng.normal(size=(2, 3)) * 10 + step).astype(np.float32)
         returns[1, 0] = np.nan
         roles = np.array([[0] * 3, [step % 2] * 3])
-        running = update_running(running, jnp.asarray(returns), jnp.asarray(roles), 0.9)
+        moving = moving_baseline(moving, jnp.asarray(returns), jnp.asarray(roles), 0.9)
+        count, mean, squares = merge_moments(count, mean, squares, jnp.asarray(returns))
         valid_returns += returns[np.isfinite(returns)].tolist()
         for role in set(roles.ravel().tolist()):
             baseline[role] = 0.9 * baseline[role] + 0.1 * np.nanmean(returns[roles == role])
-    assert running.num_returns == len(valid_returns) == 25
-    np.testing.assert_allclose([running.mean, running_std(running)], [np.mean(valid_returns), np.std(valid_returns)], rtol=1e-5)
-    np.testing.assert_allclose(running.baseline, baseline, rtol=1e-5)
-    scaled = estimate(group_mean, R, scale="running_std", running_std=running_std(running))
+    assert count == len(valid_returns) == 25
+    std = moments_std(count, squares)
+    np.testing.assert_allclose([mean, std], [np.mean(valid_returns), np.std(valid_returns)], rtol=1e-5)
+    np.testing.assert_allclose(moving, baseline, rtol=1e-5)
+    scaled = estimate(group_mean, R, scale="running_std", running_std=std)
     np.testing.assert_allclose(scaled[0], np.array(CLOSED[group_mean]) / np.std(valid_returns), rtol=1e-5)
     unscaled = estimate(group_mean, R, scale="running_std", running_std=jnp.float32(0))
     assert (np.asarray(unscaled) == 0).all()

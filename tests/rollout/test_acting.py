@@ -22,6 +22,7 @@ from jmarl.runs.stacked_seeds import join_requests
 from jmarl.runs.train import train
 from jmarl.sampling.generate import SampleRequest, pad, sample_team, tokenize
 from jmarl.team import make_team
+from tests.batches import update_stack
 from tests.envs.test_vector import SETTINGS, Relay, Scaled
 
 

@@ -27,6 +27,7 @@ from jmarl.runs.train import train
 from jmarl.sampling import scoring
 from jmarl.team import Team, make_team
 from jmarl.types import TRACES
+from tests.batches import loss_inputs
 
 BASE = TrainConfig.of(
     num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, progress=False, mesh="agent=1"
@@ -123,7 +124,7 @@ def test_equal_returns_give_zero_advantages(agents, algorithm):
     team, _, played = played_on(agents, ITEMS[:2], [], algorithm=algorithm)
     batch = jax.tree.map(jnp.asarray, unstack(to_batches(team, played)[0], 0))
     running = unstack(start(*make_team(agents), cfg)[1].stacks[0].running, 0)
-    inputs, metrics = make_loss_inputs(None, running, batch, None, model=agents[0].config, algorithm=resolve(cfg))
+    inputs, metrics = loss_inputs(batch, running, agents[0].config, resolve(cfg))
     advantages = np.asarray(inputs.targets.advantages)
     assert (advantages[0] == 0).all() and np.abs(advantages[1]).max() > 0.1
     assert metrics["zero_variance_share"] == 0.5 or algorithm == "dapo", "dapo leaves overlong rows out of the share"

@@ -26,6 +26,7 @@ from jmarl.sampling import scoring
 from jmarl.sampling.generate import SampleRequest, bucket, pad, sample_team, tokenize
 from jmarl.team import make_team
 from jmarl.types import TRACES
+from tests.batches import update_stack
 
 NEW, GROUP = 6, 3
 SETTINGS = Sampling(max_new_tokens=NEW)
@@ -330,7 +331,7 @@ def updated(pair, got, algorithm="grpo", **changes):
     cfg = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, num_generations=max(GROUP, 2), **changes)
     state, model = init_stack(jax.tree.map(np.copy, pair[1][0]), resolve(cfg)), pair[0].stacks[0].config
     before = jax.device_get(state.params)
-    state, metrics, _ = update_stack(state, to_batches(pair[0], got)[0], model=model, algorithm=resolve(cfg))
+    state, metrics = update_stack(state, to_batches(pair[0], got)[0], model=model, algorithm=resolve(cfg))
     return before, *jax.device_get((state.params, metrics))
 
 

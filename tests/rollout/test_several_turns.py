@@ -14,7 +14,6 @@ from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate
-from jmarl.learning.batches import with_explicit_groups
 from jmarl.logs.rollout_log import rollout_metrics
 from jmarl.models.hub.agents import Agent
 from jmarl.randomness import Randomness
@@ -211,9 +210,7 @@ def test_a_batch_of_a_tree(pair):
     (batch,) = to_batches(pair[0], got)
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(batch)), "no program runs for it"
     assert batch.tokens.shape[:3] == (2, 2 + 4, 2)
-    assert batch.groups is None, "the completions of each prompt are a group"
-    groups = with_explicit_groups(batch).groups
-    assert groups[0, :, 0].tolist() == [0, 1, 2, 3, 4, 5] and (groups[..., 0] == groups[..., 1]).all()
+    assert batch.groups[0, :, 0].tolist() == [0, 1, 2, 3, 4, 5] and (batch.groups[..., 0] == batch.groups[..., 1]).all()
     np.testing.assert_array_equal(batch.rewards, np.concatenate(got.returns, 1).astype(np.float32))
     same_logprobs(pair, batch)
 
