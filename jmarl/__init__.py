@@ -15,7 +15,9 @@ Where to add what:
   `models/hub/hf_format.py` and `gguf.py`, new weights also in `models/sharding.py`;
 - a metric: the dict that a loss or `objectives/policy.py` returns, or `logs/rollout_log.py`, and its line in the table
   of columns in `experiments/README.md`;
-- a setting and its flag: a field of a section in `config/`; one that a row of the table has a default for, also there.
+- a setting and its flag: a field of a section in `config/`; one that a row of the table has a default for, also there;
+- a rule that two settings must obey: a row of `config/constraints.py`, or of `algorithms/constraints.py` if it depends on the
+  algorithm, or of `algorithms/run_constraints.py` if it depends on the team, the seeds or the data.
 """
 
 import difflib

@@ -89,7 +89,8 @@ class TrainConfig:
                 raise TypeError(f"{name}={getattr(self, name)!r:.60} is not allowed: {name} must be a {cls.__name__}(...)")
         if not isinstance(self.algorithm, str):
             raise TypeError(f"algorithm={self.algorithm!r} is not allowed: algorithm must be of type str")
-        require(TRAIN, SimpleNamespace(**flat(self)))
+        settings = {**vars(self.episodes), **vars(self.optimizer), **vars(self.run)}
+        require(TRAIN, SimpleNamespace(algorithm=self.algorithm, **settings))
         if self.algorithm in EPISODES_OF:
             object.__setattr__(self, "episodes", dataclasses.replace(self.episodes, **EPISODES_OF[self.algorithm]))
 
