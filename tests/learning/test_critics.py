@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
-from jmarl.learning.targets import explained_variance
 
 from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig

@@ -8,9 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jmarl.learning.objective import make_loss_inputs, token_loss
-from jmarl.learning.targets import PolicyTargets
-from jmarl.learning.update import agent_gradients, gradients, minibatches, shuffle, update_keys, update_stack
 
 from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig

@@ -7,7 +7,6 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from jmarl.learning.update import update_stack
 
 from jmarl.algorithms import resolve
 from jmarl.config import Episodes, TrainConfig

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jmarl.learning.objective import make_loss_inputs
 
 from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jmarl.learning.update import update_stack
 
 from jmarl.algorithms import resolve
 from jmarl.config import Episodes, Sampling, TrainConfig
