@@ -8,19 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
-from jmarl.learning.update import lower_update, update_keys, update_stack
 
 from jmarl.algorithms import resolve
 from jmarl.config import LORA_TARGETS, LoRA, Sampling, TrainConfig
 from jmarl.learning.optimizer import init_stack
+from jmarl.learning.program import update_keys
 from jmarl.models import decoder, lora
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import share_params, stack_params, unstack
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import SampleProgram, sample_stack
 from jmarl.sampling.sampler import RowIds, SampleInputs
-from jmarl.types import Batch
+from tests.batches import loss_inputs, loss_of_inputs, rollouts, stack_program, update_stack
 
 A, P, G, T, S = 2, 2, 4, 6, 16
 LENGTHS = np.array([5, 9])
@@ -74,16 +73,17 @@ def batch():
     rewards = jnp.asarray(rng.normal(size=(A, P, G)), jnp.float32)
     old = jnp.where(mask, jnp.asarray(rng.normal(size=mask.shape), jnp.float32) - 6, 0)
     groups = jnp.broadcast_to(jnp.arange(P)[:, None], (A, P, G))
-    return Batch(prompts, jnp.tile(LENGTHS, (A, 1)), tokens, mask, old, jnp.ones((A, P, G), bool), rewards, groups)
+    return rollouts(prompts, jnp.tile(LENGTHS, (A, 1)), tokens, mask, old, jnp.ones((A, P, G), bool), rewards, groups)
 
 
-def step(model, batch, agent, cfg=CONFIG, steps=1):
-    """Return the state after some updates, and the metrics of the last, on the host. The model is not donated."""
+def step(model, batch, agent, cfg=CONFIG, steps=1, keys=None):
+    """Return the state after some updates, and the metrics of the last, on the host. The model is not donated. keys: of dropout
+    and of the order of minibatches."""
     base, trained = lora.split(model)
     algorithm = resolve(cfg)
     state = init_stack(lora.join(base, jax.tree.map(jnp.copy, trained)), algorithm)
     for _ in range(steps):
-        state, metrics, _ = update_stack(state, batch, model=agent.config, algorithm=algorithm)
+        state, metrics = update_stack(state, batch, model=agent.config, algorithm=algorithm, keys=keys)
     return jax.device_get((state, metrics))
 
 
@@ -207,8 +207,8 @@ def gradients_of(llama, batch, params, base):
     """Return the gradients of agent 1's loss by `params`, which are adapters if there is a base."""
     settings = dict(model=llama.config, algorithm=resolve(CONFIG))
     running = unstack(init_stack(stack_params([llama.params]), resolve(CONFIG)).running, 0)
-    inputs, _ = make_loss_inputs(None, running, unstack(batch, 1), None, **settings)
-    grad = jax.jit(jax.grad(lambda params, base: loss_of_inputs(params, inputs, base, **settings)[0]))
+    inputs, _ = loss_inputs(unstack(batch, 1), running, **settings)
+    grad = jax.jit(jax.grad(lambda params, base: loss_of_inputs(params, inputs, base=base, **settings)[0]))
     return jax.device_get(grad(params, base))
 
 
@@ -270,10 +270,9 @@ SEVERAL = dict(num_minibatches=2, micro_batches=2, lora_dropout=0.3, kl_coef=0.0
 def test_vmap_equals_map(llama, batch, changes):
     """Gradients of all agents at once; also over micro-batches and several steps, with dropout."""
     cfg, model = KL.replace(**changes), with_noise(model_of(llama))
-    if changes:
-        batch = batch._replace(keys=update_keys(resolve(cfg), 0, 0, 0, A))
-    state, metrics = step(model, batch, llama, cfg)
-    other, other_metrics = step(model, batch, llama, cfg.replace(per_agent="vmap"))
+    keys = update_keys(0, 0, 0, A) if changes else None
+    state, metrics = step(model, batch, llama, cfg, keys=keys)
+    other, other_metrics = step(model, batch, llama, cfg.replace(per_agent="vmap"), keys=keys)
     assert distance(other.params, state.params) < 1e-5
     for name, value in metrics.items():
         np.testing.assert_allclose(other_metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
@@ -282,8 +281,8 @@ def test_vmap_equals_map(llama, batch, changes):
 def test_every_pass_over_a_batch_has_its_own_dropout(llama, batch):
     """With a learning rate of almost 0, the gradients of the second and third pass still differ."""
     cfg, model = CONFIG.replace(lora_dropout=0.3, learning_rate=1e-30), with_noise(model_of(llama))
-    batch = batch._replace(keys=update_keys(resolve(cfg), 0, 0, 0, A))
-    second, third = (step(model, batch, llama, cfg.replace(num_epochs=n))[0].grads for n in (2, 3))
+    keys = update_keys(0, 0, 0, A)
+    second, third = (step(model, batch, llama, cfg.replace(num_epochs=n), keys=keys)[0].grads for n in (2, 3))
     assert distance(third, second) > 0.1
 
 
@@ -320,9 +319,10 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
             lowered = sample_stack.lower(model, (prompts, lengths), keys, jnp.array([2]), program=static)
         else:
             arrays = (prompts, lengths, ones((*shape, T)), jnp.ones((*shape, T), bool), jnp.zeros((*shape, T)))
-            batch = Batch(*arrays, jnp.ones(shape, bool), jnp.zeros(shape), ones(shape))
+            batch = rollouts(*arrays, jnp.ones(shape, bool), jnp.zeros(shape), ones(shape))
             algorithm = resolve(settings.replace(per_agent=program))
-            lowered = lower_update(init_stack(model, algorithm), batch, model=cfg, algorithm=algorithm)
+            state = init_stack(model, algorithm)
+            lowered = stack_program(state, model=cfg, algorithm=algorithm).lower(state, batch)
         m = lowered.compile().memory_analysis()
         used.append(m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes)
     (one, four), size = used, sum(x.nbytes for x in jax.tree.leaves(base))

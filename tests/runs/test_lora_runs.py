@@ -268,8 +268,9 @@ def test_dropout_is_in_the_update_only(agent):
     assert max(moved(without, dropped)) > 1e-4
     assert_equal_trees(one(cfg, 0)[1], dropped)
     assert max(moved(one(cfg, 1)[1], dropped)) > 1e-4
-    keys = jax.random.key_data(update_keys(resolve(cfg), 0, 0, 0, 2))
-    assert (keys[0] != keys[1]).any() and update_keys(resolve(plain), 0, 0, 0, 2) is None
+    programs = [start(team, params, settings)[0].programs[0] for settings in (cfg, plain)]
+    keys = jax.random.key_data(programs[0].keys(0))
+    assert (keys[0] != keys[1]).any() and programs[1].keys(0) is None
 
 
 def environment():

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.learning import optimizer, update
+from jmarl.learning import optimizer, program
 from jmarl.runs import precompile as programs
 from jmarl.runs.checks import environment_of
 from jmarl.runs.prepare import start
@@ -35,7 +35,7 @@ def for_gpus(monkeypatch):
     """Programs as they are traced and lowered where the devices are GPUs."""
     for module in (generate, optimizer):
         monkeypatch.setattr(module, "platform_of", lambda tree: "gpu")
-    for module, name in ((programs, "sample_stack"), (update, "_update")):
+    for module, name in ((programs, "sample_stack"), (program, "_update")):
         jitted = getattr(module, name)
 
         def lower(*args, jitted=jitted, **static):

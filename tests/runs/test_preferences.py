@@ -13,12 +13,12 @@ import pytest
 
 from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
-from jmarl.learning.data_objective import PairTargets, TextTargets, pairs_loss, texts_loss
 from jmarl.learning.optimizer import init_stack
-from jmarl.learning.update import agent_gradients, update_stack
 from jmarl.models import decoder
 from jmarl.models.heads import values_of, with_value_head
 from jmarl.models.stack import unstack
+from jmarl.objectives.pairs import PairTargets, loss_of_numbers
+from jmarl.objectives.texts import TextTargets, token_loss
 from jmarl.preferences.data_source import data_batches, encode, evaluate_on_data, examples_at
 from jmarl.preferences.encoding import (
     Examples,
@@ -35,6 +35,7 @@ from jmarl.rl import losses
 from jmarl.runs.fit import fit
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import make_team
+from tests.batches import agent_gradients, update_stack
 
 
 def resolved(**settings):
@@ -124,7 +125,7 @@ def test_metrics_of_pairs_by_hand():
     take = jnp.array([[[1.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
     reference = jnp.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     targets = PairTargets(take, reference, team_margin=jnp.array([0.5, 1.0, 0.0]), share=jnp.array([0.5, 0.5, 0.0]))
-    loss, metrics = pairs_loss(token_numbers, targets, resolved(algorithm="madpo", beta=0.2))
+    loss, metrics = loss_of_numbers(token_numbers, targets, resolved(algorithm="madpo", beta=0.2))
     expected = {"chosen": (-4 - 2) / 2, "rejected": (-4 - 4) / 2, "margin": (0.5 + 3) / 2, "accuracy": 1.0}
     expected["loss"] = np.log1p(np.exp(-0.2 * np.array([0.5, 3.0]))).mean()
     for name, value in expected.items():
@@ -136,7 +137,7 @@ def test_metrics_of_texts_by_hand():
     logp, entropy = -jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([1.0, 3.0, 5.0, 7.0])
     targets = TextTargets(jnp.array([0.5, 0.5, 0.0, 0.0]), jnp.array([0.0, 0.0, 1.0, 0.0]))
     for weight, more in ((0.0, {}), (0.3, {"nll_world": 4.0})):
-        loss, metrics = texts_loss(logp, entropy, targets, resolved(algorithm="sft", bc_weight=0.7, world_model_weight=weight))
+        loss, metrics = token_loss(logp, entropy, targets, resolved(algorithm="sft", bc_weight=0.7, world_model_weight=weight))
         expected = {"nll": 1.5, "entropy": 2.0, "loss": 0.7 * 1.5 + weight * 4} | more
         assert metrics == pytest.approx(expected) and loss == metrics["loss"]
 
@@ -153,7 +154,7 @@ def learned(team_and_params, reference, pairs, algorithm, count=4):
     if algorithm.row.margin == "joint":
         batches = with_team_margin(team, params, batches, algorithm)
     state = init_stack(jax.tree.map(jnp.copy, params[0]), algorithm)
-    state, metrics, _ = update_stack(state, batches[0], model=team.stacks[0].config, algorithm=algorithm)
+    state, metrics = update_stack(state, batches[0], model=team.stacks[0].config, algorithm=algorithm)
     return jax.device_get(state.grads), jax.device_get(metrics)
 
 
@@ -347,12 +348,12 @@ def test_a_reward_model_reads_its_score_after_the_last_token(team):
         for n in (0, 1):
             np.testing.assert_allclose(scores[i, n], [by_itself(n, c[n], k) for k in (0, 1)], rtol=1e-4, atol=1e-5)
     agent = functools.partial(unstack, agent=0)
-    of_agent = jax.jit(functools.partial(agent_gradients, model=spec.config, algorithm=algorithm))
     running = agent(init_stack(with_head, algorithm).running)
-    _, metrics, _ = of_agent(agent(with_head), None, running, agent(batch))
+    of_agent = jax.jit(functools.partial(agent_gradients, running=running, model=spec.config, algorithm=algorithm))
+    _, metrics = of_agent(agent(with_head), agent(batch))
     margins = scores[:3, 0, 0] - scores[:3, 0, 1]
     np.testing.assert_allclose(metrics["loss"], np.log1p(np.exp(-margins)).mean(), rtol=1e-4)
-    grads, fresh, _ = of_agent(agent(with_value_head(params)), None, running, agent(batch))
+    grads, fresh = of_agent(agent(with_value_head(params)), agent(batch))
     np.testing.assert_allclose(fresh["loss"], math.log(2), rtol=1e-6)
     assert np.abs(grads["value"]).max() > 1e-3
 
@@ -412,7 +413,7 @@ def test_the_loss_of_texts_is_the_weighted_mean_of_each_kind_of_token(one, cloni
     algorithm = resolved(algorithm="sft", bc_weight=cloning, world_model_weight=predicting, micro_batches=2)
     (batch,) = text_batches(team, Examples(coded), 4)
     state = init_stack(jax.tree.map(jnp.copy, params[0]), algorithm)
-    state, metrics, _ = update_stack(state, batch, model=cfg, algorithm=algorithm)
+    state, metrics = update_stack(state, batch, model=cfg, algorithm=algorithm)
     value, expected = jax.value_and_grad(loss)(unstack(params[0], 0))
     np.testing.assert_allclose(metrics["loss"][0], value, rtol=1e-4)
     assert_close(jax.device_get(unstack(state.grads, 0)), jax.device_get(expected))

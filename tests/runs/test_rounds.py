@@ -19,7 +19,7 @@ from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
 from jmarl.learning.critics import Critics
 from jmarl.learning.optimizer import init_state
-from jmarl.learning.setup import Setup
+from jmarl.learning.setup import make_setup
 from jmarl.learning.team_update import update_team
 from jmarl.logs.goodput import PHASES
 from jmarl.models import decoder
@@ -201,7 +201,7 @@ def test_the_comparator_model_is_encoded_by_the_teams_tokenizer(agents, tiny_dir
         assert len(rows) == 4 * len(new.pairs) and 0 < len(foreign) <= len(rows) // 2
         assert fewest == 0 or not any(row[-1] == stop for row in foreign)
         assert all(len(row) <= 6 for row in rows)
-        setup = Setup(rounds.team, Critics((), rounds.algorithm), rounds.algorithm, rounds.cfg)
+        setup = make_setup(rounds.team, Critics((), rounds.algorithm), rounds.algorithm, rounds.cfg, None)
         source = pair_source(setup, rounds, None)
         batches = source.make_batches(state, draw_examples(rounds.team, rounds.draw(0), rounds.algorithm))
         assert np.isfinite(update_team(setup, state, batches)[1][0]["loss"]).all()
