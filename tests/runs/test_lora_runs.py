@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jmarl.learning.update import update_keys
 
 from jmarl.algorithms import resolve
 from jmarl.config import LORA_TARGETS, LoRA, TrainConfig
@@ -67,6 +66,7 @@ def assert_equal_trees(got, expected):
 # --- training ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_team_of_adapters_learns_the_probe(agent):
     """The held-out mean rises above the untrained team's 95 % interval, as in `test_learning` with full weights. (The
     embeddings are so large that a policy with frozen embeddings can prefer tokens.)"""
@@ -93,6 +93,7 @@ def critics_run(agent, tmp_path_factory):
     return cfg, result
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_bit_equal(critics_run, agent, tmp_path):
     """Adapters, moments and counters of agents and critics are, with dropout. The checkpoint holds no base and no gradients."""
     cfg, whole = critics_run
@@ -111,6 +112,7 @@ def test_a_resumed_run_is_bit_equal(critics_run, agent, tmp_path):
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_cannot_be_resumed_with_another_base(critics_run, agent):
     """The other base has the same architecture and tokenizer, and one other weight."""
     cfg, _ = critics_run
@@ -120,6 +122,7 @@ def test_a_run_cannot_be_resumed_with_another_base(critics_run, agent):
         run([other, other], cfg.replace(resume=True))
 
 
+@pytest.mark.long
 def test_resuming_with_another_alpha_is_refused_as_a_changed_setting(critics_run, agent):
     cfg, _ = critics_run
     with pytest.raises(ValueError, match="lora_alpha: None -> 8.0") as refused:
@@ -127,6 +130,7 @@ def test_resuming_with_another_alpha_is_refused_as_a_changed_setting(critics_run
     assert "bases" not in str(refused.value)
 
 
+@pytest.mark.long
 def test_own_critics_learn_adapters_over_the_agents_base(critics_run, agent):
     """Adapters and value heads change. Agents and critics have one base, the loaded weights."""
     (stack,), (critic,) = critics_run[1].state.stacks, critics_run[1].state.critics
@@ -166,6 +170,7 @@ def answer(agent_completions, **_):
     return [f"and {text}" for text in agent_completions[::-1]]
 
 
+@pytest.mark.long
 def test_two_architectures_with_value_heads_over_a_tree(agent, tiny_config, make_tokenizer, random_agent):
     """Two stacks have two bases. Joint actions continue in new groups. Agents have value heads."""
     changes = dict(algorithm="ippo", separate_critic=False, num_turns=2, num_generations=2)
@@ -194,6 +199,7 @@ def test_shared_weights_are_one_set_of_adapters(agent):
     assert np.abs(result.state.stacks[0].params["layers"]["q_proj"]["b"]).max() > 1e-4
 
 
+@pytest.mark.long
 def test_a_run_in_one_program_equals_the_loop():
     """As in `test_probes` with full weights, here with a KL term. The base is not donated."""
     from experiments import probe_tasks
@@ -210,6 +216,7 @@ def test_a_run_in_one_program_equals_the_loop():
     assert_equal_trees(unstack(params[0], 0), agent.params)
 
 
+@pytest.mark.long
 def test_a_second_training_starts_from_the_adapters_of_the_first(agent, tmp_path):
     """With a trainer and PEFT's name of the rank. Merged weights and adapters are saved."""
     from jmarl import MAGRPOConfig, MAGRPOTrainer
@@ -249,6 +256,7 @@ def test_dropout_keeps_the_mean(agent):
     assert error.min() > 0 and np.abs((many.mean(0) - jax.jit(last)(model)) / error).max() < 5
 
 
+@pytest.mark.long
 def test_dropout_is_in_the_update_only(agent):
     """Sampling and its log-probabilities have none. In the update it is determined by step and agent."""
     plain = BASE.replace(max_grad_norm=100.0)
@@ -284,6 +292,7 @@ def noisy(model):
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), model)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft 0.21.2 asks transformers so
 @pytest.mark.parametrize("family, targets", [("llama", "all"), ("qwen2", "q_proj, v_proj,down_proj"), ("qwen3", None)])
 def test_peft_and_transformers_load_what_is_saved(tiny_dir, tmp_path, family, targets):

@@ -54,6 +54,7 @@ def texts_of(agent, **changes):
     return [lowered.as_text() for lowered in programs.programs_of_run(setup, state, items, items, env)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
 def test_programs_are_made_for_gpus(for_gpus, tiny_agent, changes):
     """They contain nothing specific to CPUs. Float32 products have full precision, not TF32; others have the default."""
@@ -72,6 +73,7 @@ def test_auto_is_bfloat16_on_gpus(for_gpus, tiny_agent):
     assert "HIGHEST" not in sampler and "bf16" in sampler
 
 
+@pytest.mark.long
 def test_the_users_own_precision_has_priority(for_gpus, tiny_agent):
     with jax.default_matmul_precision("tensorfloat32"):
         assert not any("HIGHEST" in text for text in texts_of(tiny_agent))

@@ -162,6 +162,7 @@ def assert_close(got, expected, rtol=2e-3, atol=2e-5):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol), got, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["dpo", "madpo"])
 def test_gradients_equal_those_of_the_loss_of_single_forward_passes(team, old, algorithm):
     """dpo: -log sigma(beta own margin) of each agent; madpo: -log sigma(beta (own + others')), the others' constant. Compared
@@ -186,6 +187,7 @@ def test_gradients_equal_those_of_the_loss_of_single_forward_passes(team, old, a
     np.testing.assert_allclose(metrics["accuracy"], np.broadcast_to(shown > 0, margins.shape).mean(0), atol=1e-6)
 
 
+@pytest.mark.long
 def test_agents_of_a_team_get_one_joint_loss(team, old):
     """madpo: all agents have the same loss. dpo: they have different ones."""
     _, joint = learned(team, old[0], PAIRS, resolved(algorithm="madpo"))
@@ -203,6 +205,7 @@ def test_at_the_start_the_loss_is_log_2_and_reference_free_is_not(team):
     assert (np.abs(free["loss"] - math.log(2)) > 1e-2).all()
 
 
+@pytest.mark.long
 def test_ipo_compares_means_of_tokens(team, old):
     spec, coded = team[0].stacks[0], encode_pairs(team[0], PAIRS, False)
     expected = []
@@ -220,6 +223,7 @@ def test_ipo_compares_means_of_tokens(team, old):
     np.testing.assert_allclose(metrics["loss"][0], np.mean(expected), rtol=1e-4)
 
 
+@pytest.mark.long
 def test_micro_batches_padding_and_vmap_change_nothing(team, old):
     """Three pairs as one batch, in two micro-batches, with five rows of padding, and with vmap."""
     whole, metrics = learned(team, old[0], PAIRS, resolved(algorithm="madpo"), count=3)
@@ -230,6 +234,7 @@ def test_micro_batches_padding_and_vmap_change_nothing(team, old):
             np.testing.assert_allclose(others[name], metrics[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_gradient_of_shared_weights_is_the_mean_over_their_roles(team, old, tiny_config, tiny_tokenizer, random_agent):
     """One parameter set in two roles, compared with two parameter sets of equal weights."""
     agent = random_agent(tiny_config(), tiny_tokenizer, 0)
@@ -290,6 +295,7 @@ def test_agents_of_several_stacks_have_their_own_reference_and_margins(agents, t
         np.testing.assert_allclose(got, others[:, spec.order].T, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.long
 def test_long_prompts_and_long_completions_fit_in_one_batch(team):
     """One pair fills the context of 128 with its prompt, another with a completion, both to the last token."""
     tokens = [(([5] * 112, [6] * 16, [7]),) * 2, (([5], [6] * 127, [7]),) * 2]
@@ -328,6 +334,7 @@ def test_a_trajectory_that_does_not_fit_is_an_error_that_names_it(team, one):
 # --- reward model ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_reward_model_reads_its_score_after_the_last_token(team):
     """The loss is -log sigma(s_w - s_l), where s is the value of the hidden state after a completion's last token. The head
     starts at 0 and has a gradient."""
@@ -396,6 +403,7 @@ def test_a_chat_template_without_an_end_token_loses_no_text(tiny_config, make_to
     assert tokenizer.decode([*coded.prompt, *coded.rows[0]]) == f"user: 2 + 2?;assistant: {said}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("cloning", "predicting"), [(1.0, 0.0), (0.0, 1.0), (0.7, 0.3)])
 def test_the_loss_of_texts_is_the_weighted_mean_of_each_kind_of_token(one, cloning, predicting):
     """Behavior cloning, a world model, and both, compared with forward passes of single rows. End tokens count."""
@@ -446,6 +454,7 @@ def two_models(agents, tiny_config, tiny_tokenizer, random_agent):
     return [agents[0], random_agent(tiny_config("qwen3", hidden_size=48), tiny_tokenizer, 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["dpo", "madpo"])
 def test_held_out_preferences_are_learned(agents, algorithm):
     result = fitted(agents, algorithm, TASTES)
@@ -455,10 +464,12 @@ def test_held_out_preferences_are_learned(agents, algorithm):
     assert len(result.losses) == 12 and result.losses[-1] < result.losses[0]
 
 
+@pytest.mark.long
 def test_two_architectures_learn_joint_preferences(two_models):
     assert fitted(two_models, "madpo", TASTES).after["accuracy"] > 0.95
 
 
+@pytest.mark.long
 def test_a_reward_model_ranks_held_out_pairs(agents):
     alone = [Pair(p.prompts[:1], p.chosen[:1], p.rejected[:1]) for p in TASTES]
     result = fitted(agents[:1], "reward_model", alone, num_updates=20, learning_rate=3e-3)
@@ -522,6 +533,7 @@ def test_held_out_accuracy_of_a_team_is_of_the_joint_margin(agents):
     )
 
 
+@pytest.mark.long
 def test_evaluation_does_not_depend_on_the_batch_size(agents):
     """Nine pairs in batches of four and of nine, and texts, whose mean is over tokens and not over batches."""
     texts = [Trajectory(("the",), (word * n,)) for n, word in enumerate(WORDS, 1)]
@@ -606,6 +618,7 @@ def test_held_out_data_must_be_of_the_same_kind(agents):
 LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2, lora_targets="q_proj,down_proj")
 
 
+@pytest.mark.long
 def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
     """Two agents of one model learn held-out preferences, the base does not change, and a resumed run is bit-equal."""
 
@@ -628,12 +641,14 @@ def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
     assert (tmp_path / "whole" / "models" / "agent_1" / "adapter" / "adapter_config.json").exists()
 
 
+@pytest.mark.long
 def test_a_reward_model_with_adapters_ranks_held_out_pairs(agents):
     alone = [Pair(p.prompts[:1], p.chosen[:1], p.rejected[:1]) for p in TASTES]
     result = fitted(agents[:1], "reward_model", alone, **LORA | dict(num_updates=20))
     assert result.after["accuracy"] > 0.9, result.after
 
 
+@pytest.mark.long
 def test_frozen_agents_do_not_change_and_learning_rates_are_per_agent(agents):
     """A frozen agent still counts in its partner's margin. Another learning rate changes only its own agent."""
     base = fitted(agents, "madpo", TASTES, num_updates=2)

@@ -91,6 +91,7 @@ def rounds_of(agents, **changes):
 OFFLINE = dict(algorithm="madpo", num_generations=32, pairs_per_prompt=0, pair_selection="random", num_updates=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [OFFLINE, dict(), dict(pair_selection="reward_gap", replay="nearest_k", num_updates=36)])
 def test_a_team_learns_from_its_own_preferences(agents, changes):
     """The reward on held-out prompts ends above the untrained team's 95 % interval."""
@@ -99,6 +100,7 @@ def test_a_team_learns_from_its_own_preferences(agents, changes):
     assert len(result.rewards) == (1 if changes is OFFLINE else changes.get("num_updates", 24) // 2)
 
 
+@pytest.mark.long
 def test_two_architectures_and_shared_weights_learn_too(agents, tiny_config, make_agent):
     other = [agents[0], make_agent(tiny_config("qwen3", hidden_size=48), 1)]
     result = trained(other)
@@ -155,6 +157,7 @@ def test_the_comparator_history_is_the_policy_comparator_lag_rounds_ago(agents):
     assert sorted(rounds.comparator.history.past) == [1, 2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_a_run_with_history_resumes_bit_for_bit(agents, tmp_path, lora_rank):
     """Rounds 3 and 4 need the policies of rounds 1 and 2, which are read from files. A run without checkpoints has them in
@@ -183,6 +186,7 @@ def test_a_missing_policy_file_is_an_error_that_names_it(tmp_path):
         history.at(2, [{"layers": {}}])
 
 
+@pytest.mark.long
 def test_the_comparator_model_is_encoded_by_the_teams_tokenizer(agents, tiny_dir):
     """The end token follows only completions that the model ended itself. The team's own completions keep their sampled
     tokens."""
@@ -359,6 +363,7 @@ def test_no_pair_is_drawn_twice_before_all_pairs_were_drawn():
     assert draw_evenly(5, 0, np.random.default_rng(0)) == [] == draw_evenly(0, 0, np.random.default_rng(0))
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_bit_equal(agents, tmp_path):
     """Resumed within a round, a run reads the pairs from its file, which `load_pairs` reads too."""
 
@@ -440,6 +445,7 @@ def test_settings_of_comparators_and_replay_are_checked(changes, message):
         CONFIG.replace(**changes)
 
 
+@pytest.mark.long
 def test_adapters_learn_from_the_teams_own_preferences(agents, tmp_path):
     """With LoRA the reference is the base, so the loss of the first update is log 2; then it falls."""
     team, params = make_team([agents[0]] * 2, lora=True)
