@@ -13,7 +13,7 @@ from jmarl.learning import step
 from jmarl.learning.program import make_program
 from jmarl.models.sharding import mesh_of
 from jmarl.objectives.choose import critic_objective, objective_of
-from jmarl.objectives.objective import Agent, model_outputs
+from jmarl.objectives.objective import model_outputs
 from jmarl.types import Batch, StackState
 
 
@@ -42,7 +42,8 @@ def update_of(model, algorithm, critic=False):
 
 def loss_inputs(batch, running, model, algorithm, *, reference=None, params=None, critic=False):
     """The inputs of the loss of one agent's batch, and metrics of the batch."""
-    return step.loss_inputs(update_of(model, algorithm, critic), batch, Agent(params, reference, running), None)
+    state = StackState(params, (), reference, jnp.int32(0), running, None)
+    return step.loss_inputs(update_of(model, algorithm, critic), batch, state, None)
 
 
 def loss_of_inputs(params, inputs, model, algorithm, objective=None, base=None):

@@ -18,7 +18,7 @@ from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import cast_all_but_value_head
 from jmarl.models.stack import in_turn, per_agent
-from jmarl.objectives.objective import Agent, LossInputs, Objective, model_outputs, split_inputs
+from jmarl.objectives.objective import LossInputs, Objective, model_outputs, split_inputs
 from jmarl.rl import masked
 from jmarl.types import Data, PerAgent, Running, StackState
 
@@ -40,9 +40,9 @@ class Update(NamedTuple):
 # --- one agent ---------------------------------------------------------------------------------------------------------
 
 
-def loss_inputs(update: Update, batch: Data, agent: Agent, key: Key[Array, ""] | None) -> tuple[LossInputs, AgentMetrics]:
+def loss_inputs(update: Update, batch: Data, state: StackState, key: Key[Array, ""] | None) -> tuple[LossInputs, AgentMetrics]:
     """Return everything that the loss of one agent's batch needs, and metrics of the batch. Dropout consumes the key."""
-    targets, metrics = update.objective.prepare(batch, agent, update.model, update.algorithm)
+    targets, metrics = update.objective.prepare(batch, state, update.model, update.algorithm)
     dropout = key if update.algorithm.lora.lora_dropout else None
     return LossInputs(batch.prompts, batch.prompt_lengths, batch.tokens, targets, dropout), metrics
 
@@ -75,8 +75,8 @@ def agent_gradients(
     update: Update, state: StackState, reference: Any, batch: Data, base: Any, key: Key[Array, ""] | None
 ) -> tuple[Any, AgentMetrics]:
     """Return the gradients and metrics of one agent from its batch."""
-    agent = Agent(lora.join(base, state.params), reference, state.running)
-    inputs, batch_metrics = loss_inputs(update, batch, agent, key)
+    whole = state._replace(params=lora.join(base, state.params), reference=reference)
+    inputs, batch_metrics = loss_inputs(update, batch, whole, key)
     grads, metrics = gradients(update, state.params, inputs, base)
     return grads, metrics | batch_metrics
 
@@ -153,8 +153,8 @@ def several_steps(update: Update, state: StackState, given: Given) -> tuple[Stac
     policy has moved by more than `target_kl` makes no further step. Metrics are means over the steps made; `steps` counts
     them."""
     settings, n = update.algorithm.optimizer, update.algorithm.optimizer.num_minibatches
-    agent = Agent(lora.join(given.base, state.params), given.reference, state.running)
-    inputs, batch_metrics = per_agent(partial(loss_inputs, update), settings.per_agent)(given.batch, agent, given.keys)
+    whole = state._replace(params=lora.join(given.base, state.params), reference=given.reference, opt_state=(), grads=None)
+    inputs, batch_metrics = per_agent(partial(loss_inputs, update), settings.per_agent)(given.batch, whole, given.keys)
 
     def compute(state: StackState, inputs: LossInputs, base: Any) -> tuple[Any, AgentMetrics]:
         return gradients(update, state.params, inputs, base)

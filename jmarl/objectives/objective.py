@@ -56,19 +56,12 @@ def keep_running(running: Running, batch: Any, algorithm: Algorithm) -> Running:
     return running
 
 
-class Agent(NamedTuple):
-    """One agent before the update, as far as `prepare` reads it."""
-
-    params: Any  # read where its log-probabilities are computed again
-    reference: Any  # of the KL term; None: there is none
-    running: Running  # with the returns of this batch
-
-
 class Objective(NamedTuple):
     """What one agent minimizes, as functions. Resolved once per run, see `choose.objective_of`."""
 
     prepare: Callable[..., tuple[Any, Metrics]]
-    """(batch, agent, model, algorithm) -> targets of the loss, and metrics of the batch"""
+    """(batch, state, model, algorithm) -> targets of the loss, and metrics of the batch. The agent's state is that before the
+    update, with the base of adapters joined; its statistics include the returns of the batch."""
     loss: Callable[[Outputs, Any, Algorithm], tuple[Float[Array, ""], Metrics]]
     """(outputs, targets, algorithm) -> loss and metrics. Both add up over micro-batches."""
     trained_rows: Callable[[Any, Algorithm], Bool[Array, "..."]]

@@ -10,10 +10,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.algorithms import Algorithm
 from jmarl.models.config import ModelConfig
-from jmarl.objectives.objective import Agent, Metrics, Objective, Outputs, PerToken, keep_running
+from jmarl.objectives.objective import Metrics, Objective, Outputs, PerToken, keep_running
 from jmarl.rl import masked
 from jmarl.sampling.scoring import token_scores
-from jmarl.types import PreferenceBatch
+from jmarl.types import PreferenceBatch, StackState
 
 
 class PairTargets(NamedTuple):
@@ -25,9 +25,9 @@ class PairTargets(NamedTuple):
     share: Float[Array, " pair"]  # 1 / valid pairs of the whole batch; 0: padding
 
 
-def prepare(batch: PreferenceBatch, agent: Agent, model: ModelConfig, algorithm: Algorithm) -> tuple[PairTargets, Metrics]:
+def prepare(batch: PreferenceBatch, state: StackState, model: ModelConfig, algorithm: Algorithm) -> tuple[PairTargets, Metrics]:
     """Return the targets of one agent's batch of pairs."""
-    del agent, model
+    del state, model
     share = batch.valid / jnp.maximum(batch.valid.sum(), 1)
     return PairTargets(pair_token_weights(batch.action_mask, algorithm), batch.reference, batch.team_margin, share), {}
 

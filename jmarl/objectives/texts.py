@@ -8,9 +8,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.algorithms import Algorithm
 from jmarl.models.config import ModelConfig
-from jmarl.objectives.objective import Agent, Metrics, Objective, Outputs, keep_running
+from jmarl.objectives.objective import Metrics, Objective, Outputs, keep_running
 from jmarl.sampling.scoring import score_loss
-from jmarl.types import TextBatch
+from jmarl.types import StackState, TextBatch
 
 
 class TextTargets(NamedTuple):
@@ -20,9 +20,9 @@ class TextTargets(NamedTuple):
     predicted: Float[Array, "*token"]  # 1 / tokens that answered them in the whole batch; 0 elsewhere
 
 
-def prepare(batch: TextBatch, agent: Agent, model: ModelConfig, algorithm: Algorithm) -> tuple[TextTargets, Metrics]:
+def prepare(batch: TextBatch, state: StackState, model: ModelConfig, algorithm: Algorithm) -> tuple[TextTargets, Metrics]:
     """Return the targets of one agent's batch of texts."""
-    del agent, model, algorithm
+    del state, model, algorithm
     masks = (batch.kinds == kind for kind in (1, 2))
     return TextTargets(*(mask / jnp.maximum(mask.sum(), 1) for mask in masks)), {}
 

@@ -16,10 +16,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jmarl.algorithms import Algorithm
 from jmarl.models.config import ModelConfig
 from jmarl.objectives import policy
-from jmarl.objectives.objective import Agent, Metrics, Objective, Outputs, PerToken, TokenMask, keep_running
+from jmarl.objectives.objective import Metrics, Objective, Outputs, PerToken, TokenMask, keep_running
 from jmarl.objectives.policy import PolicyTargets, policy_loss
 from jmarl.rl import advantages, losses, masked
-from jmarl.types import Batch, CriticBatch
+from jmarl.types import Batch, CriticBatch, StackState
 
 
 class ValueTargets(NamedTuple):
@@ -46,13 +46,13 @@ def reuses_values(algorithm: Algorithm) -> bool:
 
 
 def prepare_values(
-    batch: Batch | CriticBatch, agent: Agent, model: ModelConfig, algorithm: Algorithm
+    batch: Batch | CriticBatch, state: StackState, model: ModelConfig, algorithm: Algorithm
 ) -> tuple[ValueTargets, Metrics]:
     """Return the targets of a critic: lambda-returns where it gives a value for every token, else returns.
 
     Critics of tokens learn the rewards less the batch's penalty, as the advantages do. Other critics learn the plain returns,
     because the value of a prompt must not depend on the penalty (`policy.penalizes_tokens`)."""
-    del agent, model
+    del state, model
     valid = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
     old = jnp.broadcast_to(batch.values, valid.shape)
     if algorithm.value_kind == "token":
@@ -113,10 +113,12 @@ def values_of_part(targets: ValueTargets, n: int) -> tuple[ValueTargets, Int[Arr
 # --- agents with a value head ------------------------------------------------------------------------------------------
 
 
-def prepare_both(batch: Batch, agent: Agent, model: ModelConfig, algorithm: Algorithm) -> tuple[ActorCriticTargets, Metrics]:
+def prepare_both(
+    batch: Batch, state: StackState, model: ModelConfig, algorithm: Algorithm
+) -> tuple[ActorCriticTargets, Metrics]:
     """Return the targets of an agent and of its value head."""
-    actor, metrics = policy.prepare(batch, agent, model, algorithm)
-    values, value_metrics = prepare_values(batch, agent, model, algorithm)
+    actor, metrics = policy.prepare(batch, state, model, algorithm)
+    values, value_metrics = prepare_values(batch, state, model, algorithm)
     return ActorCriticTargets(actor, values), metrics | value_metrics
 
 
@@ -150,14 +152,14 @@ def with_values_of_pass(objective: Objective) -> Objective:
 
 
 def prepare_later(
-    objective: Objective, batch: Batch | CriticBatch, agent: Agent, model: ModelConfig, algorithm: Algorithm
+    objective: Objective, batch: Batch | CriticBatch, state: StackState, model: ModelConfig, algorithm: Algorithm
 ) -> tuple[jax.tree_util.Partial, Metrics]:
     """Return a function from the values of the pass to the targets."""
 
-    def make_targets(batch: Batch | CriticBatch, agent: Agent, values: PerToken) -> tuple[Any, Metrics]:
-        return objective.prepare(batch._replace(values=values), agent, model, algorithm)
+    def make_targets(batch: Batch | CriticBatch, state: StackState, values: PerToken) -> tuple[Any, Metrics]:
+        return objective.prepare(batch._replace(values=values), state, model, algorithm)
 
-    return jax.tree_util.Partial(make_targets, batch, agent), {}
+    return jax.tree_util.Partial(make_targets, batch, state), {}
 
 
 def loss_of_pass(
