@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
-from jmarl.algorithms import Algorithm, find_row, on_platform, resolve, with_ample_memory
+from jmarl.algorithms import Algorithm, find_row, on_platform, resolve, with_fastest_updates
 from jmarl.config import TrainConfig
 from jmarl.learning.batches import concatenate_prompts, one_per_prompt
 from jmarl.learning.program import update_keys
@@ -129,7 +129,7 @@ def run(
     updates [updates, N], with `reward` [updates].
     """
     check_probe(probe, cfg)
-    cfg = with_ample_memory(on_platform(cfg, platform_of(state)))  # the models are tiny
+    cfg = with_fastest_updates(on_platform(cfg, platform_of(state)))  # the models are tiny
     trained, metrics = _run(
         state._replace(base=None), state.base, items, step, probe=probe, model=model, cfg=cfg, algorithm=resolve(cfg)
     )

@@ -238,7 +238,7 @@ def test_experiments_import_neither_tests_nor_notebooks():
         assert not roots & {"tests", "notebooks"}, f"{path.relative_to(ROOT)} imports tests or notebooks"
 
 
-EMPTY_NAMES = {"found", "how", "each", "made", "kept", "told", "of_stack", "about"}
+EMPTY_NAMES = {"found", "how", "each", "made", "kept", "told", "of_stack", "about", "still", "settle", "ample", "begin_nothing"}
 SOURCES = [path.relative_to(ROOT) for folder in ("jmarl", "experiments") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 

@@ -3,7 +3,7 @@
 The room imports `rl` and `config`. Open `table.py` first.
 """
 
-from jmarl.algorithms.resolve import Algorithm, check_row, on_platform, resolve, with_ample_memory
+from jmarl.algorithms.resolve import Algorithm, check_row, on_platform, resolve, with_fastest_updates
 from jmarl.algorithms.table import ALGORITHMS, DEFAULTS, AlgorithmRow, find_row
 
 __all__ = [
@@ -15,5 +15,5 @@ __all__ = [
     "find_row",
     "on_platform",
     "resolve",
-    "with_ample_memory",
+    "with_fastest_updates",
 ]

@@ -142,10 +142,10 @@ def on_platform(cfg: C, platform: str) -> C:
     the run."""
     if cfg.sampling.compute_dtype == "auto":
         cfg = cfg.replace(compute_dtype=dtype_on(platform))
-    return cfg if platform in GPU else with_ample_memory(cfg)
+    return cfg if platform in GPU else with_fastest_updates(cfg)
 
 
-def with_ample_memory(cfg: C) -> C:
+def with_fastest_updates(cfg: C) -> C:
     """Return settings in which auto of remat and micro_batches is what is fast where memory does not matter."""
     fast: dict[str, Any] = {"remat": "dots", "micro_batches": 1}
     changes = {name: value for name, value in fast.items() if getattr(cfg.optimizer, name) == "auto"}

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from jmarl.cli.configuration import read_configuration
     from jmarl.models.hub.agents import load_description
     from jmarl.plan.devices import find_gpu
-    from jmarl.plan.fit import settle
+    from jmarl.plan.fit import choose_settings
     from jmarl.plan.plan import describe_team, lines_of, make_plan
 
     gpu = find_gpu(args.device)
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.fit is not None:
         return find_settings(cfg, args.fit, team, gpu, prompt_tokens, eval_items)
-    train, line = settle(team, cfg.train, gpu, prompt_tokens)
+    train, line = choose_settings(team, cfg.train, gpu, prompt_tokens)
     if line:
         print(line, flush=True)
     print("\n".join(lines_of(make_plan(team, train, gpu, prompt_tokens, eval_items, args.measure))), flush=True)

@@ -17,7 +17,7 @@ from jmarl.runs.precompile import longest_update, work_of_rollouts
 from jmarl.team import Team
 
 
-def settle(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int) -> tuple[TrainConfig, str]:
+def choose_settings(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int) -> tuple[TrainConfig, str]:
     """Return the settings without auto, as a run on this device has them, and the line that it shows, if any."""
     cfg = on_platform(cfg, "cpu" if gpu is None else "gpu")
     if gpu is None or not is_open(cfg):

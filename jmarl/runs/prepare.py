@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jmarl.algorithms import Algorithm, find_row, resolve, with_ample_memory
+from jmarl.algorithms import Algorithm, find_row, resolve, with_fastest_updates
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, describe
 from jmarl.envs.rows import read_rows
@@ -177,7 +177,7 @@ def choose_updates(setup: Setup, state: TeamState, longest: Callable[[], tuple[W
         if setup.cfg.run.progress:
             say(line)
     elif is_open(setup.cfg):  # a platform that does not say how much memory it has
-        setup = with_settings(setup, update_settings(with_ample_memory(setup.cfg)))
+        setup = with_settings(setup, update_settings(with_fastest_updates(setup.cfg)))
     return setup
 
 

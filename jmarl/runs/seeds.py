@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl.algorithms import with_ample_memory
+from jmarl.algorithms import with_fastest_updates
 from jmarl.algorithms.constraints import facts
 from jmarl.algorithms.run_constraints import SEEDS
 from jmarl.config import TrainConfig, flat
@@ -162,7 +162,7 @@ def choose_for_all(runs: Runs, state: TeamState, task: Task) -> Runs:
     On several GPUs nothing is proved: auto is what is fast where memory does not matter.
     """
     if runs.mesh is not None:
-        runs = dataclasses.replace(runs, setup=with_settings(runs.setup, update_settings(with_ample_memory(runs.setup.cfg))))
+        runs = dataclasses.replace(runs, setup=with_settings(runs.setup, update_settings(with_fastest_updates(runs.setup.cfg))))
 
     def longest() -> tuple[Work, Updates]:
         work, updates = longest_update(runs.joint_setup, joined, longest_prompts(runs.setup, task.items, task.env))

@@ -26,7 +26,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.gpu import has_cuda
 from jmarl.models.hub.agents import config_to_hf
 from jmarl.plan.devices import GIB, GPUS, compile_device, compile_for
-from jmarl.plan.fit import settle
+from jmarl.plan.fit import choose_settings
 from jmarl.plan.hlo import Program, largest
 from jmarl.plan.plan import POOL, describe_team
 from jmarl.plan.programs import programs_of_shapes, shapes_of_run
@@ -117,7 +117,7 @@ def test_by_default_an_update_is_cut_until_it_fits(
     """memory: GiB that JAX takes; of an H100 it is 59.3. Proved by two or three compilations."""
     cfg = TrainConfig.of(num_prompts=8, num_generations=8, **settings)
     gpu = GPUS["h100"]._replace(memory=int(memory * GIB / POOL))
-    chosen, line = settle(team_of(model), cfg, gpu, prompt)
+    chosen, line = choose_settings(team_of(model), cfg, gpu, prompt)
     with capsys.disabled():
         print(f"\n{model}: {line}")
     assert chosen.sampling.compute_dtype == "bfloat16" and not is_open(chosen)

@@ -165,12 +165,14 @@ def opened(agents):
 def test_the_fastest_that_fits_is_chosen_by_compiling(opened) -> None:
     setup, state, work, updates = opened
     size = bytes_on_device(state)
-    ample, line = choose(setup, work, size, [1 << 40], updates)
-    assert ample.algorithm.micro_batches == 1 and line.startswith(f"remat={ample.algorithm.remat}, micro_batches=1: the update")
-    assert not is_open(ample.cfg) and update_settings(ample.cfg) == update_settings(setup.cfg) | {
-        "remat": ample.algorithm.remat, "micro_batches": 1,
+    fastest, line = choose(setup, work, size, [1 << 40], updates)
+    assert fastest.algorithm.micro_batches == 1 and line.startswith(
+        f"remat={fastest.algorithm.remat}, micro_batches=1: the update"
+    )
+    assert not is_open(fastest.cfg) and update_settings(fastest.cfg) == update_settings(setup.cfg) | {
+        "remat": fastest.algorithm.remat, "micro_batches": 1,
     }  # fmt: skip
-    assert ample.critics.algorithm.optimizer == ample.algorithm.optimizer
+    assert fastest.critics.algorithm.optimizer == fastest.algorithm.optimizer
     tight, line = choose(setup, work, size, [size + 1, size + 2], updates)
     assert tight.algorithm.micro_batches == 8 and "and may not fit" in line
 
