@@ -350,7 +350,8 @@ def in_tmp_path(tmp_path, monkeypatch):
 @pytest.fixture
 def offline_wandb(monkeypatch):
     """W&B without a network or an account."""
-    pytest.importorskip("wandb", reason="the documents log to W&B: pip install 'jmarl[wandb]'")
+    wandb = pytest.importorskip("wandb", reason="the documents log to W&B: pip install 'jmarl[wandb]'")
+    wandb.teardown()  # it reads the environment once in a process
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
 

@@ -46,6 +46,7 @@ def our_logits(path) -> np.ndarray:
     return np.asarray(decoder.forward(agent.params, agent.config, jnp.asarray(TOKENS)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["lora", "checkpoint"])
 def test_transformers_loads_a_merged_model(run, tmp_path, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from jmarl.algorithms import ALGORITHMS
 from jmarl.cli.info import OPTIONAL, text_of
 from jmarl.cli.main import main
 from jmarl.envs import ENVIRONMENTS
 
 
+@pytest.mark.long
 def test_what_does_not_work_is_a_problem_and_all_else_works(monkeypatch, capsys):
     """An environment without tasks and a package that cannot be imported are the only problems."""
     monkeypatch.setitem(ENVIRONMENTS, "broken", "jmarl.envs.base:TextEnvironment")

@@ -51,6 +51,7 @@ def elsewhere(tmp_path, monkeypatch):
     sys.modules.pop("rewards", None)
 
 
+@pytest.mark.long
 def test_a_new_project_trains_from_any_directory_and_passes_its_own_tests(elsewhere, tiny_dir, capsys):
     project = elsewhere / "my story"
     assert main(["init", str(project)]) == 0
@@ -102,6 +103,7 @@ def test_the_commented_lines_let_agent_1_read_what_agent_0_wrote(elsewhere):
     assert "in_turns" in difference("reward", of_reward(changed), of_reward(task.env)), "a resumed run notices it"
 
 
+@pytest.mark.long
 def test_two_steps_say_how_long_the_run_of_a_project_takes(elsewhere, tiny_dir, capsys):
     """The second one is timed, the whole run follows from it; nothing is written."""
     assert main(["init", "mine"]) == 0

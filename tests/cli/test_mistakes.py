@@ -365,6 +365,7 @@ OF_THE_USER = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", OF_THE_USER)
 def test_an_error_in_the_users_code_names_line_item_and_turn(mistake, capsys):
     arguments, expected = OF_THE_USER[mistake]

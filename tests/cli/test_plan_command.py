@@ -40,6 +40,7 @@ def plan(model: Path, *flags: str) -> int:
     return main(["plan", "--config", "magrpo", "--set", *settings, *flags])
 
 
+@pytest.mark.long
 def test_a_config_is_enough_to_plan_for_this_cpu(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     assert plan(config_only, "--device", "cpu", "--prompt-tokens", "20") == 0
     out = capsys.readouterr().out
@@ -51,6 +52,7 @@ def test_a_config_is_enough_to_plan_for_this_cpu(config_only: Path, capsys: pyte
     assert re.search(r"^fits: \w+ needs [\d.]+ GiB, this machine has", out, re.M)
 
 
+@pytest.mark.long
 def test_programs_are_measured_where_the_device_is_here(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     """Without weights; checkpoints are no program."""
     assert plan(config_only, "--device", "cpu", "--prompt-tokens", "20", "--measure") == 0
@@ -61,6 +63,7 @@ def test_programs_are_measured_where_the_device_is_here(config_only: Path, capsy
     assert out.endswith(f"how long it takes is not known: {config_only} has no weights, so no step of the run can be made\n")
 
 
+@pytest.mark.long
 def test_completions_that_begin_early_are_planned(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     """Their caches stay on the device, and the program of two steps is the one that is measured."""
     assert plan(config_only, "--device", "cpu", "--prompt-tokens", "20", "--measure", "--set", "async_steps=1") == 0

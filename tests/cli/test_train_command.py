@@ -111,6 +111,7 @@ def read(*flags: str) -> ExperimentConfig:
     return read_configuration(parser.parse_args(flags)).experiment
 
 
+@pytest.mark.long
 def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
     cfg = ExperimentConfig.of(**read_yaml("out/whole/config.yaml").tree)
     chosen = dict(remat="dots", micro_batches=1, compute_dtype="float32")  # on a CPU, in place of auto

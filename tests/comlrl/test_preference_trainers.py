@@ -60,6 +60,7 @@ def model(tiny_dir) -> str:
     return str(tiny_dir("llama", max_position_embeddings=512))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", TRAINERS)
 def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
     """Two updates with settings under CoMLRL's names; iterative trainers in rounds, MARLHF with another algorithm."""
@@ -83,6 +84,7 @@ def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
     assert prompts == {item["prompt"] for item in ITEMS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])
 def test_a_dataset_of_columns_gives_the_pairs_of_a_list(algorithm, model):
     """A slice of a `datasets.Dataset` is a dict of columns, not a list of rows."""
@@ -98,6 +100,7 @@ def test_a_dataset_of_columns_gives_the_pairs_of_a_list(algorithm, model):
     }
 
 
+@pytest.mark.long
 def test_the_reward_model_may_be_another_model(model, tiny_dir):
     other = str(tiny_dir("qwen2", max_position_embeddings=512, seed=2))
     args = MARLHFConfig(**FEW, reward_updates=2, output_dir="")

@@ -113,6 +113,7 @@ def rows(output_dir) -> list[dict]:
     return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_script_of_magrpo_trains_evaluates_and_saves(model, capsys):
     from jmarl.comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
 

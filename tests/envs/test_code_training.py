@@ -141,6 +141,7 @@ def trained(agents, tmp_path_factory):
         return out, cfg, box.level
 
 
+@pytest.mark.long
 def test_metrics_of_levels_and_pass_at_k_are_logged(trained):
     rows = [json.loads(line) for line in (trained[0] / "metrics.jsonl").read_text().splitlines()]
     steps, evaluations = [row for row in rows if "reward/mean" in row], [row for row in rows if "eval/reward" in row]
@@ -163,6 +164,7 @@ def test_the_sandbox_level_is_in_the_metadata_and_must_not_change(trained, agent
         train(Team.of(agents), CodeGeneration(2, sandbox=box), ITEMS, resumed)
 
 
+@pytest.mark.long
 def test_overlapping_rewards_with_sampling_gives_bit_equal_parameters(agents):
     """Rewards of real executions, for half of the prompts of a step at a time."""
     states = []
@@ -195,6 +197,7 @@ def test_training_without_sandbox_level_s2_is_refused_with_reason_and_remedy(mon
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.long
 def test_the_table_of_baselines_has_a_row_per_method(tiny_dir, monkeypatch, capsys, tmp_path):
     """The whole experiment with a tiny model: every method has a row with its cost."""
     model = str(tiny_dir("llama", seed=0, max_position_embeddings=1024))

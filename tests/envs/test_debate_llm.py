@@ -306,6 +306,7 @@ def random_model(speaker):
     return AgentModel(speaker, max_new_tokens=8)
 
 
+@pytest.mark.long
 def test_a_jmarl_agent_can_be_a_judge(judge_model):
     """Its preference for the first debater shows in position_bias and gives no side an advantage."""
     verdict = LLMJudge(judge_model)(DEBATE, np.random.default_rng(0))
@@ -355,6 +356,7 @@ SHORT = TrainConfig.of(
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_training_continues_when_the_judge_fails(server, speaker, tmp_path):
     """It fails in the second update: those joint actions are masked and counted, and the policies do not change."""
     calls = []

@@ -263,6 +263,7 @@ def near_misses(gold: Fraction) -> list[str]:
     return [str(x) for x in values if x != gold]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "file", "rows"), [
     ("gsm8k", "gsm8k/main/train.jsonl.gz", 5206), ("gsm8k", "gsm8k/main/test.jsonl.gz", 936), ("svamp", "svamp/train.jsonl.gz",
      705),

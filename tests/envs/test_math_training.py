@@ -15,6 +15,7 @@ from jmarl.models.hub.agents import load_agent
 from jmarl.team import agents_of
 
 
+@pytest.mark.long
 def test_a_team_trains_by_turns(tiny_dir, tmp_path):
     """The solver does not act in the first one."""
     cfg = MathConfig.of(

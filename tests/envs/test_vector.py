@@ -369,6 +369,7 @@ def test_an_environment_in_a_mixture_plays_as_it_does_alone():
         own, _ = alone.observe([own_answer.after[i] for i in own_active])
 
 
+@pytest.mark.long
 def test_a_team_trains_on_a_mixture_of_a_mixture(tiny_pair):
     team, params = make_team(tiny_pair)
     inner = Mixture({"grid": make("grid", brief=True), "sudoku": make("sudoku", brief=True)})
@@ -412,6 +413,7 @@ def test_invalid_results_of_a_simulated_environment_are_named(observed, reward, 
         lock.step(states, [["x"], [""]], np.random.default_rng(0))
 
 
+@pytest.mark.long
 def test_a_simulated_environment_is_trained_on_copies(tiny_pair):
     """The states of episodes are copies of the object. What `reset` draws depends on the task alone."""
     team, params = make_team(tiny_pair[:1])

@@ -137,6 +137,7 @@ def test_permuting_the_runs_permutes_the_matrix(runs, played):
     assert got.zero_shot.mean == pytest.approx(played.zero_shot.mean, rel=1e-12)
 
 
+@pytest.mark.long
 def test_several_architectures(runs, other):
     """One stack for each, over all runs.
 

@@ -261,6 +261,7 @@ def test_steps_critic_batches(agents, row, changes, steps):
         assert all(change > 0 for change in jax.tree.leaves(changed))
 
 
+@pytest.mark.long
 def test_ippo_of_one_agent_is_ppo(agents):
     """The same parameters, bit for bit; and PPO refuses a team."""
     results = [one_step(agents[:1], BASE.replace(algorithm=row))[3] for row in ("ppo", "ippo")]
@@ -270,6 +271,7 @@ def test_ippo_of_one_agent_is_ppo(agents):
         train(team, environment(2), ITEMS, BASE.replace(algorithm="ppo"), params=params)
 
 
+@pytest.mark.long
 def test_a_value_head_shares_the_gradient(agents):
     """The gradient of an agent with a value head is the policy's plus value_coef times the value loss's, each made alone."""
     cfg = BASE.replace(algorithm="ippo", separate_critic=False, value_coef=0.3, entropy_coef=0.01, micro_batches=2)
@@ -301,6 +303,7 @@ def without_values_of_pass(setup, separate):
     return setup._replace(programs=programs, critic_programs=with_objective(setup.critic_programs, OWN_CRITIC))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("separate", [True, False])
 def test_values_of_the_pass_that_learns(agents, separate):
     """A step with the values that critics give as they learn is the step with values of a pass of their own before it."""

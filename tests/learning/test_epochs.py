@@ -72,6 +72,7 @@ def assert_close(got, expected):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), got, expected)
 
 
+@pytest.mark.long
 def test_epochs_and_minibatches_are_steps_in_order(params, batch, model):
     """Two passes over two parts: four Adam steps, the third with ratios that are not 1 any more; vmap and map agree."""
     got, metrics = run(params, batch, model, num_epochs=2, num_minibatches=2)
@@ -89,6 +90,7 @@ def test_micro_batches_of_a_minibatch_are_the_minibatch(params, batch, model):
     assert_close(parts.params, whole.params)
 
 
+@pytest.mark.long
 def test_target_kl_holds_an_agent_that_has_moved(params, batch, model):
     """A tiny target lets the first step through, after which the policy has moved; a wide one lets all of them."""
     held, metrics = run(params, batch, model, num_epochs=3, target_kl=1e-9)

@@ -69,6 +69,7 @@ def shares_of_agents(result, evaluation):
     return [np.mean([[vowels(t) for t in row] for row in agent]) for agent in evaluation.rollout.turns[0].texts]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("make", [two_architectures, shared_weights, two_copies])
 def test_a_team_learns_the_probe(tiny_config, tiny_tokenizer, make_tokenizer, make, seed):

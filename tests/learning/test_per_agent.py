@@ -144,6 +144,7 @@ def test_optimisers_closed_form(fields):
     assert steps_done(state).tolist() == [2]
 
 
+@pytest.mark.long
 def test_stacks_have_optimisers_of_their_own(different):
     """Each stack ends where it does in the run that gives its optimiser to all."""
     reward = functools.partial(lambda a, b: [(first(x), first(y)) for x, y in zip(a, b, strict=True)])

@@ -266,6 +266,7 @@ def test_agents_of_a_stack_equal_agents_trained_alone(updated, llama, batch):
 SEVERAL = dict(num_minibatches=2, micro_batches=2, lora_dropout=0.3, kl_coef=0.0, old_logprobs="sampler")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, SEVERAL], ids=["one step", "several"])
 def test_vmap_equals_map(llama, batch, changes):
     """Gradients of all agents at once; also over micro-batches and several steps, with dropout."""
@@ -278,6 +279,7 @@ def test_vmap_equals_map(llama, batch, changes):
         np.testing.assert_allclose(other_metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_every_pass_over_a_batch_has_its_own_dropout(llama, batch):
     """With a learning rate of almost 0, the gradients of the second and third pass still differ."""
     cfg, model = CONFIG.replace(lora_dropout=0.3, learning_rate=1e-30), with_noise(model_of(llama))
@@ -302,6 +304,7 @@ def test_the_reference_is_the_base(llama, batch):
 # --- memory --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", ["map", "vmap", "sample"])
 def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
     """An extra agent costs far less than a large base, in the update (both modes) and in sampling: only its adapters, its rows,

@@ -319,6 +319,7 @@ def test_a_repetition_penalty_reads_the_whole_history(pair):
     assert repeated.turns[1].texts == got.turns[1].texts and np.isfinite(done.logprobs).all()
 
 
+@pytest.mark.long
 def test_stacks_and_shared_weights_continue_from_caches_too(agents, tiny_config, make_tokenizer, random_agent):
     """Two stacks, and one parameter set in two roles: scoring what was sampled gives its log-probabilities."""
     tokenizer = make_tokenizer()
@@ -370,6 +371,7 @@ def test_states_that_are_changed_in_place_are_separate(pair, branching):
 # --- training ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_training_over_two_turns(agents, tmp_path):
     """There are metrics of each turn and of the whole, evaluations do not branch, and a constant return changes nothing."""
     team, params = make_team(agents[:2])
