@@ -130,14 +130,14 @@ def plan_program(name: str, compiled: Compiled, state: int, new_tokens: int, cal
     return ProgramPlan(name, arguments, temporaries, state + temporaries, cost, *times)
 
 
-def plan_checkpoint(state: TeamState, held: int, programs: list[ProgramPlan], cfg: TrainConfig) -> ProgramPlan:
-    """Return what a checkpoint needs on a CPU: a copy of what it saves. held: bytes that stay in memory.
+def plan_checkpoint(state: TeamState, resident: int, programs: list[ProgramPlan], cfg: TrainConfig) -> ProgramPlan:
+    """Return what a checkpoint needs on a CPU: a copy of what it saves. resident: bytes that stay in memory.
 
     The programs of the next step run while it is written.
     """
     size = nbytes(to_checkpoint(state))
     beside = max(program.temporaries for program in programs) if checkpoints_beside_steps(cfg) else 0
-    return ProgramPlan("checkpoint", size, size, held + size + beside, None, 0.0, 0.0)
+    return ProgramPlan("checkpoint", size, size, resident + size + beside, None, 0.0, 0.0)
 
 
 def parts_of_state(state: TeamState) -> dict[str, int]:

@@ -22,7 +22,7 @@ class RolloutExperience(NamedTuple):
 class DataExperience(NamedTuple):
     """Pairs or texts that were drawn from data."""
 
-    batches: tuple[Data, ...]  # one per stack, on the host; still without random keys and the margins of other agents
+    batches: tuple[Data, ...]  # one per stack, on the host; without the margins of other agents
     tokens: int  # number of tokens in the examples
     notes: Mapping[str, float] = {}  # further columns of the step's row
     preparation_s: float = 0.0  # seconds not counted as time of the step, in which pairs were sampled
