@@ -239,24 +239,9 @@ def test_experiments_import_neither_tests_nor_notebooks():
 
 
 EMPTY_NAMES = {
-    "found",
-    "how",
-    "each",
-    "made",
-    "kept",
-    "told",
-    "of_stack",
-    "about",
-    "still",
-    "settle",
-    "ample",
-    "begin_nothing",
-} | {
-    "Played",
-    "Drawn",
-    "of_training",
-    "with_ample_memory",
-}
+    "found", "how", "each", "made", "kept", "told", "of_stack", "about", "still", "settle", "ample", "begin_nothing", "Played",
+    "Drawn", "of_training", "with_ample_memory",
+}  # fmt: skip
 SOURCES = [path.relative_to(ROOT) for folder in ("jmarl", "experiments") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
