@@ -23,6 +23,7 @@ def written(text: str) -> str:
     return text.replace(STOP, "").rstrip()
 
 
+@pytest.mark.long
 def test_the_first_three_updates_are_those_of_train():
     """Texts with their special tokens stand for tokens one to one, because a space parts the words."""
     words = tokenizer(one_page.WORDS, spaced=True)

@@ -71,6 +71,7 @@ def test_peft_loads_the_adapters_onto_their_base(run, tmp_path):
     np.testing.assert_allclose(logits_of(model), our_logits("lora/models/agent_0"), atol=1e-4)
 
 
+@pytest.mark.long
 def test_adapters_of_models_and_of_the_checkpoint_are_the_same_and_name_their_base(tmp_path):
     for run in ("lora", "checkpoint"):
         assert main(["export", "--model", run, "--output", str(tmp_path / run), "--dtype", "bfloat16"]) == 0

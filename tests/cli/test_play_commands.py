@@ -89,6 +89,7 @@ def test_the_newest_weights_of_a_run_that_goes_on_are_those_of_its_checkpoint(tm
     assert load_source([str(tmp_path / "run")]).text.startswith("the checkpoint of step 1")
 
 
+@pytest.mark.long
 def test_a_run_without_config_yaml_needs_its_base_models(tmp_path, capsys):
     shutil.copytree("lora_checkpoint", tmp_path / "run")
     (tmp_path / "run" / "config.yaml").unlink()

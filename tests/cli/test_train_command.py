@@ -131,6 +131,7 @@ def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
     assert (old, new) == (0, 1) and metrics("out/again/earlier_1") == whole
 
 
+@pytest.mark.long
 def test_an_interrupted_run_ends_with_75_and_resumes_to_the_same_metrics(whole, capsys):
     Path("calls").unlink(missing_ok=True)
     flags = ["--output", "out/cut", "--set", "reward=own_rewards_of_tests:interrupting"]

@@ -153,6 +153,7 @@ def test_metrics_of_levels_and_pass_at_k_are_logged(trained):
     assert all(f"eval/pass@{k}" in row and f"eval/pass@{k}_ci95" in row for row in evaluations for k in (1, 2))
 
 
+@pytest.mark.long
 def test_the_sandbox_level_is_in_the_metadata_and_must_not_change(trained, agents, monkeypatch):
     out, cfg, level = trained
     with Checkpointer(out / "checkpoints", read_only=True) as saved:

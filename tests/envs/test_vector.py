@@ -441,6 +441,7 @@ class Undeclared(Count):
     max_turns = None
 
 
+@pytest.mark.long
 def test_a_simulated_environment_without_max_turns_is_played_for_num_turns(tiny_pair):
     """Or until it is done. A truncation is a warning."""
     team, params = make_team(tiny_pair[:1])
@@ -525,6 +526,7 @@ def test_agents_learn_only_from_turns_in_which_they_act(tiny_pair, branching):
     assert rows.tolist() == ([8, 8] if branching == "chain" else [4 + 16, 8 + 16])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["magrpo", "grpo", "iac", "maac", "ippo", "remax"])
 def test_algorithms_train_agents_that_act_in_turns(tiny_pair, algorithm):
     """No update is skipped, although agents are idle in some turns."""
@@ -654,6 +656,7 @@ def test_describe_depends_on_the_options(name, options):
     assert LockStep(make(name)).describe() != LockStep(make(name, **options)).describe()
 
 
+@pytest.mark.long
 def test_a_mixture_can_be_sampled_dynamically(tiny_pair):
     """The rounds of one step have parts of different environments."""
     team, params = make_team(tiny_pair)

@@ -337,6 +337,7 @@ def test_runs_of_equal_names_are_named_by_their_paths(saved, runs, tmp_path):
     assert load_runs(paths, chat=False)[0] == [str(path) for path in paths]
 
 
+@pytest.mark.long
 def test_the_experiment_prints_the_matrix(saved, tmp_path):
     """As a command, on two tiny runs: a table, one line of JSON, the same in a file, and a picture."""
     files = ("--out", str(tmp_path / "out.json"), "--picture", str(tmp_path / "matrix.png"))

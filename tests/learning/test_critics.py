@@ -117,6 +117,7 @@ def moved(before, after):
 # --- what an advantage is ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("critic_type", ["v", "q"])
 @pytest.mark.parametrize("row, separate", [("iac", True), ("iac", False), ("maac", True)])
 def test_the_advantage_is_the_return_minus_the_value(agents, row, critic_type, separate):
@@ -335,6 +336,7 @@ def test_values_of_the_pass_that_learns(agents, separate):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", ["iac", "maac", "ippo"])
 def test_a_critic_learns_a_constant_reward(agents, row):
     """Probe 1: the same reward for everything. The critic's error falls, and what it gives comes near the reward."""
@@ -392,6 +394,7 @@ def test_a_central_critic_reads_the_prompts_of_all(agents):
 CHAIN = {"branching": "chain", "history": "append", "gae_lambda": 0.5}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "row, changes",
     [
@@ -427,6 +430,7 @@ def test_several_turns_and_crossed_actions(agents, row, changes):
     assert np.asarray(batches[0].values).ravel()[0] == 0.5
 
 
+@pytest.mark.long
 def test_micro_batches_of_a_central_critic(agents):
     """Its batch has as many rows as there are tasks, whatever the agents' parts are: here 4 parts of 2 roles by 2 prompts."""
     cfg = BASE.replace(algorithm="maac", num_generations=4, micro_batches=4)
@@ -443,6 +447,7 @@ def test_a_text_longer_than_the_critics_context_is_an_error(agents, tiny_config,
         one_step(agents, BASE.replace(algorithm="ippo"), critic=shorter)
 
 
+@pytest.mark.long
 def test_rewards_of_each_agent_and_a_central_critic(agents):
     """Bootstrapping from the team's mean would be wrong for the single agents."""
     reward = make_reward(lambda a, b: [(1.0, -1.0)] * len(a), num_agents=2)
@@ -457,6 +462,7 @@ def test_rewards_of_each_agent_and_a_central_critic(agents):
             train(team, RewardEnvironment(reward, formatters, answer), ITEMS, cfg, params=params)
 
 
+@pytest.mark.long
 def test_gae_is_scaled_by_role(agents):
     """Two roles of shared weights: the tokens' advantages of each have a standard deviation of 1."""
     cfg = BASE.replace(algorithm="ippo", micro_batches=2)
@@ -534,6 +540,7 @@ def test_the_moving_average_of_rae_follows_each_role(agents):
     np.testing.assert_allclose(policy.advantages[..., 0], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_dr_mas_compares_an_agent_over_all_turns(agents):
     """Rows of one item and agent have one number in both turns; at_grpo's have one a turn."""
     groups = {}
@@ -608,6 +615,7 @@ def test_a_penalty_is_a_reward_only_where_it_is_to_be():
         assert penalizes_tokens(algorithm) is in_reward
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes", [dict(num_prompts=3), dict(num_prompts=3, num_turns=2, early_termination_threshold=-9.0)], ids=str
 )

@@ -115,6 +115,7 @@ def test_a_schedule_counts_optimiser_steps(params, batch, model):
     np.testing.assert_allclose(metrics["learning_rate"], 1e-2 * (1 - 3 / 8), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_parts_are_filled_up_where_turns_make_any_number_of_prompts(params, batch, model):
     """Three prompts in two parts: a fourth of weight 0 is added, and an update of both parts has the whole gradient. A part of
     padding alone is no step."""
@@ -305,6 +306,7 @@ def test_each_epoch_and_each_agent_has_an_order_of_its_own_and_a_seed_repeats_it
     assert in_run(resolve(BASE.replace(num_epochs=2))).keys(5) is None  # nothing to shuffle
 
 
+@pytest.mark.long
 def test_minibatches_are_drawn_in_another_order_in_each_epoch(params, batch, model):
     """Equal to steps by hand on the shuffled parts of each epoch."""
     changes = dict(num_epochs=2, num_minibatches=2)

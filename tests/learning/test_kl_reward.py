@@ -68,6 +68,7 @@ def gae_by_hand(rewards, values, lam):
     return [sum(lam ** (k - t) * delta[k] for k in range(t, len(delta))) for t in range(len(delta))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("separate, kind", [(True, "k1"), (True, "k3"), (False, "k1"), (False, "k2")])
 def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separate, kind):
     """By numpy: r_t = -coef * estimate_t, and the return on the last token; A by its sum over delta; targets = V + A, of
@@ -109,6 +110,7 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
             np.testing.assert_allclose(targets.targets[p, g, :n], values[p, g, :n] + expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("separate", [True, False])
 def test_the_first_update_is_that_without_a_penalty(agents, separate):
     """Agents that are their reference pay nothing for k3: the same advantages, targets and update as with no KL term; and the

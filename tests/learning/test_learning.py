@@ -91,6 +91,7 @@ def test_a_team_learns_the_probe(tiny_config, tiny_tokenizer, make_tokenizer, ma
             assert all(np.abs(x - y).max() > 1e-3 for x, y in pairs)
 
 
+@pytest.mark.long
 def test_without_a_signal_a_team_learns_nothing(tiny_config, tiny_tokenizer, make_tokenizer):
     """The control: a constant reward leaves the completions on held-out prompts exactly as they were."""
     team, params = two_copies(tiny_config, tiny_tokenizer, make_tokenizer, 0)

@@ -171,6 +171,7 @@ def test_an_inactive_agent_changes_in_nothing():
     assert_equal(unstack((one.params, one.opt_state), 1), unstack((both.params, both.opt_state), 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, {"per_agent": "vmap", "num_epochs": 2}, {"algorithm": "ippo"}], ids=str)
 def test_a_frozen_agent_is_played_and_stays_as_it_was(agents, changes):
     """Bit-equal, moments and schedule too, and so is its own critic. Its partner ends where it does in a run in which the
@@ -190,6 +191,7 @@ def test_a_frozen_agent_is_played_and_stays_as_it_was(agents, changes):
         assert_close(params_of(state, 1), params_of(run(agents, reward_of_partner, **changes), 1))
 
 
+@pytest.mark.long
 def test_a_frozen_stack_has_no_optimiser_and_no_update(different, tmp_path):
     """Its partner's run is bit-equal to one in which both learn and the partner's reward does not depend on the other."""
     traced = TRACES["update"]

@@ -84,6 +84,7 @@ assert not {"torch", "jax"} & set(sys.modules), "the host world imports neither 
 """
 
 
+@pytest.mark.long
 def test_a_hub_id_is_downloaded_once_and_then_cached(copy_dir, tmp_path):
     (copy_dir / "pytorch_model.bin").write_bytes(b"not downloaded")
     agent = weights.load_agent(copy_dir)

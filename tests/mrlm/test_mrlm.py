@@ -111,6 +111,7 @@ def test_sections_have_the_keys_of_the_table():
         assert sorted({*names} - {"generation"}) == sorted(KEYS[section])  # of a model: a section in it
 
 
+@pytest.mark.long
 def test_the_quick_start_runs(agents, tmp_path):
     policy_env = LLMEnvironment(agents[0], agents[0].tokenizer, mode=EnvironmentMode.SERVER)
     eval_envs = [MathReasoningEnvironment(MathProblemGenerator()) for _ in range(4)]
@@ -162,6 +163,7 @@ def test_an_episode_continues_until_it_is_done(agents):
     assert trainer.train(1).rewards == [3.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("env", "settings", "turns"),
     [

@@ -131,6 +131,7 @@ def test_without_a_template_the_system_prompt_is_text(agents, make_tokenizer):
     assert prompt.startswith("Be brief.\n\nWrite ") and not trainer.config.episodes.chat
 
 
+@pytest.mark.long
 def test_one_policy_debates_against_itself_on_both_sides(agents):
     env = policy(agents[0])
     trainer = PPOTrainer(env, DebateEnvironment(speeches=1, judge=RuleBasedJudge()), config("ppo", PPOConfig(gamma=0.9)))

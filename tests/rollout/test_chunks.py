@@ -77,6 +77,7 @@ def test_parts_and_overlap_do_not_change_a_rollout(agents, shared, branching):
         assert_equal_trees([turn.rewards for turn in rollout.turns], [turn.rewards for turn in rollouts[0].turns])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:update")
 @pytest.mark.parametrize("algorithm", ["magrpo", "remax", "ippo"])
 def test_parameters_are_bit_equal_with_and_without_overlap(agents, algorithm):

@@ -144,6 +144,7 @@ def test_an_item_that_is_played_twice_has_new_random_numbers(agents):
 # --- what is put together --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -235,6 +236,7 @@ def test_selecting_all_items_of_a_rollout_returns_it_unchanged(agents):
 # --- whole runs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_informative_prompts_are_not_replaced(agents):
     items = ITEMS[1::2]
     jax.tree.map(np.testing.assert_array_equal, run(agents, items=items, dynamic_sampling=2), run(agents, items=items))

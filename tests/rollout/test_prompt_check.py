@@ -154,6 +154,7 @@ def test_the_error_names_an_item_without_a_prompt(agents, wrong):
         run(agents, SHORT, refuses, [default_formatter, lambda item: None])
 
 
+@pytest.mark.long
 def test_formatters_may_return_none_with_in_turns(agents):
     """Agent 0 acts in the first turn and agent 1 in the second: by its formatter, or by the transition alone."""
 

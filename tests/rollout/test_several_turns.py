@@ -269,6 +269,7 @@ def same_logprobs(pair, batch):
 # --- histories -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("branching, chat", [("tree", False), ("chain", True)])
 def test_a_history_continues_from_cached_keys_and_values(brief, branching, chat):
     """Three turns.

@@ -179,6 +179,7 @@ ITEMS = [{"prompt": text} for text in ("The answer", "seven apples and three pea
 SEEDS = (3, 0, 11)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threshold", [None, 0.4], ids=["together", "episodes that end"])
 def test_runs_together_play_what_each_plays_alone(tiny_config, tiny_tokenizer, random_agent, threshold):
     """The same texts and rewards, which draw random numbers and depend on the order of calls; with a threshold, episodes of the

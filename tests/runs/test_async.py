@@ -67,6 +67,7 @@ def test_with_constant_parameters_nothing_changes(tmp_path):
     assert shares[0] == 0 and all(0 < share <= 1 for share in shares[1:])
 
 
+@pytest.mark.long
 def test_rows_that_began_early_are_weighted(early):
     """The parameters have changed since they were sampled: `importance` is not 1 where `off_policy` is not 0."""
     result, directory, traced = early

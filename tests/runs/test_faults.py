@@ -265,6 +265,7 @@ def test_a_reward_model_is_retrained_if_its_pairs_have_changed(tmp_path, caplog)
     assert len(done.rewards) == 5 and "the reward model of round 1 is trained from the beginning" in caplog.text
 
 
+@pytest.mark.long
 def test_damaged_pairs_of_rounds_are_named_in_the_error(tmp_path):
     """One digit of a token, and a file of no bytes."""
     run("rounds", reward=Signalling(9), output_dir=str(tmp_path))
@@ -298,6 +299,7 @@ def test_an_update_without_a_valid_reward_may_be_the_first_after_a_resume(tmp_pa
     assert_equal_runs(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.long
 def test_an_interruption_while_a_row_is_written_loses_no_row(tmp_path, monkeypatch):
     """Two signals come while the host waits for the metrics of an update: the second raises KeyboardInterrupt there."""
     run(output_dir=str(tmp_path / "whole"))
@@ -405,6 +407,7 @@ def test_resuming_is_refused_if_all_checkpoints_are_damaged(stopped, tmp_path):
         run(reward=Signalling(0), output_dir=str(where), resume=True)
 
 
+@pytest.mark.long
 def test_seeds_resume_from_the_newest_step_that_is_intact_in_all_runs(tmp_path):
     """F4: the newest checkpoint of one run is damaged; that of the other is set aside too."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

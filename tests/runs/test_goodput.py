@@ -146,6 +146,7 @@ def test_the_seconds_of_a_slow_reward_are_in_its_column(random_agent, tiny_confi
     assert sum(row[f"time/{phase}"] for row in rows for phase in PHASES) <= wall
 
 
+@pytest.mark.long
 def test_models_are_written_in_the_phase_that_is_named_saving(random_agent, tiny_config, tiny_tokenizer, tmp_path, monkeypatch):
     """A file stands where their directory should be, and the phase is that of the warning of it."""
     from jmarl.config import TrainConfig

@@ -485,6 +485,7 @@ def test_texts_are_learned(agents):
     np.testing.assert_allclose(result.after["loss"], both, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_bit_equal(agents, tmp_path):
     """Six updates, and three updates resumed for three more, have equal parameters and rows of the log."""
 

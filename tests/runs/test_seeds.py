@@ -83,6 +83,7 @@ def test_every_run_equals_the_run_of_its_seed_alone(agent, changes):
     assert len({result.rewards[-1] for result in together}) == len(SEEDS), "seeds differ"
 
 
+@pytest.mark.long
 def test_all_runs_are_trained_by_one_program(agent):
     """For any number of seeds: one sampler for training, one for evaluation, one update."""
     cfg = CONFIG.replace(max_new_tokens=5, num_updates=3)
