@@ -404,7 +404,7 @@ from jmarl.envs.rewards import make_reward
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
 from jmarl.learning.team_update import update_team
-from jmarl.runs import rollouts, start
+from jmarl.runs import prepare, rollouts
 
 agents = [load_agent(sys.argv[1])] * 4
 cfg = TrainConfig.of(num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, lora_rank=2,
@@ -419,7 +419,7 @@ def differ(a, b):
 def run(mesh):
     of_mesh = cfg.replace(mesh=mesh)
     team, params = make_team(agents, lora=True)
-    setup, state = start.start(team, params, of_mesh)
+    setup, state = prepare.start(team, params, of_mesh)
     kept = jax.device_get(state.stacks[0].base)
     for step in range(2):
         sample = rollouts.sampler_of(team, state)
@@ -432,7 +432,7 @@ out = {}
 for mesh in ("agent=2", "agent=2,data=2,model=2"):
     samples, state, changed = run(mesh)
     stack, trained = state.stacks[0], lambda s: [s.stacks[0].params, s.stacks[0].opt_state]
-    _, judged = start.start(*make_team(agents, lora=True), cfg.replace(mesh=mesh, algorithm="ippo"))
+    _, judged = prepare.start(*make_team(agents, lora=True), cfg.replace(mesh=mesh, algorithm="ippo"))
     where = [[s.data.unsafe_buffer_pointer() for x in jax.tree.leaves(of[0].base) for s in x.addressable_shards]
              for of in (judged.stacks, judged.critics)]
     shards = {n: x.value.addressable_shards[0].data.size / x.value.size for n, x in stack.base["layers"].items()}

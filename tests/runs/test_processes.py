@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 from jmarl.config import TrainConfig
 from jmarl.models.sharding import make_mesh
 from jmarl.models.stack import unstack
-from jmarl.runs import checks, fit, seeds
+from jmarl.runs import checks, seeds
 from jmarl.types import Shared
 
 
@@ -52,7 +52,7 @@ items, cfg = [{"prompt": "a"}], TrainConfig.of(num_updates=1)
 refused("train", lambda: checks.check_run(items, cfg, None))
 refused("experiments", lambda: checks.check_settings(cfg))
 refused("seeds", lambda: seeds.check_seeds([0, 1], cfg))
-refused("fit", lambda: fit.check_fit(TrainConfig.of(algorithm="sft", num_updates=1), None))
+refused("fit", lambda: checks.check_fit(TrainConfig.of(algorithm="sft", num_updates=1), None))
 """
 
 
