@@ -118,9 +118,10 @@ def longest_update(setup: Setup, state: TeamState, widths: Sequence[int]) -> tup
     return work_of_rollouts(setup, state, widths), lambda setup: updates_of(setup, state, zero_batches(setup, state, widths))
 
 
-def updates_of(setup: Setup, state: TeamState, batches: Batches) -> list[Lowered]:
-    """Return the programs of an update."""
-    return [lowered for _, _, lowered in lower_team(setup, state, batches)]
+def updates_of(setup: Setup, state: TeamState, batches: Batches) -> Iterator[Lowered]:
+    """Yield the programs of an update, so that one compiles while the next is traced."""
+    for _, _, lowered in lower_team(setup, state, batches):
+        yield lowered
 
 
 def work_of_rollouts(setup: Setup, state: TeamState, widths: Sequence[int]) -> Work:
