@@ -5,8 +5,6 @@ each program remembers the shapes of its last call. Estimates are XLA's own, of 
 the device, such as optimizer moments while the team is sampled.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple

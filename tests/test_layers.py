@@ -7,6 +7,7 @@ top of the package. A new room or a new file at the top must be added to ORDER.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import sys
 from collections import defaultdict
@@ -268,3 +269,17 @@ def test_all_parameters_are_annotated(path):
                 f"{node.name}({x.arg})" for x in parameters if x and x.annotation is None and x.arg not in ("self", "cls")
             ]
     assert not missing
+
+
+@pytest.mark.parametrize("module", [name for name, path in MODULES.items() if "NamedTuple" in path.read_text()])
+def test_fields_of_named_tuples_can_be_read(module):
+    """pdoc and `typing.get_type_hints` do not find what the text of a field names, unless it is built in."""
+    tree = ast.parse(MODULES[module].read_text())
+    if not any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body):
+        return
+    classes = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and any("NamedTuple" in ast.unparse(b) for b in node.bases)
+    ]
+    fields = [field.annotation for node in classes for field in node.body if isinstance(field, ast.AnnAssign)]
+    unknown = {n.id for field in fields for n in ast.walk(field) if isinstance(n, ast.Name) and not hasattr(builtins, n.id)}
+    assert not unknown, f"leave out `from __future__ import annotations` of {module}: {unknown}"

@@ -1,7 +1,5 @@
 """Read a YAML file as plain values, with the line of every key for error messages (pyyaml's safe loader)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, NamedTuple

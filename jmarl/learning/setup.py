@@ -1,7 +1,5 @@
 """Who learns in a run, and how: everything that does not change from step to step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ rule returns our settings; a `Weak` one gives way to any other source of the set
 here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping

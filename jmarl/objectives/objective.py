@@ -5,8 +5,6 @@
 All functions are for one agent; `learning` lifts them to a stack.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -6,8 +6,6 @@
 To add a metric, add it to a dict that is returned here.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A value is given once per completion, before it (v) or after it (q), or before e
 values that the update of their critic computes (`reuses_values`), targets are made of the values of that very pass.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

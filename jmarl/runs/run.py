@@ -1,7 +1,5 @@
 """A run: everything of it that does not change from step to step, and the task that it learns."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ off. Expressions of sympy are built here from the parsed numbers, because math-v
 which passes text to `eval`.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math
