@@ -382,6 +382,7 @@ def test_the_table_has_every_block(document):
             assert block.test in globals(), f"{block.test} is no test"
 
 
+@pytest.mark.long
 def test_the_quick_demo_runs(model, tmp_path, offline_wandb):
     check_demo(DEMO, model, tmp_path)
 
@@ -405,6 +406,7 @@ def test_the_trainer_guide_runs(model, tmp_path, offline_wandb):
     assert Path("my_experiment/final_models/agent_1/model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_the_usage_of_the_readme_runs(model, tmp_path, data_dir):
     (names,) = run_blocks(USAGE, model, tmp_path)
     assert len(rewards("runs/magrpo")) == 1 and names["trainer"].num_agents == 2

@@ -54,6 +54,7 @@ def test_the_first_three_updates_are_those_of_train():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-5), state.params, result.state.stacks[0].params)
 
 
+@pytest.mark.long
 def test_the_command_prints_a_line_per_update_and_the_held_out_reward_before_and_after(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["one_page", "--updates", "2"])
     one_page.main()

@@ -84,6 +84,7 @@ def test_adapters_of_models_and_of_the_checkpoint_are_the_same_and_name_their_ba
     assert len(weights[0]) < 0.7 * Path("lora/models/agent_0/adapter/adapter_model.safetensors").stat().st_size
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dtype", "step"), [("bfloat16", 2**-8), ("float16", 2**-11)])
 def test_weights_are_rounded_to_the_type(dtype, step, tmp_path):
     assert main(["export", "--model", "m0", "--output", str(tmp_path / "out"), "--dtype", dtype]) == 0

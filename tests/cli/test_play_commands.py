@@ -119,6 +119,7 @@ def test_a_run_of_one_of_several_seeds_is_played_in_its_own_environment(has_mode
     assert result["options"] == {"word": "figs"} and result["max_new_tokens"] == 5
 
 
+@pytest.mark.long
 def test_models_that_do_not_fit_are_errors_that_say_why(capsys):
     for models, message in {
         ("m0", "m0", "m1"): "has 2 roles (first, second), and --model gives 3 agents",

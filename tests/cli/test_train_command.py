@@ -146,6 +146,7 @@ def test_an_interrupted_run_ends_with_75_and_resumes_to_the_same_metrics(whole, 
     assert not ExperimentConfig.of(**read_yaml("out/cut/config.yaml").tree).train.run.resume
 
 
+@pytest.mark.long
 def test_a_run_with_no_update_left_says_so(whole, capsys):
     assert main(["train", "--config", "out/whole", "--resume"]) == 0
     lines = capsys.readouterr().out.splitlines()

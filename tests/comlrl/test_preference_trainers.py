@@ -150,6 +150,7 @@ def test_preferences_of_a_file_are_learned(model, tmp_path):
     assert (tmp_path / "saved" / "agent_0" / "model.safetensors").exists()
 
 
+@pytest.mark.long
 def test_a_team_learns_from_given_preferences(model, tmp_path):
     rows = [{"prompt": row["prompt"], "chosen": [row["chosen"]] * 2, "rejected": [row["rejected"]] * 2} for row in PAIRS]
     args = DPOConfig(algorithm="madpo", num_updates=12, learning_rate=1e-2, output_dir="", progress=False)

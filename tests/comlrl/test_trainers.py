@@ -338,6 +338,7 @@ def test_the_trainer_guide_runs(model, offline_wandb):
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batched", [False, True])
 def test_rewards_are_called_per_joint_action_unless_batched(model, batched):
     sizes = []
@@ -351,6 +352,7 @@ def test_rewards_are_called_per_joint_action_unless_batched(model, batched):
     assert sizes == ([{6}] if batched else [{1}] * 6)
 
 
+@pytest.mark.long
 def test_several_rewards_weights_and_processors(model):
     def one(a, b):
         return [1.0] * len(a)

@@ -60,6 +60,7 @@ def test_pass_at_k_ignores_masked_samples():
     np.testing.assert_allclose(pass_at_k(np.array([[1, nan, 0, nan], [nan, nan, nan, 1], [nan] * 4]), 1), [0.5, 1, nan])
 
 
+@pytest.mark.long
 def test_evaluation_reports_the_last_turn_of_each_episode(agents):
     """Chains of up to three turns, some of which end early, compared with a loop over the episodes."""
     rng = np.random.default_rng(0)

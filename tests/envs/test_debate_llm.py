@@ -315,6 +315,7 @@ def test_a_jmarl_agent_can_be_a_judge(judge_model):
     assert json.dumps(Debate(judge=LLMJudge(judge_model)).describe())
 
 
+@pytest.mark.long
 def test_an_untrained_agent_as_a_judge_masks_the_joint_action(random_model):
     """Equal seeds give equal texts."""
     answer = play(LLMJudge(random_model))
@@ -334,6 +335,7 @@ def test_an_agent_as_a_judge_cannot_be_pickled_for_a_pool(random_model):
         pickle.dumps(Debate(judge=LLMJudge(random_model)))
 
 
+@pytest.mark.long
 def test_a_server_that_serves_a_jmarl_agent(server, judge_model, random_model):
     """Debate, HTTP and sampling give the scores of the agent without a server. An untrained agent masks the joint actions."""
 
@@ -378,6 +380,7 @@ def test_training_continues_when_the_judge_fails(server, speaker, tmp_path):
     assert rows[1]["agent_0/grad_norm"] == rows[1]["agent_1/grad_norm"] == 0
 
 
+@pytest.mark.long
 def test_a_run_whose_judge_is_unreachable_from_the_start_fails(speaker):
     env = Debate(1, judge=LLMJudge(model_at(unused_port()), 1))
     team, params = make_team([speaker] * 2)

@@ -253,6 +253,7 @@ def test_equal_trajectories_in_the_pool_and_in_process():
         assert records[0] == records[1]
 
 
+@pytest.mark.long
 def test_an_episode_that_cannot_begin_is_masked_and_counted(tiny_pair):
     """The other episodes are played and trained on. If no episode can begin, that is an error."""
     team, params = make_team(tiny_pair[:1])
@@ -497,6 +498,7 @@ def tiny_pair(tiny_config, tiny_tokenizer, random_agent):
     return [random_agent(cfg, tiny_tokenizer, seed) for seed in range(2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("branching", ["chain", "tree"])
 def test_agents_learn_only_from_turns_in_which_they_act(tiny_pair, branching):
     team, params = make_team(tiny_pair)
@@ -546,6 +548,7 @@ class Silent(Relay):
         return Step(1, ["", None], float(len(messages[0])) / 1000 + 1, True)
 
 
+@pytest.mark.long
 def test_an_agent_that_never_acts_does_not_change(tiny_pair):
     team, params = make_team(tiny_pair)
     before = np.array(params[0]["embed"]) if "embed" in params[0] else None
@@ -567,12 +570,14 @@ class EmptyPrompt(TextEnvironment):
         return Step(None, [None], 1.0, True)
 
 
+@pytest.mark.long
 def test_turns_with_empty_prompts_can_be_logged(tiny_pair, tmp_path):
     team, params = make_team(tiny_pair[:1])
     options = dict(num_updates=1, num_generations=2, max_new_tokens=2, chat=True, progress=False, log_every=1)
     assert train(team, EmptyPrompt(), [{}], TrainConfig.of(output_dir=str(tmp_path), **options), params=params).rewards == [1.0]
 
 
+@pytest.mark.long
 def test_options_that_need_all_agents_to_act_are_refused(tiny_pair):
     team, params = make_team(tiny_pair)
     episodes = Episodes(num_turns=3, history="append")
@@ -613,6 +618,7 @@ class Pass(TextEnvironment):
         return Step(state, [None, None], 1.0, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row, joint", [("c3", "counterfactual"), ("remax", "aligned")])
 def test_alternatives_in_which_other_agents_act_are_trained_on(tiny_pair, row, joint):
     """Counterfactual credit continues them without messages of agents that do not act there. The greedy episode is a baseline
@@ -723,6 +729,7 @@ SHORT = ("num_updates=1", "num_prompts=2", "num_generations=2", "max_new_tokens=
 # --- examples ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_example_of_the_base_module_runs(tiny_pair):
     """A tiny agent trains on it; and by hand: wrong twice, then right in the last of its three turns."""
     (example,) = re.findall(r"\n(    import numpy as np\n.*?)\n\nWith two", base.__doc__, re.DOTALL)

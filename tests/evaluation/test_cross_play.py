@@ -81,6 +81,7 @@ def other(tiny_config, make_tokenizer, random_agent):
 # --- what is sampled -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_agents_write_what_they_write_in_their_own_team(runs, played):
     """Text by text, with the keys of evaluate; and no two agents write the same."""
     for run, agents in enumerate(runs):
@@ -152,6 +153,7 @@ def test_several_architectures(runs, other):
     np.testing.assert_array_equal(got.rewards[0, 2], alone([teams[0][0], teams[2][1]]).turns[0].rewards)
 
 
+@pytest.mark.long
 def test_agents_of_one_architecture_with_other_tokenizers(runs, make_tokenizer):
     """A chat template is applied to its own agent only, and an end of sequence ends only completions of its own agent."""
     cfg = CONFIG.replace(min_new_tokens=0, chat=True)
@@ -172,6 +174,7 @@ def test_agents_of_one_architecture_with_other_tokenizers(runs, make_tokenizer):
     assert len(got.texts[1][0][0][0]) < len(longer.texts[0][0][0])
 
 
+@pytest.mark.long
 def test_shared_weights_are_agents_with_the_same_parameters(runs):
     """`agents_of` splits a run with shared weights into agents that write the same."""
     team, params = make_team([runs[0][0]] * 2, shared_weights=True)

@@ -82,6 +82,7 @@ def bounds(agent, sampled) -> tuple[float, float]:
     return u, 2 * agent.config.num_layers * u
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_learner_scores_what_was_sampled_within_rounding(agent, sampled, dtype: str) -> None:
     """In bfloat16 both programs round nearly alike on CPUs. A learner in float32 rounds nothing, so the bounds also hold where
@@ -113,6 +114,7 @@ def metric(row: dict, name: str) -> float:
     return value
 
 
+@pytest.mark.long
 def test_the_metric_mismatch_of_a_run_is_this_mean(agent, sampled, row) -> None:
     """The run samples the same completions."""
     assert metric(row, "mismatch") == pytest.approx(np.abs(differences(agent, sampled)).mean(), rel=1e-2)

@@ -186,6 +186,7 @@ def test_ippo_has_an_advantage_for_each_token(agents, separate):
         assert changed["value"] > 0 and changed["layers"]["qkv"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", ["iac", "maac"])
 def test_a_critic_of_type_q_reads_up_to_the_last_token(agents, row):
     """With a random head: its values, and where it is trained, are those behind the last token of prompt and completion, each
@@ -246,6 +247,7 @@ def test_lambda_returns_of_a_tree_are_gae(lam):
 # --- what is trained -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "row, changes, steps",
     [("maac", {}, [1]), ("mappo", {"num_epochs": 2}, [1]), ("iac", {}, [1, 1]), ("ippo", {"num_epochs": 2}, [2, 2])],
@@ -479,12 +481,14 @@ def test_gae_is_scaled_by_role(agents):
             assert np.std(np.asarray(policy.advantages)[mask]) == pytest.approx(1, rel=1e-3)
 
 
+@pytest.mark.long
 def test_shared_weights_have_a_critic_in_two_roles(agents):
     _, (batches, critic_batches), _, after, _ = one_step(agents[:1] * 2, BASE, shared_weights=True)
     assert critic_batches[0].rewards.shape == (1, 4, 3) and batches[0].roles[0, :, 0].tolist() == [0, 0, 1, 1]
     assert steps_done(after.critics[0]).tolist() == [1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", ["ippo", "maac", "rae"])
 def test_a_resumed_run_has_its_critics_again(agents, tmp_path, row):
     """4 updates = 2 + 2: agents, critics and what they remember are bit-equal."""
@@ -504,6 +508,7 @@ def test_a_resumed_run_has_its_critics_again(agents, tmp_path, row):
 # --- baselines that are remembered, or played ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_remax_subtracts_what_the_greedy_completion_got(agents):
     """The greedy joint action's reward, made here by an evaluation at temperature 0, for every completion of the item."""
     cfg = BASE.replace(algorithm="remax")
@@ -519,6 +524,7 @@ def test_remax_subtracts_what_the_greedy_completion_got(agents):
     np.testing.assert_allclose(policy.advantages[..., 0], rollout.returns[0][0] - rewards[:, None], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_remax_over_several_turns(agents):
     """A node's baseline is what the greedy episode on its item returns from the same turn on."""
     cfg = BASE.replace(algorithm="remax", num_turns=2, num_generations=2)
@@ -528,6 +534,7 @@ def test_remax_over_several_turns(agents):
     assert rollout.expected[0][0, 0, 0] != rollout.expected[1][0, 0, 0], "the return of two turns and that of the last"
 
 
+@pytest.mark.long
 def test_the_moving_average_of_rae_follows_each_role(agents):
     """b <- 0.9 b + 0.1 mean R of each role, from 0 on; A = R - b. Two roles of shared weights have one each."""
     cfg = BASE.replace(algorithm="rae", ema_decay=0.9)
@@ -585,6 +592,7 @@ def test_settings_that_do_not_fit_are_refused(agents, changes, message):
         train(team, environment(2), ITEMS, BASE.replace(**changes), params=params)
 
 
+@pytest.mark.long
 def test_value_heads_are_not_saved(agents, tmp_path):
     """The models of a run with value heads are plain ones."""
     from jmarl.models.hub.agents import load_agent

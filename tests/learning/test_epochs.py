@@ -84,6 +84,7 @@ def test_epochs_and_minibatches_are_steps_in_order(params, batch, model):
     assert_close(together.params, got.params)
 
 
+@pytest.mark.long
 def test_micro_batches_of_a_minibatch_are_the_minibatch(params, batch, model):
     whole, _ = run(params, batch, model, num_minibatches=2)
     parts, _ = run(params, batch, model, num_minibatches=2, micro_batches=2)
@@ -159,6 +160,7 @@ def test_overlong_completions_are_left_out(params, batch, model):
 # --- whose log-probabilities, and how far they may be off ----------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_rescored_ratios_are_exactly_one_at_the_first_update(params, batch, model):
     """Old log-probabilities that are off by a noise: from the sampler the ratio is not 1; rescored, it is 1 for each token."""
     noise = 0.1 * jax.random.normal(jax.random.key(1), batch.old_logprobs.shape)
@@ -173,6 +175,7 @@ def test_rescored_ratios_are_exactly_one_at_the_first_update(params, batch, mode
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_truncated_importance_sampling(params, batch, model, level):
     """Advantages times min(learner / sampler, cap), by numpy; the ratio is then to the rescored policy, which is exactly 1."""
@@ -223,6 +226,7 @@ def test_what_target_kl_measures():
     assert float(metrics["kl_moved"]) == pytest.approx(np.exp(0.5) - 1.5, rel=1e-5)
 
 
+@pytest.mark.long
 def test_an_agent_that_has_moved_too_far_makes_no_later_step(params, batch, model):
     """Also where a later part has not moved; and one that is held stays so through all steps, weight decay included."""
     old = batch.old_logprobs.at[:, 0].add(jnp.where(batch.action_mask[:, 0], 1.0, 0.0))

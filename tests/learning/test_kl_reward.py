@@ -128,6 +128,7 @@ def test_the_first_update_is_that_without_a_penalty(agents, separate):
     np.testing.assert_allclose(metrics[0]["kl"], 0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_run_of_it_compiles_before_its_first_step_and_resumes(agents, tmp_path):
     """Its update is the program that was compiled for it; the coefficient follows its target; 4 updates = 2 + 2."""
     states = []

@@ -84,6 +84,7 @@ assert_equal = functools.partial(jax.tree.map, np.testing.assert_array_equal)
 # --- numbers of each agent -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode, epochs", [("map", 1), ("vmap", 2)])
 def test_a_stack_with_numbers_of_its_agents_equals_runs_with_one_each(agents, mode, epochs):
     """Learning rates, clips and decays (x, y): agent 0 ends where the run with x for all has it, agent 1 where that with y has
@@ -114,6 +115,7 @@ def test_other_numbers_are_no_other_program(agents):
         assert algorithm.optimizer.optimizer == cfg.optimizer.optimizer[agent]
 
 
+@pytest.mark.long
 def test_own_critics_learn_at_the_rates_of_their_agents(agents, tmp_path):
     run(agents, algorithm="iac", learning_rate=(1e-2, 3e-3), num_updates=1, output_dir=str(tmp_path))
     row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
@@ -217,6 +219,7 @@ def test_whose_turn_it_is_follows_from_the_step():
     assert counts == [4, 0, 3] and updates_per_agent(cfg.run, 3) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "team, changes", [("agents", {}), ("different", {"alternate_every": 2}), ("agents", {"algorithm": "rae"})]
 )
@@ -237,6 +240,7 @@ def test_alternating_is_the_sequence_made_by_hand(request, team, changes):
     assert np.concatenate([steps_done(stack) for stack in got.stacks]).tolist() == [2, 2]
 
 
+@pytest.mark.long
 def test_a_schedule_is_as_long_as_the_agents_own_updates(agents, tmp_path):
     """Linear to 0 over 4 updates of two agents in turn: each sees 1 and 1/2 of its peak."""
     run(agents, update_order="alternating", lr_schedule="linear", output_dir=str(tmp_path))

@@ -104,6 +104,7 @@ def updated(params, batch, model):
     return state, *step(state, batch, model)
 
 
+@pytest.mark.long
 def test_gradients_are_kept_for_their_memory_alone(updated, params, batch, model):
     """Without them, as on GPUs, an update is the same but for rounding, and keeps none: agents take their step in turn."""
     state, after, metrics = updated
@@ -198,6 +199,7 @@ def gradients_of(params, batch, model):
     return variant
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{"micro_batches": 2, "remat": "none"}, {"micro_batches": 4, "remat": "full"}], ids=str)
 def test_micro_batches_and_remat_change_nothing(gradients_of, changes):
     """The two prompts apart; and each group in two as well; other things kept for the backward pass than in `FULL`."""
@@ -208,6 +210,7 @@ def test_micro_batches_and_remat_change_nothing(gradients_of, changes):
         assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.long
 def test_split_keeps_every_row_with_its_prompt(params, batch, model):
     """Parts of 2, 4 and 8: together exactly the rows of the batch, each still beside its own prompt and length."""
     inputs, _ = loss_inputs(unstack(batch, 0), fresh(PLAIN), model, resolve(PLAIN))
@@ -231,6 +234,7 @@ def test_split_keeps_every_row_with_its_prompt(params, batch, model):
         split_inputs(inputs, 3, POLICY)
 
 
+@pytest.mark.long
 def test_vmap_equals_map(updated, batch, model):
     state, new, metrics = updated
     other, other_metrics = step(state, batch, model, PLAIN.replace(per_agent="vmap"))
@@ -240,6 +244,7 @@ def test_vmap_equals_map(updated, batch, model):
         np.testing.assert_allclose(other_metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_stack_equals_its_agents_alone(updated, params, batch, model):
     _, new, metrics = updated
     for a in range(A):
@@ -376,6 +381,7 @@ def loss_through_scores(params, inputs, model, algorithm):
     return token_loss(*scores, inputs.targets, algorithm)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes, tied, tolerance",
     [
@@ -459,6 +465,7 @@ def test_the_penalty_follows_the_coefficient_of_the_moment(params, batch, model)
     assert np.abs(once - none).max() > 1e-3
 
 
+@pytest.mark.long
 def test_a_replaced_row_is_used_by_the_next_update(updated, batch, model, monkeypatch):
     """A row is part of the static argument: no program of the row of the same name before is run, and none is compiled again
     for a row that is put back."""

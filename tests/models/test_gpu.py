@@ -92,6 +92,7 @@ def test_agents_are_merged_into_one_call() -> None:
     assert seen[-1] == (6, 2)
 
 
+@pytest.mark.long
 def test_the_choice_by_platform_has_the_gradient_of_the_plain_form() -> None:
     """Alone and mapped over agents; cuDNN is not traced here, so the choice has one form."""
     q, k, v = heads(3)
@@ -116,6 +117,7 @@ def plain_of_arrays(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array
     return plain(q, k, v, lengths)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agents", [1, 2])
 @pytest.mark.parametrize("keep_cache", [False, True])
 def test_one_kernel_and_several_steps_sample_the_same(tiny_config, monkeypatch, agents: int, keep_cache: bool) -> None:
@@ -155,6 +157,7 @@ def test_four_bits_at_a_time_find_the_threshold_of_top_p(top_p: float) -> None:
         assert gpu.top_p_threshold(weights, top_p) == top_p_threshold(weights, top_p)
 
 
+@pytest.mark.long
 def test_one_kernel_joins_its_parts_in_float32() -> None:
     """In bfloat16, with large scores of both parts (34 and up): logarithms rounded to bfloat16 would be off by a quarter."""
     q = 6 + 0.3 * jax.random.normal(jax.random.key(0), (6, 1, 2, 8))

@@ -153,6 +153,7 @@ def sampled(params, agent, **settings):
     return jax.device_get(sample_stack(params, (prompts, lengths), keys, jnp.array([2]), program=program))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fresh", [True, False])
 def test_the_sampler_draws_the_tokens_of_plain_weights(llama, fresh):
     """New adapters: the base's tokens. Trained ones: those of the merged weights; log-probabilities up to rounding."""
@@ -212,6 +213,7 @@ def gradients_of(llama, batch, params, base):
     return jax.device_get(grad(params, base))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fresh", [True, False])
 def test_gradients_of_the_adapters_are_those_of_the_weight(llama, batch, fresh):
     """By the chain rule, with the merged weight's gradient G and s = alpha / rank, they are s a^T G for b and s G b^T for a.
@@ -288,6 +290,7 @@ def test_every_pass_over_a_batch_has_its_own_dropout(llama, batch):
     assert distance(third, second) > 0.1
 
 
+@pytest.mark.long
 def test_the_reference_is_the_base(llama, batch):
     """The KL is 0 with new adapters and positive later; its reference log-probabilities are those of the base."""
     kl = [step(model_of(llama), batch, llama, KL.replace(per_agent="vmap"), steps)[1]["kl"] for steps in (1, 3)]

@@ -135,6 +135,7 @@ def test_the_quick_start_runs(agents, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "agent_0").vocab_size == agents[0].tokenizer.vocab_size
 
 
+@pytest.mark.long
 def test_a_client_is_frozen(agents):
     team = [LLMEnvironment(agents[0]), LLMEnvironment(agents[1], mode=EnvironmentMode.CLIENT)]
     training = TrainingConfig(num_iterations=1, learning_rate=1e-2)
@@ -148,6 +149,7 @@ def test_a_client_is_frozen(agents):
     assert any(changed[0]) and not any(changed[1])
 
 
+@pytest.mark.long
 def test_weights_lost_in_a_failed_training_raise(agents):
     trainer = GRPOTrainer(LLMEnvironment(agents[0]), Broken(), ExperimentConfig(**SHORT))
     with pytest.raises(RuntimeError, match="no more"):

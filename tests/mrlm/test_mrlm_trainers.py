@@ -58,6 +58,7 @@ def config(algorithm: str, section=None, **training) -> ExperimentConfig:
 # --- policies -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_conversation_has_all_messages_and_rewards(agents):
     env = policy(agents[0], system_prompt="Be brief.", reward_fn=lambda messages: float(len(messages)))
     assert [m.role for m in env.reset().messages] == ["system"]
@@ -103,6 +104,7 @@ def test_a_step_takes_a_message(agents):
 # --- rollouts -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_trained_policy_has_the_new_weights_and_talks_with_them(agents):
     env = policy(agents[0])
     trainer = GRPOTrainer(env, Copy(), config("grpo", max_grad_norm=1.0))
@@ -220,6 +222,7 @@ def test_eval_every_evaluates_sft_on_held_out_trajectories(agents, tmp_path):
         SFTTrainer(policy(agents[0]), [], config("sft", eval_every=1), trajectory_dataset=given)
 
 
+@pytest.mark.long
 def test_eval_episodes_counts_the_held_out_pairs_of_dpo(agents, tmp_path):
     pairs = [{"prompt": "a", "chosen": str(n), "rejected": "no"} for n in range(6)]
     few = config("dpo", eval_every=1, eval_episodes=2, num_epochs=1, checkpoint_dir=str(tmp_path), save_every=0, batch_size=2)
@@ -249,6 +252,7 @@ def test_low_rewards_are_left_out(agents):
         SFTTrainer(policy(agents[0]), Copy(), config("sft", SFTConfig(filter_low_reward=True, min_reward_threshold=1.5)))
 
 
+@pytest.mark.long
 def test_sft_imitates_both_sides_of_an_environment_for_two(agents):
     class Pair(Copy):
         roles = ("a", "b")

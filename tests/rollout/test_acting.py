@@ -79,6 +79,7 @@ def test_batches_of_any_number_of_rows_have_few_sizes(most):
     assert select_in_few_sizes(np.arange(40)[None] < 3, 40, smallest=20).shape == (1, 24)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [False, True])
 def test_inactive_agents_are_not_sampled(tiny_pair, shared):
     """The completions of the active agents are those that they write when all agents are sampled."""
@@ -116,6 +117,7 @@ def moved(before, after) -> list[bool]:
     return [any(bool((x[agent] != np.asarray(y)[agent]).any()) for x, y in pairs) for agent in range(2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("minibatches", [1, 2])
 @pytest.mark.parametrize("why", ["not asked", "cut off"])
 def test_an_agent_without_a_row_is_not_updated(tiny_pair, minibatches, why):
@@ -143,6 +145,7 @@ def test_an_agent_without_a_row_is_not_updated(tiny_pair, minibatches, why):
     assert moved(before, (state.params, state.opt_state, state.running.kl_coef)) == [True, False]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["maac", "ippo", "iac"])
 def test_critics_learn_from_agents_that_act_in_turns(tiny_pair, algorithm):
     """Also a central critic of type v, whose rows have no token."""

@@ -40,6 +40,7 @@ def test_messages_are_encoded_like_a_users_text_in_the_template(tiny_tokenizer):
     assert tiny_tokenizer.decode(row) == chat_prompt(tiny_tokenizer, TEXTS[0], "Be kind.")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chat", [False, True])
 def test_long_messages_are_cut_inside_the_template(agent, chat):
     """The agent reads the whole template around the end of the text, whatever `chat` says."""
@@ -93,6 +94,7 @@ class Greeting(TextEnvironment):
         return Step(state + 1, [[{"role": "user", "content": "Go on"}]], float(len(messages[0])), state == 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("history", ["none", "append"])
 def test_environments_may_return_messages(agent, history):
     result = train(Team.of([agent]), Greeting(), [{}, {}], settings(num_turns=2, branching="chain", history=history))

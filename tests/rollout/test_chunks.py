@@ -57,6 +57,7 @@ def assert_equal_trees(first, second):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [False, True], ids=["two models", "one model, two roles"])
 @pytest.mark.parametrize("branching", ["tree", "chain"])
 def test_parts_and_overlap_do_not_change_a_rollout(agents, shared, branching):
@@ -153,6 +154,7 @@ def test_faults_of_later_parts_have_the_right_index_and_errors_are_raised(agents
         play_turns(make_team(agents), environment(raises), sample_parts=2)
 
 
+@pytest.mark.long
 def test_the_sampler_of_parts_is_compiled_before_the_first_step(agents):
     cfg = TrainConfig.of(num_updates=2, num_prompts=4, num_generations=2, max_new_tokens=5, min_new_tokens=5, sample_parts=2)
     before, traces = TRACES.copy(), []

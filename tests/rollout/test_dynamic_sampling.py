@@ -242,6 +242,7 @@ def test_informative_prompts_are_not_replaced(agents):
     jax.tree.map(np.testing.assert_array_equal, run(agents, items=items, dynamic_sampling=2), run(agents, items=items))
 
 
+@pytest.mark.long
 def test_without_an_informative_prompt_the_first_prompts_stay(agents, tmp_path):
     """Two rounds find none; the update of the first prompts changes nothing."""
     before = jax.device_get(make_team(agents)[1][0])
@@ -254,6 +255,7 @@ def test_without_an_informative_prompt_the_first_prompts_stay(agents, tmp_path):
         assert row["prefilled_tokens"] > 2 * once["prefilled_tokens"], "prompts of all three rounds are counted"
 
 
+@pytest.mark.long
 def test_no_group_of_an_update_has_zero_variance(agents, tmp_path):
     """Half of the items are flat: without dynamic sampling some updates have groups of equal returns, with it none.
 
@@ -294,6 +296,7 @@ def test_a_negative_number_of_rounds_is_refused():
         BASE.replace(dynamic_sampling=-1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("num_turns", "first", "mean"), [(1, 0, 1), (2, 0 + 1, (1 + 5 + 9) / 3)])
 def test_the_mean_return_of_all_rounds_is_logged(agents, tmp_path, num_turns, first, mean):
     """Three rounds whose turns have the rewards 0, 1, 2, ... for all completions: none is informative."""

@@ -191,6 +191,7 @@ def test_none_in_a_later_turn_is_an_error_without_in_turns(agents):
 # --- drop and truncate_left ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_dropped_items_are_left_out_before_training(agents):
     """The run is bit-equal to one on the other items."""
     with pytest.warns(UserWarning, match="2 of 6 items .* has 150 tokens; .* these items are left out .long_prompts='drop'"):
@@ -204,6 +205,7 @@ def test_dropped_items_are_left_out_before_training(agents):
         run(agents, [LONG], refuses, long_prompts="drop")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chat", [False, True])
 def test_long_prompts_are_cut_on_the_left_and_counted(agents, tmp_path, chat):
     """The run is bit-equal to one on items that were cut by hand."""
@@ -224,6 +226,7 @@ def test_a_template_that_leaves_no_room_is_an_error(agents):
         run(agents, ITEMS, refuses, chat=True, max_new_tokens=CONTEXT - 8, long_prompts="truncate_left", num_prompts=6)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:2 of 6 items", "ignore:prompts longer", "ignore:update")
 def test_rounds_of_pairs_and_dynamic_sampling_cut_long_prompts(agents, tmp_path):
     run(agents, ITEMS, algorithm="madpo_iter", comparator="initial", long_prompts="truncate_left", num_prompts=6)
@@ -245,6 +248,7 @@ class Writes(TextEnvironment):
         return Step(state, ["5" * 150] * 2, float(len(messages[0])), False)
 
 
+@pytest.mark.long
 def test_environments_that_write_their_prompts_can_drop_those_of_later_turns_only(agents):
     class OneTurn(Writes):
         max_turns = 1
@@ -279,6 +283,7 @@ def test_a_long_prompt_of_a_later_turn_is_an_error(agents):
         played(agents, num_turns=2, branching="chain", joint_mode="aligned")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("branching", ["tree", "chain"])
 @pytest.mark.parametrize("history", ["none", "append"])
 def test_an_episode_ends_before_a_long_prompt_with_drop(agents, branching, history):
@@ -303,6 +308,7 @@ def test_alternatives_end_with_the_episode_that_drop_ends(agents):
     np.testing.assert_array_equal(got.joint_returns[0][1], got.turns[0].rewards[1])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:prompts longer")
 @pytest.mark.parametrize("history", ["none", "append"])
 def test_log_probabilities_of_cut_conversations_are_those_of_the_cut_prompts(agents, history):

@@ -247,6 +247,7 @@ def test_buckets():
     assert [bucket(n) for n in (1, 16, 17, 32, 33, 100)] == [16, 16, 32, 32, 64, 128]
 
 
+@pytest.mark.long
 def test_the_number_of_compiles_is_bounded_by_the_buckets(pair):
     """Prompts of 1 to 60 tokens, with another seed, step and purpose each time, need three programs: for 16, 32 and 64
     tokens."""
@@ -346,6 +347,7 @@ def healthy(after, metrics):
 BAD_REWARDS = [float("nan"), float("inf"), -float("inf"), None, "2", 1e308, np.float32("nan"), np.float64(1e308)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bad", BAD_REWARDS, ids=repr)
 def test_a_bad_reward_changes_neither_parameters_nor_other_returns(pair, bad):
     """Of one of six joint actions: its return is NaN and counted, all else is finite, and the update learns from the other
@@ -387,6 +389,7 @@ def test_equal_rewards_give_no_gradient(pair, algorithm):
     assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["magrpo", "grpo"])
 def test_a_group_of_one_gives_no_gradient_with_a_group_baseline(pair, algorithm):
     """Without a baseline it does."""

@@ -73,6 +73,7 @@ def play_pair(pair, reward, items=ITEMS[:1], group=2, transition=answer, setting
 # --- returns -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode, cross_credit, gamma, leaves, roots",
     [
@@ -130,6 +131,7 @@ def test_returns_of_three_turns_by_hand():
 # --- what is read --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_children_read_what_the_transition_returns(pair):
     """The prompt of each child names its own parent's completions, and histories hold all turns.
 
@@ -215,6 +217,7 @@ def test_a_batch_of_a_tree(pair):
     same_logprobs(pair, batch)
 
 
+@pytest.mark.long
 def test_a_batch_of_chains(pair):
     """Every row is a node; the rows of one turn of all episodes of an item are a group."""
     got = play_pair(pair, lambda a, b: [len(x) for x in a], ITEMS, group=3, num_turns=2, branching="chain")
@@ -390,6 +393,7 @@ def test_training_over_two_turns(agents, tmp_path):
         assert f'"{name}"' in text
 
 
+@pytest.mark.long
 def test_later_turns_do_not_compile_at_every_step(agents):
     """Three updates of two turns need as many programs as one update."""
     team, params = make_team(agents[:2])

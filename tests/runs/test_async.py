@@ -79,6 +79,7 @@ def test_rows_that_began_early_are_weighted(early):
     assert result.state.pending == (), "a result holds no unfinished completions"
 
 
+@pytest.mark.long
 def test_a_longer_run_goes_on_bit_equal(early, tmp_path):
     """Two updates, then two more: the rows that have begun are in the checkpoint."""
     settings = dict(async_steps=1, output_dir=str(tmp_path), temperature=0.9)
@@ -134,6 +135,7 @@ def test_several_stacks_and_shared_weights():
         assert rewards[0] == rewards[1], kind
 
 
+@pytest.mark.long
 def test_an_environment_that_changes_its_prompts_is_refused():
     """`reset` is called for a step twice: when its first rows begin, and when it is played."""
 

@@ -150,6 +150,7 @@ def test_each_start_of_a_run_is_recorded(directory):
     assert "reward" not in (directory / "attempts/1/log.txt").read_text(), "the first one printed no progress"
 
 
+@pytest.mark.long
 def test_an_attempt_that_fails_says_why(team, tmp_path):
     with pytest.raises(ValueError, match="valid reward"):
         train(

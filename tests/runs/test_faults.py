@@ -320,6 +320,7 @@ def test_an_interruption_while_a_row_is_written_loses_no_row(tmp_path, monkeypat
     assert_equal_runs(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.long
 def test_an_interrupted_run_returns_its_state_and_restores_the_signal_handlers(tmp_path):
     """As in a notebook, without an output directory. The weights can be saved."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)

@@ -209,6 +209,7 @@ def test_agents_imitate_on_the_prompts_that_they_are_trained_on(pair, chat):
     assert [coded.prompt for [coded] in shown] == read[:2]
 
 
+@pytest.mark.long
 def test_agents_that_imitate_solve_what_they_were_shown(pair):
     env = Parts()
     cfg = TrainConfig.of(algorithm="sft", num_updates=60, learning_rate=1e-2, batch_size=4, progress=False)

@@ -67,6 +67,7 @@ def test_programs_are_made_for_gpus(for_gpus, tiny_agent, changes):
         assert not any(exact) if "compute_dtype" in changes else all(exact)
 
 
+@pytest.mark.long
 def test_auto_is_bfloat16_on_gpus(for_gpus, tiny_agent):
     """In the sampler, which knows its platform; a run resolves the setting before."""
     sampler = texts_of(tiny_agent, compute_dtype="auto")[0]

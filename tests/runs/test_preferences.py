@@ -196,6 +196,7 @@ def test_agents_of_a_team_get_one_joint_loss(team, old):
     assert abs(alone["loss"][0] - alone["loss"][1]) > 1e-3
 
 
+@pytest.mark.long
 def test_at_the_start_the_loss_is_log_2_and_reference_free_is_not(team):
     """The policy is its own reference: every margin is 0, but the gradient is not."""
     grads, metrics = learned(team, team[1][0], PAIRS, resolved(algorithm="madpo"))

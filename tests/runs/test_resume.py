@@ -146,6 +146,7 @@ def test_every_kind_of_run_goes_on_with_other_shapes(tmp_path, kind, settings):
     assert int(result.state.step) == updates + 2
 
 
+@pytest.mark.long
 def test_auto_begins_without_a_checkpoint_and_keeps_the_files_that_are_there(tmp_path):
     """A run that was killed before its first checkpoint, while its config.yaml was written, or when it had only the lock."""
     cfg = TrainConfig.of(output_dir=str(tmp_path), resume="auto")

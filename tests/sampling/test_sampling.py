@@ -419,6 +419,7 @@ def test_a_product_with_split_panels_equals_the_product(number, sizes):
     np.testing.assert_allclose(decoder.product(x, panels), x @ w, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("agents, vocab", [((0,), 320), ((0, 1), 320), ((0, 1), 2176), ((0, 1), 300)])
 def test_panels_do_not_change_completions(tiny_config, agents, vocab, tied):

@@ -83,6 +83,7 @@ def scored(params, cfg, batch):
     return value_and_grad(params, cfg, batch)
 
 
+@pytest.mark.long
 def test_sharing_the_prompt_changes_neither_scores_nor_gradients(params, cfg, batch, scored):
     """Compare with completions that each follow their own copy of the prompt, for prompts of different lengths."""
     (value, scores), grads = scored

@@ -91,6 +91,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agents, settings", SETTINGS)
 def test_rows_in_fewer_slots_get_the_same_tokens(cfg, params, agents, settings):
     """16 rows of each agent move to 4 slots when 4 are left, and the loops together make as many steps as the longest row."""
@@ -150,6 +151,7 @@ def test_rows_that_begin_early_get_the_same_tokens(cfg, params, agents, settings
     assert (np.asarray(pending.begun) <= PROMPTS * GROUP).all()
 
 
+@pytest.mark.long
 def test_no_row_is_more_than_one_step_early(cfg, params):
     """A step ends when its own rows have ended: rows of the next go on where they were, and have no tokens of later steps."""
     settings, stop = Sampling(NEW), np.array([319], np.int32)  # rows hardly end, so the next step has to wait for slots
