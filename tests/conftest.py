@@ -64,12 +64,16 @@ FAST = {"rl", "config", "envs"}  # folders whose tests are marked fast, without 
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the inner loop of a developer, `-m fast`."""
+    """Mark the inner loop of a developer, `-m fast`, and spread the files of the sandbox, which wait more than they compute."""
     for item in items:
         slower = {mark.name for mark in item.iter_markers()} & {"long", "slow", "soak"}
         needs = {"box", "sandbox", "smollm2", "tiny_dir", "copy_dir", "random_agent"} & {*getattr(item, "fixturenames", ())}
         if item.path.parent.name in FAST and "train" not in item.nodeid and not slower and not needs:
             item.add_marker("fast")
+    files = dict.fromkeys(item.path for item in items)
+    groups = [[file for file in files if (file.parent.name == "sandbox") == waits] for waits in (True, False)]
+    place = {file: (i + 0.5) / len(group) for group in groups for i, file in enumerate(group)}
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.fixture(autouse=True, scope="module")

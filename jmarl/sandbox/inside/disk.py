@@ -31,6 +31,7 @@ WRITTEN_FACTOR = 4
 FASTEST_WRITE, FASTEST_MKDIR = 4 << 30, 100_000  # bytes and directories that a program may make in a second
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.02  # between two measurements
 LONG_S = 0.003  # after a measurement that took longer, the program is stopped during the next one
+ENDING_S = 1.0  # a process that is killed frees its memory before it has ended
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -56,8 +57,9 @@ class DiskMeter:
         try:
             exceeded, moved = written_bytes(self.pid) > WRITTEN_FACTOR * self.limit, False
             size, entries, directories = usage(self.directory, unlinked_bytes(self.pid), self.limit)
-        except PermissionError:  # also raised for a process that has ended
-            exceeded, moved = not select.select([self.pidfd], [], [], 0)[0], False
+        except PermissionError:  # also raised for a process that is ending
+            signal.pidfd_send_signal(self.pidfd, signal.SIGSTOP)  # another one writes nothing meanwhile
+            exceeded, moved = not select.select([self.pidfd], [], [], ENDING_S)[0], False
         except OSError:  # a directory was moved or removed meanwhile
             exceeded, moved = False, True
         finally:
