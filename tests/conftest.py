@@ -10,6 +10,7 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
+import re
 import resource
 import shutil
 import socket
@@ -47,6 +48,8 @@ os.environ.setdefault("XLA_FLAGS", _QUICK)
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+gc.set_threshold(100_000, 50, 50)  # what is traced lives on: to look for garbage seldom takes a tenth off the time of tests
+
 VOCAB = 320
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2, as in SmolLM2
 CHATML = (
@@ -60,15 +63,23 @@ def add(first, second):
 The answer is 42. The two agents talk to each other and then the other agent answers the question of the first."""
 
 
-FAST = {"rl", "config", "envs"}  # folders whose tests are marked fast, without those that train or use a sandbox
+FAST = {"rl", "config", "envs"}  # folders whose tests are marked fast, without those that train, run programs or read data
+SLOWER_FIXTURES = {"box", "sandbox", "smollm2", "tiny_dir", "copy_dir", "random_agent", "data_dir"}
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import no files for `-m fast` that have no such tests."""
+    if config.getoption("markexpr") == "fast" and collection_path.suffix == ".py":
+        return collection_path.parent.name not in FAST or None
+    return None
 
 
 def pytest_collection_modifyitems(items):
     """Mark the inner loop of a developer, `-m fast`, and spread the files of the sandbox, which wait more than they compute."""
     for item in items:
         slower = {mark.name for mark in item.iter_markers()} & {"long", "slow", "soak"}
-        needs = {"box", "sandbox", "smollm2", "tiny_dir", "copy_dir", "random_agent"} & {*getattr(item, "fixturenames", ())}
-        if item.path.parent.name in FAST and "train" not in item.nodeid and not slower and not needs:
+        slower |= SLOWER_FIXTURES & {*getattr(item, "fixturenames", ())}
+        if item.path.parent.name in FAST and not re.search("train|code|workspace", item.nodeid) and not slower:
             item.add_marker("fast")
     files = dict.fromkeys(item.path for item in items)
     groups = [[file for file in files if (file.parent.name == "sandbox") == waits] for waits in (True, False)]

@@ -387,6 +387,7 @@ def test_the_quick_demo_runs(model, tmp_path, offline_wandb):
     check_demo(DEMO, model, tmp_path)
 
 
+@pytest.mark.long
 def test_the_quick_demo_without_indentation_runs(model, tmp_path, offline_wandb):
     check_demo(FLAT_DEMO, model, tmp_path)
 

@@ -15,6 +15,8 @@ from jmarl import ExperimentConfig, load_agent, run_experiment, save_pretrained
 from jmarl.cli.main import main
 from jmarl.models import decoder
 
+pytestmark = pytest.mark.long
+
 TOKENS = [1, 40, 71, 9, 200, 17]
 
 
@@ -46,7 +48,6 @@ def our_logits(path) -> np.ndarray:
     return np.asarray(decoder.forward(agent.params, agent.config, jnp.asarray(TOKENS)))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("run", ["lora", "checkpoint"])
 def test_transformers_loads_a_merged_model(run, tmp_path, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -71,7 +72,6 @@ def test_peft_loads_the_adapters_onto_their_base(run, tmp_path):
     np.testing.assert_allclose(logits_of(model), our_logits("lora/models/agent_0"), atol=1e-4)
 
 
-@pytest.mark.long
 def test_adapters_of_models_and_of_the_checkpoint_are_the_same_and_name_their_base(tmp_path):
     for run in ("lora", "checkpoint"):
         assert main(["export", "--model", run, "--output", str(tmp_path / run), "--dtype", "bfloat16"]) == 0
@@ -84,7 +84,6 @@ def test_adapters_of_models_and_of_the_checkpoint_are_the_same_and_name_their_ba
     assert len(weights[0]) < 0.7 * Path("lora/models/agent_0/adapter/adapter_model.safetensors").stat().st_size
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("dtype", "step"), [("bfloat16", 2**-8), ("float16", 2**-11)])
 def test_weights_are_rounded_to_the_type(dtype, step, tmp_path):
     assert main(["export", "--model", "m0", "--output", str(tmp_path / "out"), "--dtype", dtype]) == 0

@@ -385,6 +385,7 @@ def contents(directory: str) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path(directory).rglob("*") if path.is_file() and path.name != "lock"}
 
 
+@pytest.mark.long
 def test_a_failed_start_changes_nothing_of_an_earlier_run(capsys):
     flags = ["--output", "out/failing"]
     for _ in range(2):  # before the run begins, and in its first update

@@ -22,6 +22,8 @@ from jmarl.preferences.encoding import encode_trajectory
 from jmarl.preferences.pairs import read_rows
 from jmarl.sampling.generate import tokenize
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 WORDS, UNSCORED, STOPS = (f"cli_environments:{name}" for name in ("Words", "Unscored", "StopsOnce"))
@@ -71,7 +73,6 @@ def read(path: object) -> dict:
 # --- models ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("run", ["full", "lora"])
 def test_a_checkpoint_gives_the_agents_that_the_run_saved(run):
     finished, checkpoint = load_source([run]), load_source([f"{run}_checkpoint"])
@@ -79,7 +80,6 @@ def test_a_checkpoint_gives_the_agents_that_the_run_saved(run):
     assert checkpoint.text == f"the checkpoint of step 2 in {run}_checkpoint" and checkpoint.cfg == finished.cfg
 
 
-@pytest.mark.long
 def test_the_newest_weights_of_a_run_that_goes_on_are_those_of_its_checkpoint(tmp_path):
     """It has the models of an earlier end."""
     shutil.copytree("full", tmp_path / "run")
@@ -89,7 +89,6 @@ def test_the_newest_weights_of_a_run_that_goes_on_are_those_of_its_checkpoint(tm
     assert load_source([str(tmp_path / "run")]).text.startswith("the checkpoint of step 1")
 
 
-@pytest.mark.long
 def test_a_run_without_config_yaml_needs_its_base_models(tmp_path, capsys):
     shutil.copytree("lora_checkpoint", tmp_path / "run")
     (tmp_path / "run" / "config.yaml").unlink()
@@ -100,7 +99,6 @@ def test_a_run_without_config_yaml_needs_its_base_models(tmp_path, capsys):
         load_source([str(tmp_path / "run")], ["m1"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("has_models", [True, False])
 def test_a_run_of_one_of_several_seeds_is_played_in_its_own_environment(has_models, tmp_path):
     """Its settings are in the directory above."""
@@ -119,7 +117,6 @@ def test_a_run_of_one_of_several_seeds_is_played_in_its_own_environment(has_mode
     assert result["options"] == {"word": "figs"} and result["max_new_tokens"] == 5
 
 
-@pytest.mark.long
 def test_models_that_do_not_fit_are_errors_that_say_why(capsys):
     for models, message in {
         ("m0", "m0", "m1"): "has 2 roles (first, second), and --model gives 3 agents",
@@ -175,7 +172,6 @@ def test_progress_shows_the_mean_that_the_table_has(capsys):
     assert out.startswith("mean return over tasks ") and f"seed 0: 8/8 episodes, mean {mean}," in err
 
 
-@pytest.mark.long
 def test_a_run_on_prompts_with_a_reward_is_evaluated_on_its_held_out_rows(tmp_path, capsys):
     """Its prompts are those of the run, with the texts of its roles."""
     items = [{"prompt": f"Item {i} is"} for i in range(5)] + [{"prompt": [{"role": "user", "content": "Item 5 is"}]}]
@@ -257,7 +253,6 @@ def test_batches_are_as_equal_as_they_can_be():
 # --- cross-play ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_cross_play_pairs_the_agents_of_runs_and_a_run_alone_earns_what_eval_says(tmp_path, capsys):
     """Runs and checkpoints of different models, in the task of the runs or in that of a YAML file."""
     flags = ("-n", 6, "--num-generations", 2, "--json", tmp_path / "x.json")
@@ -322,7 +317,6 @@ def test_training_reads_the_prompts_that_were_sampled_from(chat, tmp_path, tiny_
         assert trajectory.reward == row["rewards"][0]["value"]
 
 
-@pytest.mark.long
 def test_a_file_has_all_turns_and_agents(tmp_path):
     """With history append an agent's episode is one row, with history none each turn is."""
     option = ("--option", "turns=2")
@@ -378,7 +372,6 @@ def test_a_collection_that_was_stopped_continues_with_the_same_result(name, tmp_
     assert "exists and is complete" in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_what_was_collected_is_learned_from(tmp_path):
     """By sft and, from several completions of a prompt, by dpo."""
     pairs, rows = tmp_path / "p.jsonl", tmp_path / "t.jsonl"
@@ -427,7 +420,6 @@ def test_play_prints_what_every_agent_reads_and_writes_and_the_rewards(tmp_path,
 # --- exit codes of real processes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_a_process_that_is_terminated_exits_with_75_and_one_that_fails_with_1(tmp_path):
     """The same command continues: what it wrote is the beginning of the whole."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}

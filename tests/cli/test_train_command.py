@@ -425,6 +425,7 @@ def test_what_nobody_said_follows_from_the_environment(capsys):
     assert read("--config", "debate.yaml", "--set", "num_turns=5").train.episodes.branching == "tree"
 
 
+@pytest.mark.long
 def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
     command = [
         "train",

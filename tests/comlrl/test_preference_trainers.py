@@ -135,6 +135,7 @@ def test_a_round_has_the_updates_that_its_pairs_take(settings, updates):
     assert MADPOIterConfig(num_prompts=4, batch_size=8, **settings).train_config(20).preference.round_updates == updates
 
 
+@pytest.mark.long
 def test_preferences_of_a_file_are_learned(model, tmp_path):
     """The accuracy on held-out pairs rises from a half to 1, and evaluate reports it."""
     path = tmp_path / "pairs.json"

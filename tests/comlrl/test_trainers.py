@@ -531,6 +531,7 @@ def test_settings_are_frozen_and_can_be_replaced():
 # --- agents, data, formatters -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_agents_are_names_or_loaded_and_of_one_or_several_models(model, tiny_dir):
     other = str(tiny_dir("qwen2"))
     three = dict(reward_func=lambda a, b, c: [float(len(a[0]) - len(b[0]) + len(c[0]))])

@@ -89,6 +89,7 @@ def test_agents_write_what_they_write_in_their_own_team(runs, played):
     assert len({t for run in played.texts for agent in run for item in agent for t in item}) == 3 * 2 * 3 * GROUP
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["aligned", "cross"])
 def test_the_diagonal_equals_evaluate(runs, mode):
     """Means and intervals."""

@@ -380,6 +380,7 @@ def test_a_critic_of_another_model(agents, tiny_config, tiny_tokenizer, make_tok
         one_step(agents, BASE.replace(algorithm="magrpo"), critic=other)
 
 
+@pytest.mark.long
 def test_a_central_critic_reads_the_prompts_of_all(agents):
     """In order, one a line; as type q the completions behind them."""
     cfg = BASE.replace(algorithm="maac", critic_type="q")

@@ -102,6 +102,7 @@ def test_target_kl_holds_an_agent_that_has_moved(params, batch, model):
     assert_close(free.params, run(params, batch, model, num_epochs=3)[0].params)
 
 
+@pytest.mark.long
 def test_an_agent_is_held_alone(params, batch, model):
     """Agent 1 has equal rewards and does not move: it makes all its steps (of size 0) while agent 0 is held."""
     equal = batch._replace(rewards=batch.rewards.at[1].set(1.0))

@@ -150,6 +150,7 @@ def torch_loss(model, reference, batch, agent, cfg):
     return ((token * mask).sum(-1) / mask.sum(-1)).mean()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cfg", [PLAIN, FULL_AT_ONCE], ids=["magrpo-map", "grpo-kl-entropy-vmap"])
 def test_three_updates_equal_torch(params, batch, model, directories, cfg):
     """Loss, gradient norm and every new weight of both agents: transformers, autograd, torch's AdamW and clip."""

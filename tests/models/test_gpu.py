@@ -44,12 +44,14 @@ def real(x: jax.Array) -> np.ndarray:
     return np.asarray(x)[np.asarray(inside)]
 
 
+@pytest.mark.long
 def test_rows_without_a_gap_give_the_attention_of_groups() -> None:
     q, k, v = heads(0)
     got = gpu.attend_rows(SIZES, q, k, v, LENGTHS, "xla")
     np.testing.assert_allclose(real(got), real(plain(q, k, v, LENGTHS)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_rows_without_a_gap_give_the_gradient_of_groups() -> None:
     """Also of the prompt's heads, which only the first completion's row returns."""
     q, k, v = heads(1)

@@ -244,6 +244,7 @@ def updated(llama, batch):
     return model, *step(model, batch, llama, KL)
 
 
+@pytest.mark.long
 def test_only_adapters_are_trained(updated, llama):
     """Every adapter changes, the base stays bit-equal to the loaded weights, and the state has only adapters."""
     model, state, _ = updated
@@ -255,6 +256,7 @@ def test_only_adapters_are_trained(updated, llama):
     assert state.reference is None
 
 
+@pytest.mark.long
 def test_agents_of_a_stack_equal_agents_trained_alone(updated, llama, batch):
     model, state, metrics = updated
     for a in range(A):

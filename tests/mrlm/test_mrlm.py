@@ -158,6 +158,7 @@ def test_weights_lost_in_a_failed_training_raise(agents):
         trainer.evaluate()
 
 
+@pytest.mark.long
 def test_an_episode_continues_until_it_is_done(agents):
     """The return counts its steps. There is no warning, which would be an error in tests."""
     trainer = GRPOTrainer(LLMEnvironment(agents[0]), Talk(3), ExperimentConfig(**SHORT))
@@ -185,6 +186,7 @@ def test_truncated_episodes_warn_once_with_the_number_of_turns(agents, env, sett
     assert len(warned) == 1 and (isinstance(env, list) or rewards == [turns, turns])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [2, 4])
 def test_max_episode_length_makes_a_chain(agents, tmp_path, length):
     """So the number of joint actions is linear in the length, not exponential."""
@@ -199,6 +201,7 @@ def test_branching_can_be_set_to_tree(agents):
     assert GRPOTrainer(LLMEnvironment(agents[0]), Talk(2), config).config.episodes.branching == "tree"
 
 
+@pytest.mark.long
 def test_held_out_tasks_are_played_if_eval_every_is_set(agents):
     config = ExperimentConfig(TrainingConfig(num_epochs=1), eval_every=1, **SHORT)
     result = GRPOTrainer(LLMEnvironment(agents[0]), Letters(), config).train()

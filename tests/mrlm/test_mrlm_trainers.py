@@ -160,6 +160,7 @@ def test_a_frozen_policy_alone_cannot_be_trained(agents, cls):
 # --- given data ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_dpo_prefers_the_chosen_completions(agents):
     pairs = [{"prompt": [{"role": "user", "content": f"{n} plus 1"}], "chosen": str(n + 1), "rejected": "no"} for n in range(4)]
     trainer = DPOTrainer(policy(agents[0], system_prompt="Count."), pairs, config("dpo", DPOConfig(beta=0.2)))
@@ -171,6 +172,7 @@ def test_dpo_prefers_the_chosen_completions(agents):
     assert after["eval/loss"] < before["eval/loss"] and after["eval/accuracy"] == 1.0
 
 
+@pytest.mark.long
 def test_dpo_of_a_team_learns_from_joint_pairs(agents, tmp_path):
     pairs = [{"prompt": "a", "chosen": ["b", "c"], "rejected": ["d", "e"]}] * 4
     trainer = DPOTrainer([policy(agent) for agent in agents], pairs, config("dpo"))
@@ -179,6 +181,7 @@ def test_dpo_of_a_team_learns_from_joint_pairs(agents, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent_0", "agent_1"]
 
 
+@pytest.mark.long
 def test_sft_imitates_the_solver_and_models_the_world(agents):
     env = policy(agents[0])
     trainer = SFTTrainer(env, [Copy()], config("sft", SFTConfig(mode="combined")))

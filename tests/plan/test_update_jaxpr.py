@@ -64,6 +64,7 @@ def misuses(jaxpr: Jaxpr) -> list[str]:
     return names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"per_agent": "vmap"}, {"lora_rank": 4}, {"remat": "full", "micro_batches": 2}])
 def test_no_gradient_of_an_update_goes_through_logarithms(settings: dict[str, Any]) -> None:
     given = dict(num_prompts=2, num_generations=2, max_new_tokens=8, compute_dtype="bfloat16") | settings

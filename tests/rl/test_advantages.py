@@ -17,7 +17,6 @@ from jmarl.config import Loss
 from jmarl.rl import masked
 from jmarl.rl.advantages import (
     ROWS_AT_ONCE,
-    estimate,
     gae,
     group_mean,
     group_std,
@@ -31,6 +30,10 @@ from jmarl.rl.advantages import (
     raw,
     terminal_rewards,
 )
+from jmarl.rl.advantages import estimate as estimate_eagerly
+
+# One program, not one per operation.
+estimate = jax.jit(estimate_eagerly, static_argnums=0, static_argnames=("scale", "num_roles"))
 
 ALL_SCALES = typing.get_args(typing.get_args(typing.get_type_hints(Loss)["advantage_scale"])[0])
 SCALES = tuple(scale for scale in ALL_SCALES if scale != "running_std")  # tested separately

@@ -75,6 +75,7 @@ def test_malformed_messages_raise(wrong):
         as_prompt(wrong)
 
 
+@pytest.mark.long
 def test_items_with_messages_train_like_texts_with_chat(agent):
     team = Team.of([agent])
     texts = train(team, length, [{"prompt": text} for text in TEXTS], settings(chat=True))

@@ -129,6 +129,7 @@ def test_equal_returns_give_zero_advantages(agents, algorithm):
     assert metrics["zero_variance_share"] == 0.5 or algorithm == "dapo", "dapo leaves overlong rows out of the share"
 
 
+@pytest.mark.long
 def test_an_item_that_is_played_twice_has_new_random_numbers(agents):
     """Further rounds that play an item once more draw other completions."""
     texts = []
@@ -187,6 +188,7 @@ def test_replaced_prompts_bring_their_rows_returns_and_texts(agents, changes):
             assert decode(ids[n, p, : lengths[n, p]]).endswith(turn.prompts[n][p])
 
 
+@pytest.mark.long
 def test_empty_places_are_filled_in_order(agents):
     """Of three prompts that are not informative a round replaces two."""
     tasks, further = [[ITEMS[k] for k in numbers] for numbers in ((0, 2, 4), (3, 0, 1))]
@@ -274,6 +276,7 @@ def test_no_group_of_an_update_has_zero_variance(agents, tmp_path):
     assert any(row["dynamic/return"] != row["reward/mean"] for row in rows), "what was left out is told"
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_bit_equal(agents, tmp_path):
     common = dict(num_updates=4, save_every=2, dynamic_sampling=2)
     whole = run(agents, **common, output_dir=str(tmp_path / "whole"))

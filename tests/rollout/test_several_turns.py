@@ -95,6 +95,7 @@ def test_the_tree_of_the_specification(pair, mode, cross_credit, gamma, leaves, 
     assert rollout_metrics(pair[0], got)["env_steps"] == steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode, nodes, steps", [("aligned", 4, 12), ("cross", 28, 756)])
 def test_counts_of_three_agents(agents, mode, nodes, steps):
     """Section 1: N = 3, G = 3, T = 2."""
@@ -173,6 +174,7 @@ def test_a_transition_that_returns_no_list_of_texts_is_an_error(pair, returned, 
         play_pair(pair, indices, transition=lambda **_: returned, num_turns=2)
 
 
+@pytest.mark.long
 def test_nodes_above_the_threshold_do_not_continue(pair):
     """Strictly above, by the mean of the node: item 0's joint actions have 1 and 3 (mean 2), item 1's 2 and 2.5."""
 
@@ -206,6 +208,7 @@ def test_a_joint_action_without_a_valid_reward_has_no_children(pair):
 # --- batches -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_batch_of_a_tree(pair):
     """It holds all nodes of both turns; a node is a group; scoring what was sampled gives its log-probabilities."""
     got = play_pair(pair, lambda a, b: [len(x) for x in a], ITEMS, num_turns=2)
@@ -425,6 +428,7 @@ def test_several_turns_need_a_transition(pair):
         TrainConfig.of(num_turns=2, branching="chain", joint_mode="cross")
 
 
+@pytest.mark.long
 def test_evaluation_counts_all_turns(pair):
     team, params = pair
     cfg = TrainConfig.of(num_turns=2, eval_generations=2, max_new_tokens=3, gamma=0.5)

@@ -101,6 +101,7 @@ class Stopping(RewardEnvironment):
         return super().step(states, actions, rng)
 
 
+@pytest.mark.long
 def test_a_run_that_failed_between_playing_and_its_update_goes_on_bit_equal(early, tmp_path):
     """The sampler has the early rows of two steps then; the checkpoint holds those of the step that is repeated."""
     settings = dict(async_steps=1, output_dir=str(tmp_path), temperature=0.9)

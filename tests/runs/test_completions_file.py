@@ -206,6 +206,7 @@ def samples_on():
     samples.SAMPLES.setLevel("WARNING")
 
 
+@pytest.mark.long
 def test_no_completions_are_kept_where_they_are_switched_off(team, tmp_path, samples_on, capsys):
     play(team, settings(tmp_path, max_completions_mb=0, num_updates=1, progress=True))
     sample = capsys.readouterr().out.split("-- step 1, prompt 1 of 2, joint action 1 of 3: reward ")[1]

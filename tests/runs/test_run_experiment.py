@@ -97,6 +97,7 @@ def test_an_environment_with_options_is_trained_in_and_evaluated_on_held_out_tas
     assert run_experiment(cfg.replace(held_out=0, options={})).before is None
 
 
+@pytest.mark.long
 def test_the_train_part_reaches_the_run(model):
     result = run_experiment(configure(model, environment=name(Words), frozen_agents=(0,), num_updates=3, learning_rate=1e-2))
     start = team_of(configure(model, environment=name(Words)).team).agents[0].params

@@ -343,6 +343,7 @@ def test_sampled_logprobs_equal_scores(cfg, params, temperature, top_p):
         assert gain.min() > 0 and gain.max() < -np.log(top_p) + 1e-5
 
 
+@pytest.mark.long
 def test_a_bfloat16_sampler_of_qwen3_agrees_with_its_scores(tiny_config):
     """Sampled log-probabilities equal scores up to the rounding of bfloat16, also with norms on queries and keys."""
     cfg = tiny_config("qwen3")

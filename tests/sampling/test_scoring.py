@@ -124,6 +124,7 @@ def test_any_chunk_size_gives_the_same_scores(monkeypatch, chunk):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk, holds", [(8, False), (1024, True)])
 def test_no_buffer_of_all_logits(tiny_config, monkeypatch, chunk, holds):
     """The compiled forward and backward pass has no buffer as large as [tokens, V], except with one chunk for all tokens."""
