@@ -49,7 +49,7 @@ class StackProgram:
         """
         active = self.active(step)
         if active is not None and not active.any():
-            return state, {"held": jnp.asarray(~active)}
+            return state, {"frozen": jnp.asarray(~active)}
         # The shapes of the state are those of the first call.
         self.newest[:] = [self.newest[0] if self.newest else shapes_of(state), shapes_of(batch), step]
         updated, metrics = _update(*self.arguments(state, batch, active, step), update=self.update, mesh=self.mesh)

@@ -261,4 +261,4 @@ def keep_inactive(before: StackState, after: StackState, metrics: Metrics, activ
         return jnp.where(active.reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
     running, skipped = jax.tree.map(choose, (before.running, before.skipped), (after.running, after.skipped))
-    return after._replace(running=running, skipped=skipped), metrics | {"held": ~active}
+    return after._replace(running=running, skipped=skipped), metrics | {"frozen": ~active}

@@ -32,7 +32,7 @@ def update_team(setup: Setup, state: TeamState, batches: Batches) -> tuple[TeamS
         stack, metrics = program(stack, batch, state.step)
         metrics.pop("values", None)
         if own and critics:
-            metrics |= {f"critic_{name}": x for name, x in critic_metrics[i].items() if name != "held"}
+            metrics |= {f"critic_{name}": x for name, x in critic_metrics[i].items() if name != "frozen"}
         stacks.append(stack)
         stack_metrics.append(metrics)
     new = TeamState(step, tuple(stacks), tuple(critics), state.pending)

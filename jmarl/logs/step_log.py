@@ -142,8 +142,8 @@ def update_metrics(team: Team, metrics: Sequence[dict[str, Any]]) -> dict[str, f
     row = {}
     for spec, stack_metrics in zip(team.stacks, metrics, strict=False):
         for a, roles in enumerate(spec.members):
-            if "held" in stack_metrics and stack_metrics["held"][a]:  # not updated in this step
-                row |= {f"agent_{agent}/held": 1.0 for agent in roles}
+            if "frozen" in stack_metrics and stack_metrics["frozen"][a]:  # not updated in this step
+                row |= {f"agent_{agent}/frozen": 1.0 for agent in roles}
             else:
                 row |= {f"agent_{agent}/{name}": float(values[a]) for agent in roles for name, values in stack_metrics.items()}
     for critic_metrics in metrics[len(team.stacks) :]:

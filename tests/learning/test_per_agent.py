@@ -203,7 +203,7 @@ def test_a_frozen_stack_has_no_optimiser_and_no_update(different, tmp_path):
     assert_equal(params_of(state, 0), untrained(different, 0))
     assert_equal(params_of(state, 1), params_of(run(different, lambda a, b: [first(y) for y in b]), 1))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert all(row["agent_0/held"] == 1 and "agent_0/loss" not in row and "agent_1/loss" in row for row in rows)
+    assert all(row["agent_0/frozen"] == 1 and "agent_0/loss" not in row and "agent_1/loss" in row for row in rows)
     assert (tmp_path / "models" / "agent_0").is_dir()
 
 
@@ -248,7 +248,7 @@ def test_a_schedule_is_as_long_as_the_agents_own_updates(agents, tmp_path):
     rates = [[row.get(f"agent_{a}/learning_rate") for row in rows] for a in (0, 1)]
     assert rates[0] == [pytest.approx(1e-2), None, pytest.approx(5e-3), None]
     assert rates[1] == [None, pytest.approx(1e-2), None, pytest.approx(5e-3)]
-    assert [row["agent_0/held"] for row in rows] == [0, 1, 0, 1]
+    assert [row["agent_0/frozen"] for row in rows] == [0, 1, 0, 1]
 
 
 def test_a_resumed_run_goes_on_with_the_agent_whose_turn_it_is(agents, tmp_path):
