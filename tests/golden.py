@@ -49,7 +49,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 METRIC_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4
 IGNORED_COLUMNS = ("time/", "tokens_per_s", "compiles")  # prefixes
-NEW_COLUMNS = {f"agent_{i}/held": f"agent_{i}/frozen" for i in range(9)}  # column of a metrics.jsonl at the earlier commit -> its name in the working tree
+# column of a metrics.jsonl at the earlier commit -> its name in the working tree
+NEW_COLUMNS = {f"agent_{i}/held": f"agent_{i}/frozen" for i in range(9)}
 
 
 # --- adapter: the only part that knows the interface of the library ------------------------------------------------------
