@@ -64,7 +64,7 @@ def shapes_of_run(team: Team, cfg: TrainConfig, device: Any, prompt_tokens: int 
     def state_of_run(models: dict[int, Any]) -> TeamState:
         agents = [a._replace(params=models[id(a.params)]) for a in team.agents]
         params = stack_agents(team.stacks, agents, cfg.lora.lora_rank > 0)
-        setup, state = start(team, params, cfg)
+        setup, state = start(team, params, cfg, one_device=True)
         setups.append(setup)
         return state
 

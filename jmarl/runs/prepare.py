@@ -106,12 +106,14 @@ def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | 
     return task._replace(env=env, items=items, held_out=held_out, overlap=overlap), data
 
 
-def start(team: Team, params: Sequence[Any], cfg: TrainConfig) -> tuple[Setup, TeamState]:
+def start(team: Team, params: Sequence[Any], cfg: TrainConfig, one_device: bool = False) -> tuple[Setup, TeamState]:
     """Return the setup of a run and its state at step 0, on the devices where it trains.
 
-    params: parameters [A, ...] of each stack, which are donated.
+    params: parameters [A, ...] of each stack, which are donated. one_device: use no mesh, for shapes of a device that is not
+    here.
     """
-    algorithm, mesh = policy_algorithm(cfg), sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
+    algorithm, sizes = policy_algorithm(cfg), [len(spec.members) for spec in team.stacks]
+    mesh = None if one_device else sharding.mesh_for(cfg.run.mesh, sizes)
     params = with_adapters(team, params, cfg, mesh)
     critics, critic_params = make_critics(team, params, algorithm, cfg.run.seed)
     if algorithm.has_value_head:
