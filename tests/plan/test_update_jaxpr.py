@@ -74,6 +74,13 @@ def test_no_gradient_of_an_update_goes_through_logarithms(settings: dict[str, An
     assert misuses(traced.jaxpr) == []
 
 
+def test_a_plan_does_not_use_the_devices_that_are_here() -> None:
+    """Its shapes are on the planned device, and arrays of a mesh of other devices cannot join them."""
+    cfg, team = TrainConfig.of(mesh="agent=1"), describe_team([("a", MODEL, None)] * 2, shared_weights=False)
+    setup, _ = shapes_of_run(team, cfg, jax.devices("cpu")[0])
+    assert setup.mesh is None and [program.mesh for program in setup.programs] == [None]
+
+
 def test_a_gradient_through_logarithms_is_seen() -> None:
     """As of two parts of the keys that are joined by the sums of their weights."""
     q = jnp.ones((2, 8, 4, 8), jnp.bfloat16)
