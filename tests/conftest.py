@@ -162,8 +162,10 @@ def random_agent():
     from jmarl.models import decoder
     from jmarl.models.hub.agents import Agent
 
+    init_params = jax.jit(decoder.init_params, static_argnums=0)  # one program, not one per operation
+
     def make(cfg, tokenizer, seed):
-        params = jax.device_get(decoder.init_params(cfg, jax.random.key(seed)))
+        params = jax.device_get(init_params(cfg, jax.random.key(seed)))
         params = jax.tree_util.tree_map_with_path(lambda path, x: x if "norm" in str(path[-1]) else 8 * x, params)
         return Agent(f"random-{seed}", cfg, params, tokenizer)
 

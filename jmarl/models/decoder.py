@@ -152,7 +152,6 @@ class Block(nn.Module):
         return x + self.add_adapter("down_proj", y, product(y, self.weight("down", f, d))), state
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def init_params(cfg: ModelConfig, key: PRNGKeyArray) -> Params:
     """Return random float32 parameters of one agent (normal, 0.02). The key is consumed."""
     k_embed, k_head, k_layers = jax.random.split(key, 3)
