@@ -33,7 +33,6 @@ from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.logs.rollout_log import token_counts
 from jmarl.models.hub.agents import Agent, load_agent
-from jmarl.models.sharding import mesh_for, place
 from jmarl.sandbox import Limits, Sandbox
 from jmarl.team import make_team
 
@@ -80,8 +79,7 @@ def methods(cfg: Baselines, agent: Agent, sandbox: Sandbox) -> Iterator[Method]:
 def table_row(method: Method, items: Sequence[dict], cfg: TrainConfig) -> list[str]:
     """Evaluate a method and return its row of the table."""
     team, params = make_team(method.agents)
-    mesh = mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
-    evaluation = evaluate(team, [place(stack, mesh) for stack in params], items, method.env, cfg)
+    evaluation = evaluate(team, params, items, method.env, cfg)
     turns, metrics = evaluation.rollout.turns, numbers(evaluation)
     rewards = in_last_turn(evaluation.rollout, [turn.rewards.mean(-1).reshape(-1) for turn in turns])
     mean, interval = mean_and_interval(valid_mean(rewards))

@@ -20,13 +20,14 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jmarl.config import Run
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.peft import merge, save_adapter
 from jmarl.models.hub.tokenize import decode, stop_ids
 from jmarl.models.lora import describe, digest, model_of
-from jmarl.models.sharding import mesh_for, place
+from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, place
 from jmarl.models.stack import share_params, stack_params, unstack
 from jmarl.types import StackState, TeamState
 
@@ -44,6 +45,7 @@ class StackSpec:
     """For each parameter set the agents of the team that it plays: one, or with shared weights all. Equally many for each."""
     tokenizers: tuple[Any, ...] = ()  # of each agent, in `order`; empty: `tokenizer` is that of all
     generation_configs: tuple[Mapping[str, Any], ...] = ()  # of each agent, in `order`, see `Agent`; empty: none has any
+    mesh: DeviceMesh | None = dataclasses.field(default=None, compare=False, repr=False)  # where it is; None: on one device
 
     @property
     def order(self) -> list[int]:
@@ -119,6 +121,10 @@ class Team:
         """Return a team of loaded agents; see `load` and the fields of the class."""
         return cls(sort_into_stacks(agents, shared_weights), tuple(agents), critic, reward_model)
 
+    def on(self, mesh: DeviceMesh | None) -> Team:
+        """Return this team on a mesh."""
+        return dataclasses.replace(self, stacks=tuple(dataclasses.replace(spec, mesh=mesh) for spec in self.stacks))
+
     @property
     def num_agents(self) -> int:
         """Number of agents; agents of several runs that share a stack count once."""
@@ -135,7 +141,8 @@ class Team:
 
         def architecture(config: ModelConfig) -> dict[str, Any]:
             fields = dataclasses.asdict(config)
-            del fields["fused_attention"]  # how it is computed
+            for how in ("fused_attention", "row_parts", "splits_weights"):  # how it is computed
+                del fields[how]
             return fields
 
         return [
@@ -299,10 +306,20 @@ def map_stacks(state: TeamState, f: Callable[[StackState], StackState]) -> TeamS
     return state._replace(stacks=tuple(map(f, state.stacks)), critics=tuple(map(f, state.critics)))
 
 
-def place_params(team: Team, params: Sequence[Any], mesh: str) -> list[Any]:
-    """Place the parameters of each stack on devices as a run with this setting does, which then need not move them."""
-    device_mesh = mesh_for(mesh, [len(spec.members) for spec in team.stacks])
-    return [place(stack, device_mesh) for stack in params]
+def on_mesh(team: Team, run: Run, devices: Sequence[Any] | None = None) -> Team:
+    """Return a team on the devices that the settings of a run name, of those given or of this process."""
+    return team.on(mesh_for(run.mesh, [len(spec.members) for spec in team.stacks], run.strategy, devices))
+
+
+def place_params(team: Team, params: Sequence[Any]) -> list[Any]:
+    """Place the parameters of each stack on the devices of the team, which a run then need not move."""
+    return [place(stack, spec.mesh) for stack, spec in zip(params, team.stacks, strict=True)]
+
+
+def moved(team: Team, params: Sequence[Any], run: Run) -> tuple[Team, list[Any]]:
+    """Return a team and its parameters on the devices that the settings of a run name; the arrays given are kept."""
+    team = on_mesh(team, run)
+    return team, [copy_to(stack, spec.mesh) for stack, spec in zip(params, team.stacks, strict=True)]
 
 
 def policies(state: TeamState) -> list[Any]:

@@ -11,7 +11,6 @@ import numpy as np
 from jmarl.config import Run
 from jmarl.learning import step
 from jmarl.learning.program import make_program
-from jmarl.models.sharding import mesh_of
 from jmarl.objectives.choose import critic_objective, objective_of
 from jmarl.objectives.objective import model_outputs
 from jmarl.types import Batch, StackState
@@ -63,7 +62,7 @@ def stack_program(state, *, model, algorithm, active=None, keys=None):
     order."""
     count = state.skipped.shape[0]
     members = [(agent,) for agent in range(count)]
-    program = make_program(model, members, algorithm, Run(), number=0, team_size=count, mesh=mesh_of(state.params))
+    program = make_program(model, members, algorithm, Run(), number=0, team_size=count, mesh=None)
     return dataclasses.replace(program, active=lambda step: active, keys=lambda step: keys)
 
 

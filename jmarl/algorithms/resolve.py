@@ -49,6 +49,7 @@ class Algorithm:
     max_new_tokens: int
     compute_dtype: str
     ipo: bool = False  # margins are means over tokens, not sums
+    divides_rows: bool = False  # whether a mesh divides the rows of a batch: then no device sees the values of all of them
     preference: Preference = dataclasses.field(default=Preference(), compare=False)  # not read by jitted programs
     name: str = dataclasses.field(default="", compare=False)
 

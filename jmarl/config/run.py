@@ -30,6 +30,8 @@ class Run(Section):
     mesh: str = "auto"
     """Devices by axis, such as agent=2,data=2,model=2; agent=1 is one device; data=all: all devices; auto: agents spread over
     the available devices."""
+    strategy: Literal["fsdp", "ddp"] = "fsdp"
+    """How the axis `data` of the mesh divides an agent: fsdp: rows and weights; ddp: rows only, each device has all weights."""
     log_every: Count = 10
     """Updates between text samples and histograms in TensorBoard."""
     max_completions_mb: CountOrOff = 100

@@ -29,12 +29,12 @@ from jmarl.evaluation.zero_shot import CrossPlay, Texts
 from jmarl.models.hub.agents import Agent, load_agent, load_tokenizer
 from jmarl.models.hub.tokenize import decode, encode_prompts
 from jmarl.models.platforms import platform_of
-from jmarl.models.sharding import mesh_for, mesh_of, place
+from jmarl.models.sharding import place
 from jmarl.models.stack import stack_params
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import joint_actions
 from jmarl.sampling.generate import RowIds, SampleProgram, pad, sample_stack, tokens_of
-from jmarl.team import StackSpec, Team, agents_by_model
+from jmarl.team import StackSpec, Team, agents_by_model, on_mesh
 
 MAX_PAIRINGS = 1024
 
@@ -128,13 +128,13 @@ def sample_texts(
     ]
     stacks = stacks_of(players)
     specs = [stack_of(players, i) for i in stacks]
-    team, devices, done = Team(tuple(specs)), mesh_for(cfg.run.mesh, [len(i) for i in stacks]), []
-    for spec, indices, encoded in zip(specs, stacks, pad(team, rows), strict=True):
-        params = place(stack_params([players[i].agent.params for i in indices]), devices)
+    team, done = on_mesh(Team(tuple(specs)), cfg.run), []
+    for spec, indices, encoded in zip(team.stacks, stacks, pad(team, rows), strict=True):
+        params = place(stack_params([players[i].agent.params for i in indices]), spec.mesh)
         numbers = np.array([[players[i].number] for i in indices])  # [A, 1]
         stack = np.array([players[i].stack for i in indices])
         keys = RowIds(cfg.run.seed, 0, EVAL, stack, numbers, np.arange(len(prompts[0])))
-        program = SampleProgram(spec.config, settings, 1, group, platform_of(params), mesh=mesh_of(params))
+        program = SampleProgram(spec.config, settings, 1, group, platform_of(params), mesh=spec.mesh)
         done.append(sample_stack(params, encoded, keys, spec.stops, allowed=spec.allowed, program=program))
     tokens = tokens_of(team, done, len(prompts[0]))
     skip = cfg.episodes.skip_special_tokens

@@ -18,7 +18,7 @@ from jmarl.rl.returns import pass_at_k
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Sampler, sample_team
-from jmarl.team import Team
+from jmarl.team import Team, moved
 from jmarl.types import TeamState
 
 EvalMetrics = Callable[[Sequence[dict], Rollout], Mapping[str, float]]  # (held-out items, their rollout) -> metrics
@@ -52,6 +52,7 @@ def evaluate(
         cfg: the settings.
         part: number of the items' part, if they are evaluated in several calls, which differ in their random numbers.
     """
+    team, params = moved(team, params, cfg.run)
     return summarize(play_held_out(partial(sample_team, team, params), team, read_rows(items), env, cfg, part=part))
 
 

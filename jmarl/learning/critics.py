@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Shaped
 
 from jmarl.algorithms import Algorithm
@@ -25,7 +25,8 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of, with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import COMPILER_OPTIONS
-from jmarl.models.sharding import batch_shardings, mesh_of, model_on, over_agents, splits_only_agents
+from jmarl.models.rows import on_rows
+from jmarl.models.sharding import DeviceMesh, model_on, on_devices, place_agents, state_specs
 from jmarl.models.stack import map_own, per_agent, share_params, stack_params, take_agents
 from jmarl.objectives.policy import batch_logprobs, kl_penalty
 from jmarl.sampling.scoring import hidden_states
@@ -104,18 +105,21 @@ def _values(
     model: ModelConfig,
     dtype: str,
     mode: str,
-    mesh: Mesh | None,
+    mesh: DeviceMesh | None,
 ) -> Float[Array, "agent prompt group token"]:
     TRACES["values"] += 1
-    agents = tokens.shape[0]
-    mode = mode if mesh is None or splits_only_agents(mesh, agents) else "vmap"
-    model = model_on(mesh, agents, model)
+    model = model_on(mesh, model)
 
-    def one_agent(params: Any, prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
-        weights = decoder.cast(params, jnp.dtype(dtype))
-        return values_of(params, hidden_states(weights, model, prompts, lengths, tokens, "full")).reshape(tokens.shape)
+    def one_agent(params: Any, *rows: jax.Array) -> jax.Array:
+        weights = decoder.compute_weights(params, model, jnp.dtype(dtype))
 
-    return over_agents(per_agent(one_agent, mode), mesh, agents)(params, prompts, lengths, tokens)
+        def values(prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
+            return values_of(params, hidden_states(weights, model, prompts, lengths, tokens, "full")).reshape(tokens.shape)
+
+        return on_rows(values, model.row_parts, *rows)
+
+    specs = state_specs(mesh, params), P("agent"), P("agent"), P("agent")
+    return on_devices(per_agent(one_agent, mode), mesh, specs, P("agent"))(params, prompts, lengths, tokens)
 
 
 def check_context(
@@ -139,9 +143,9 @@ def value_stack(
 ) -> Float[Array, "agent prompt group token"]:
     """Return the values by a stack of critics before each of the tokens after the prompts."""
     check_context(spec, lengths, tokens)
-    mesh, arrays = mesh_of(params), (jnp.asarray(prompts), jnp.asarray(lengths), tokens)
+    mesh, arrays = spec.mesh, (jnp.asarray(prompts), jnp.asarray(lengths), tokens)
     if mesh is not None:
-        arrays = jax.device_put(arrays, batch_shardings(mesh, arrays))
+        arrays = place_agents(arrays, mesh)
     mode = algorithm.optimizer.per_agent
     return _values(params, *arrays, model=spec.config, dtype=algorithm.compute_dtype, mode=mode, mesh=mesh)
 
@@ -154,27 +158,26 @@ def _penalties(
     *,
     model: ModelConfig,
     algorithm: Algorithm,
-    mesh: Mesh | None,
+    mesh: DeviceMesh | None,
 ) -> tuple[Float[Array, "agent prompt group token"], Float[Array, "agent prompt group token"]]:
     TRACES["penalties"] += 1
-    agents = batch.tokens.shape[0]
-    mode = algorithm.optimizer.per_agent if mesh is None or splits_only_agents(mesh, agents) else "vmap"
-    model = model_on(mesh, agents, model)
+    model = model_on(mesh, model)
 
     def one_agent(reference: Any, kl_coef: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         ref = batch_logprobs(reference, batch, model, algorithm)
         mask = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
         return ref, kl_penalty(batch, ref, mask, kl_coef, algorithm)
 
-    return over_agents(per_agent(one_agent, mode), mesh, agents)(reference, kl_coef, batch)
+    specs = state_specs(mesh, reference), P("agent"), P("agent")
+    return on_devices(per_agent(one_agent, algorithm.optimizer.per_agent), mesh, specs, P("agent"))(reference, kl_coef, batch)
 
 
 def with_penalty(batch: Batch, stack: StackState, spec: StackSpec, algorithm: Algorithm) -> Batch:
     """Return a stack's batch with the reference's log-probabilities and the KL penalty of each token. Both are computed once,
     before the update, with the present coefficient, for agents and critics alike."""
-    mesh = mesh_of(stack.params)
+    mesh = spec.mesh
     if mesh is not None:
-        batch = jax.device_put(batch, batch_shardings(mesh, batch))
+        batch = place_agents(batch, mesh)
     reference = stack.reference if stack.base is None else stack.base  # LoRA's reference: no adapters
     ref, penalty = _penalties(reference, stack.running.kl_coef, batch, model=spec.config, algorithm=algorithm, mesh=mesh)
     return batch._replace(ref_logprobs=ref, penalty=penalty)

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from jmarl.algorithms import Algorithm
 from jmarl.config import Optimizer
-from jmarl.models import lora
+from jmarl.models import lora, sharding
+from jmarl.models.config import ModelConfig
 from jmarl.models.platforms import gradient_memory, optimizer_step, platform_of
-from jmarl.models.sharding import constrain, mesh_of, place
+from jmarl.models.sharding import DeviceMesh, constrain, place
 from jmarl.models.stack import is_placed
 from jmarl.objectives.policy import initial_running
 from jmarl.types import PerAgent, StackState, TeamState
@@ -53,19 +53,26 @@ def agent_schedule(algorithm: Algorithm, agent: PerAgent) -> optax.Schedule:
     return rate if agent.learning_rate is None else lambda steps: agent.learning_rate * rate(steps)
 
 
-def make_optimizer(algorithm: Algorithm, agent: PerAgent | None = None) -> optax.GradientTransformation:
+def make_optimizer(
+    algorithm: Algorithm, agent: PerAgent | None = None, norm: Float[Array, ""] | None = None
+) -> optax.GradientTransformation:
     """Return the optimizer of one agent.
 
-    agent: the agent's own numbers, which may be traced: other numbers are then no other program.
+    agent: the agent's own numbers, which may be traced: other numbers are then no other program. norm: of the gradients, where
+    a device has only a part of them.
     """
     agent, settings = agent or PerAgent(), algorithm.optimizer
     clip = single("max_grad_norm", settings.max_grad_norm) if agent.max_grad_norm is None else agent.max_grad_norm
     decay = single("weight_decay", settings.weight_decay) if agent.weight_decay is None else agent.weight_decay
-    return transformation(settings, agent_schedule(algorithm, agent), decay, clip)
+    return transformation(settings, agent_schedule(algorithm, agent), decay, clip, norm)
 
 
 def transformation(
-    settings: Optimizer, rate: optax.Schedule, decay: Float[Array, ""] | float, clip: Float[Array, ""] | float
+    settings: Optimizer,
+    rate: optax.Schedule,
+    decay: Float[Array, ""] | float,
+    clip: Float[Array, ""] | float,
+    norm: Float[Array, ""] | None = None,
 ) -> optax.GradientTransformation:
     """Return a clip by the global norm and the optimizer; its last part is the learning rate, which counts steps."""
     name = single("optimizer", settings.optimizer)
@@ -76,7 +83,17 @@ def transformation(
     else:
         momentum = optax.trace(settings.momentum) if settings.momentum else optax.identity()
         optimizer = optax.chain(momentum, optax.add_decayed_weights(decay), optax.scale_by_learning_rate(rate))
-    return optax.chain(optax.clip_by_global_norm(clip), optimizer)
+    return optax.chain(optax.clip_by_global_norm(clip) if norm is None else clip_by(norm, clip), optimizer)
+
+
+def clip_by(norm: Float[Array, ""], limit: Float[Array, ""] | float) -> optax.GradientTransformation:
+    """Return `optax.clip_by_global_norm` for gradients whose norm is given."""
+
+    def clip(grads: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+        del params
+        return jax.tree.map(lambda x: jnp.where(norm < limit, x, x / norm.astype(x.dtype) * limit), grads), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), clip)
 
 
 def steps_done(state: StackState) -> Int[Array | np.ndarray, "*agent"]:
@@ -84,8 +101,10 @@ def steps_done(state: StackState) -> Int[Array | np.ndarray, "*agent"]:
     return state.opt_state[1][-1].count
 
 
-def init_stack(params: Any, algorithm: Algorithm, roles: int = 1, learns: bool = True) -> StackState:
-    """Return the state of a stack at step 0, on the mesh of its parameters [A, ...].
+def init_stack(
+    params: Any, algorithm: Algorithm, roles: int = 1, learns: bool = True, mesh: DeviceMesh | None = None
+) -> StackState:
+    """Return the state of a stack at step 0, on the mesh on which its parameters [A, ...] are.
 
     A KL term freezes a copy of the parameters as reference. With LoRA only adapters are trained, and their base is the
     reference. roles: that each parameter set plays; learns: False for a stack that never learns, which has parameters only."""
@@ -93,7 +112,6 @@ def init_stack(params: Any, algorithm: Algorithm, roles: int = 1, learns: bool =
     agents = jax.tree.leaves(params)[0].shape[0]
     running = initial_running(agents, roles, algorithm.loss.kl_coef)
     skipped = jnp.zeros(agents, jnp.int32)
-    mesh = mesh_of(params)
     if not learns:
         return place(StackState(params, (), None, skipped, running, None, base), mesh)
     make_optimizer(algorithm)  # raises for settings with a value per agent
@@ -105,7 +123,7 @@ def init_stack(params: Any, algorithm: Algorithm, roles: int = 1, learns: bool =
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _init_moments(params: Any, settings: Optimizer, mesh: Mesh | None, platform: str) -> tuple[Any, Any]:
+def _init_moments(params: Any, settings: Optimizer, mesh: DeviceMesh | None, platform: str) -> tuple[Any, Any]:
     """Return the initial optimizer state, and room for gradients where they are kept. They are made where they stay, because
     three times the parameters is much to move."""
     optimizer = transformation(settings, optax.constant_schedule(1.0), 0.0, 1.0)
@@ -120,13 +138,15 @@ def apply_gradients(
     agent: PerAgent | None = None,
     *,
     algorithm: Algorithm,
+    model: ModelConfig | None = None,
 ) -> tuple[StackState, dict[str, Num[Array, ""]]]:
     """Make one optimizer step of one agent, if it makes one (`steps`; None: it does). A loss or gradient that is not finite
-    changes nothing and is counted."""
-    norm = optax.tree.norm(grads)
+    changes nothing and is counted. model: needed where a mesh divides its weights, and so the gradients."""
+    divided = model is not None and model.splits_weights
+    norm = sharding.norm(grads) if divided else optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     ok = finite if steps is None else finite & steps
-    update = make_optimizer(algorithm, agent).update
+    update = make_optimizer(algorithm, agent, norm if divided else None).update
     params, opt_state = optimizer_step(update, grads, state.opt_state, state.params, ok)
     skipped = state.skipped + ~finite
     rate = agent_schedule(algorithm, agent or PerAgent())(steps_done(state))
@@ -138,7 +158,7 @@ def apply_gradients(
 def init_state(
     params: Sequence[Any],
     algorithm: Algorithm | Sequence[Algorithm],
-    mesh: Mesh | None = None,
+    mesh: DeviceMesh | None = None,
     roles: Sequence[int] | None = None,
     learns: Sequence[bool] | None = None,
 ) -> TeamState:
@@ -155,6 +175,7 @@ def init_state(
     algorithms = [algorithm] * len(params) if isinstance(algorithm, Algorithm) else algorithm
     roles, learns = roles or [1] * len(params), [True] * len(params) if learns is None else learns
     stacks = tuple(
-        init_stack(place(p, mesh), a, r, bool(learn)) for p, a, r, learn in zip(params, algorithms, roles, learns, strict=True)
+        init_stack(place(p, mesh), a, r, bool(learn), mesh)
+        for p, a, r, learn in zip(params, algorithms, roles, learns, strict=True)
     )
     return TeamState(place(jnp.int32(0), mesh), stacks)

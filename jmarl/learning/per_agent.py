@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from jmarl.algorithms import Algorithm
 from jmarl.algorithms.constraints import PER_AGENT
@@ -78,7 +77,7 @@ def settings_of_stack(
     return algorithm, PerAgent(**own)
 
 
-def with_adapters(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:
+def with_adapters(team: Team, params: Sequence[Any], cfg: TrainConfig) -> list[Any]:
     """Return the parameters of each stack with the adapters that the settings ask for; without LoRA as they are."""
     shapes = [(spec.config, len(spec.members)) for spec in team.stacks]
     params = lora.init_models(params, shapes, cfg.lora, cfg.run.seed)
@@ -87,11 +86,12 @@ def with_adapters(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mes
     dtype = jnp.dtype(dtype_on(jax.default_backend(), cfg.sampling.compute_dtype))
     split = [(lora.cast_base(base, dtype), trained) for base, trained in map(lora.split, params)]
     # On the mesh at once, so that agents and their critics share one base there.
-    return [lora.join(place(base, mesh), trained) for base, trained in split]
+    return [lora.join(place(base, spec.mesh), trained) for (base, trained), spec in zip(split, team.stacks, strict=True)]
 
 
-def initial_state(team: Team, params: Sequence[Any], algorithm: Algorithm, run: Run, mesh: Mesh | None) -> TeamState:
+def initial_state(team: Team, params: Sequence[Any], algorithm: Algorithm, run: Run) -> TeamState:
     """Return the state of a team at step 0."""
     algorithms = [settings_of_stack(algorithm, run, spec.members, team.num_agents)[0] for spec in team.stacks]
     learns = [not set(spec.order) <= set(run.frozen_agents) for spec in team.stacks]
+    mesh = team.stacks[0].mesh  # that of all
     return init_state(params, algorithms, mesh, [len(spec.members[0]) for spec in team.stacks], learns)

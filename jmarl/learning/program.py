@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
 from jmarl.algorithms import Algorithm
@@ -21,7 +21,7 @@ from jmarl.memory import ProgramCall
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.platforms import COMPILER_OPTIONS
-from jmarl.models.sharding import batch_shardings, constrain, model_on, over_agents, splits_only_agents
+from jmarl.models.sharding import DeviceMesh, agent_specs, constrain, model_on, on_devices, place_agents, shapes_on, state_specs
 from jmarl.objectives.choose import critic_objective, objective_of
 from jmarl.types import TRACES, Data, PerAgent, StackState
 
@@ -32,7 +32,7 @@ class StackProgram:
 
     kind: str  # update | update of critics
     update: Update
-    mesh: Mesh | None  # that the stack is placed on
+    mesh: DeviceMesh | None  # that the stack is placed on
     agents: PerAgent
     active: Callable[[Any], np.ndarray | None]  # step -> agents [A] that learn in it; None: all always do
     learns: bool  # whether an agent of the stack ever does; the state of others has no optimizer
@@ -52,22 +52,28 @@ class StackProgram:
             return state, {"frozen": jnp.asarray(~active)}
         # The shapes of the state are those of the first call.
         self.newest[:] = [self.newest[0] if self.newest else shapes_of(state), shapes_of(batch), step]
-        updated, metrics = _update(*self.arguments(state, batch, active, step), update=self.update, mesh=self.mesh)
+        trained, given = self.arguments(state, batch, active, step)
+        if self.mesh is not None:
+            given = given._replace(**place_agents(self.moving(given), self.mesh))
+        updated, metrics = _update(trained, given, update=self.update, mesh=self.mesh)
         return updated._replace(reference=state.reference, base=state.base), metrics
 
     def lower(self, state: StackState, batch: Data, step: Any = 0) -> Lowered:
         """Return the program for such arguments, which may be shapes; nothing is donated."""
-        return _update.lower(*self.arguments(state, batch, self.active(step), step), update=self.update, mesh=self.mesh)
+        trained, given = self.arguments(state, batch, self.active(step), step)
+        if self.mesh is not None:
+            given = given._replace(**shapes_on(self.moving(given), self.mesh))
+        return _update.lower(trained, given, update=self.update, mesh=self.mesh)
 
     def arguments(self, state: StackState, batch: Data, active: np.ndarray | None, step: Any) -> tuple[StackState, Given]:
-        """Return the arrays that the compiled function takes, on the mesh."""
-        agents, keys = self.agents, self.keys(step)
-        if self.mesh is not None:
-            moving = batch, agents, active, keys
-            batch, agents, active, keys = jax.device_put(moving, batch_shardings(self.mesh, moving))
+        """Return the arrays that the compiled function takes."""
         trained = state._replace(reference=None, base=None)  # frozen: neither donated nor returned
         mask = None if active is None else jnp.asarray(active)
-        return trained, Given(state.reference, batch, agents, mask, keys, state.base)
+        return trained, Given(state.reference, batch, self.agents, mask, self.keys(step), state.base)
+
+    def moving(self, given: Given) -> dict[str, Any]:
+        """Return the arguments that are new in each update, which each device of a mesh gets for its agents."""
+        return {name: getattr(given, name) for name in ("batch", "agents", "active", "keys")}
 
     def last_call(self) -> list[ProgramCall]:
         """Describe the last call, to explain a lack of memory; empty before the first."""
@@ -87,9 +93,12 @@ class StackProgram:
     keep_unused=True,  # the old gradients, whose memory the new ones take
     compiler_options=COMPILER_OPTIONS,
 )
-def _update(state: StackState, given: Given, *, update: Update, mesh: Mesh | None) -> tuple[StackState, Metrics]:
+def _update(state: StackState, given: Given, *, update: Update, mesh: DeviceMesh | None) -> tuple[StackState, Metrics]:
     TRACES["update"] += 1
-    state, metrics = over_agents(partial(update_agents, update), mesh, given.batch.tokens.shape[0])(state, given)
+    weights, base = (state_specs(mesh, x) for x in (state, (given.reference, given.base)))
+    inputs = agent_specs(given)._replace(reference=base and base[0], base=base and base[1])
+    update_all = on_devices(partial(update_agents, update), mesh, (weights, inputs), (weights, P("agent")))
+    state, metrics = update_all(state, given)
     return constrain(state, mesh), metrics
 
 
@@ -101,7 +110,7 @@ def make_program(
     *,
     number: int,
     team_size: int,
-    mesh: Mesh | None,
+    mesh: DeviceMesh | None,
     seeds: Sequence[int] = (),
     critic: bool = False,
 ) -> StackProgram:
@@ -120,9 +129,6 @@ def make_program(
     """
     count = len(members)
     algorithm, agents = settings_of_stack(algorithm, run, members, team_size)
-    if mesh is not None and not splits_only_agents(mesh, count):
-        # On such meshes, to update one agent after the other would gather all of them from their devices.
-        algorithm = algorithm.with_optimizer(per_agent="vmap")
     objective = critic_objective(algorithm) if critic else objective_of(algorithm)
     seeds = seeds or [run.seed]
     always = critic and algorithm.row.critic == "central"
@@ -138,7 +144,7 @@ def make_program(
         own = [update_keys(seed, step, number, count // len(seeds)) for seed in seeds]
         return jnp.concatenate(own) if len(own) > 1 else own[0]
 
-    update = Update(model_on(mesh, count, model), objective, algorithm)
+    update = Update(model_on(mesh, model), objective, algorithm)
     return StackProgram("update of critics" if critic else "update", update, mesh, agents, active, learns, keys)
 
 

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax.sharding import Mesh
-
 from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
 from jmarl.learning.critics import Critics
 from jmarl.learning.program import StackProgram, make_program
 from jmarl.memory import ProgramCall
-from jmarl.models.sharding import mesh_of_one_model
+from jmarl.models.sharding import DeviceMesh, mesh_of_one_model
 from jmarl.team import Team
 
 
@@ -21,7 +19,6 @@ class Setup(NamedTuple):
     critics: Critics
     algorithm: Algorithm
     cfg: TrainConfig
-    mesh: Mesh | None  # of the agents
     seeds: tuple[int, ...]  # of each run, where several are in the same stacks; empty: that of the settings
     programs: tuple[StackProgram, ...]  # one per stack
     critic_programs: tuple[StackProgram, ...]  # one per stack of critics besides the agents
@@ -31,26 +28,23 @@ class Setup(NamedTuple):
         return [call for program in (*self.programs, *self.critic_programs) for call in program.last_call()]
 
 
-def make_setup(
-    team: Team, critics: Critics, algorithm: Algorithm, cfg: TrainConfig, mesh: Mesh | None, seeds: Sequence[int] = ()
-) -> Setup:
+def make_setup(team: Team, critics: Critics, algorithm: Algorithm, cfg: TrainConfig, seeds: Sequence[int] = ()) -> Setup:
     """Return the setup of a run, with the programs of its updates.
 
-    mesh: of the agents. seeds: of each run, where several are in the same stacks; empty: of the settings.
+    seeds: of each run, where several are in the same stacks; empty: of the settings.
     """
-    size = team.num_agents
+    options: Any = dict(team_size=team.num_agents, seeds=seeds)
     programs = tuple(
-        make_program(spec.config, spec.members, algorithm, cfg.run, number=i, team_size=size, mesh=mesh, seeds=seeds)
+        make_program(spec.config, spec.members, algorithm, cfg.run, number=i, mesh=spec.mesh, **options)
         for i, spec in enumerate(team.stacks)
     )
-    options: Any = dict(team_size=size, mesh=mesh_of_critics(algorithm, mesh), seeds=seeds, critic=True)
     critic_programs = tuple(
-        make_program(spec.config, spec.members, critics.algorithm, cfg.run, number=i, **options)
+        make_program(spec.config, spec.members, critics.algorithm, cfg.run, number=i, mesh=spec.mesh, critic=True, **options)
         for i, spec in enumerate(critics.specs, len(team.stacks))
     )
-    return Setup(team, critics, algorithm, cfg, mesh, tuple(seeds), programs, critic_programs)
+    return Setup(team, critics, algorithm, cfg, tuple(seeds), programs, critic_programs)
 
 
-def mesh_of_critics(algorithm: Algorithm, mesh: Mesh | None) -> Mesh | None:
-    """Return the mesh of the critics: the agents' for own critics, a part of it for a central one."""
+def mesh_of_critics(algorithm: Algorithm, mesh: DeviceMesh | None) -> DeviceMesh | None:
+    """Return the mesh of the critics: the agents' for own critics, the same devices as those of one model for a central one."""
     return mesh if algorithm.row.critic == "own" else mesh_of_one_model(mesh)

@@ -17,8 +17,9 @@ from jmarl.learning.optimizer import apply_gradients, steps_done
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import cast_all_but_value_head
+from jmarl.models.sharding import sum_gradients
 from jmarl.models.stack import in_turn, per_agent
-from jmarl.objectives.objective import LossInputs, Objective, model_outputs, split_inputs
+from jmarl.objectives.objective import LossInputs, Objective, model_outputs, own_inputs, split_inputs
 from jmarl.rl import masked
 from jmarl.types import Data, PerAgent, Running, StackState
 
@@ -51,6 +52,7 @@ def gradients(update: Update, params: Any, inputs: LossInputs, base: Any) -> tup
     """Return the gradients of one agent's loss and its metrics, accumulated over micro-batches: equal to those of one big
     batch."""
     model, objective, algorithm = update
+    inputs = own_inputs(inputs, model.row_parts, objective)
     # Cast once, not once per micro-batch: float32 weights then need not stay in memory beside those of the compute dtype.
     weights, base = (x and cast_all_but_value_head(x, algorithm.compute_dtype) for x in (params, base))
 
@@ -60,15 +62,18 @@ def gradients(update: Update, params: Any, inputs: LossInputs, base: Any) -> tup
     def add(total: tuple[Any, AgentMetrics], part: tuple[Any, AgentMetrics]) -> tuple[Any, AgentMetrics]:
         return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, part)
 
+    def over_devices(grads: Any, metrics: AgentMetrics) -> tuple[Any, AgentMetrics]:
+        return sum_gradients(grads, model), metrics if model.row_parts == 1 else lax.psum(metrics, "data")
+
     grad, parts = jax.grad(loss, has_aux=True), algorithm.micro_batches
     parts = min(parts, len(inputs.prompts)) if objective.caps_parts else parts
     if parts == 1:
         grads, metrics = grad(weights, inputs)
-        return jax.tree.map(lambda x, y: x.astype(y.dtype), grads, params), metrics
+        return over_devices(jax.tree.map(lambda x, y: x.astype(y.dtype), grads, params), metrics)
     shapes = params, jax.eval_shape(grad, weights, inputs)[1]  # gradients are added up in float32
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     split = split_inputs(inputs, parts, objective)
-    return lax.scan(lambda total, part: (add(total, grad(weights, part)), None), zeros, split)[0]
+    return over_devices(*lax.scan(lambda total, part: (add(total, grad(weights, part)), None), zeros, split)[0])
 
 
 def agent_gradients(
@@ -212,7 +217,8 @@ def optimizer_step(
 
     def change(state: StackState, grads: Any, metrics: AgentMetrics, steps: Bool[Array, ""], agent: PerAgent) -> tuple:
         steps = steps if limit is None else steps & ~(metrics["kl_moved"] > limit)
-        state, step_metrics = apply_gradients(state, grads, metrics["loss"], steps, agent, algorithm=update.algorithm)
+        settings: Any = dict(algorithm=update.algorithm, model=update.model)
+        state, step_metrics = apply_gradients(state, grads, metrics["loss"], steps, agent, **settings)
         return state, metrics | step_metrics
 
     active, mode = given.active, update.algorithm.optimizer.per_agent

@@ -41,6 +41,10 @@ class ModelConfig:
     qk_norm: bool = False
     fused_attention: bool = True
     """Attend by a GPU's own kernel where there is one; not for arrays that are split over devices inside an agent."""
+    row_parts: int = 1
+    """On a mesh, see `models.sharding`: devices that divide the rows of a batch."""
+    splits_weights: bool = False
+    """On a mesh: whether each of them has a part of the hidden axis of the weights, which are gathered where they are used."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

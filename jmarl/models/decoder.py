@@ -45,6 +45,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.cpu import Panels, panel_product
 from jmarl.models.gpu import matmul_precision
 from jmarl.models.platforms import sum_by_token
+from jmarl.models.sharding import gather
 
 Params = dict[str, Any]
 
@@ -178,10 +179,16 @@ def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
 
 
 REMAT = {  # what is saved for the backward pass: everything | the large weight products | only each layer's input
-    "none": jax.checkpoint_policies.everything_saveable,
+    "none": lambda primitive, *_, **__: primitive.name != "all_gather",  # weights that a mesh divides are gathered again
     "dots": jax.checkpoint_policies.save_only_these_names("weight_product", "attention"),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
+
+
+def compute_weights(params: Params, cfg: ModelConfig, dtype: jax.typing.DTypeLike) -> Params:
+    """Return the parameters in the compute dtype. On a mesh that divides them, those of the layers stay divided until
+    `run_layers` reads them, and the others are whole."""
+    return gather(cast(params, dtype), cfg, ("embed", "lm_head"))
 
 
 def run_layers(
@@ -205,7 +212,8 @@ def run_layers(
     def layer(x: Hidden, inputs: tuple[Params, KeyValues | None]) -> tuple[Hidden, Any]:
         w, past = inputs
         layer_attention = attention if past is None else functools.partial(attention, past=past)
-        return Block(cfg).apply({"params": cast(w, x.dtype)}, x, cos, sin, layer_attention)  # casts one layer at a time
+        w = gather(cast(w, x.dtype), cfg)  # of one layer at a time
+        return Block(cfg).apply({"params": w}, x, cos, sin, layer_attention)
 
     inputs = params["layers"], past
     if remat is None:

@@ -1,13 +1,20 @@
-"""Place arrays on a mesh of devices with the axes `agent`, `data` and `model`.
+"""Divide models, batches and caches over a mesh of devices with the axes `agent`, `data` and `model`.
 
-`jit` with shardings replaces `pmap`: the same program runs on one device or on many. `RULES` says along which mesh axis each
-array axis of a parameter is split: agents over `agent`; heads, feed-forward and vocabulary over `model` (tensor parallelism);
-the hidden size over `data`, so that every device holds its share of parameters and optimizer state (fully sharded data
-parallelism). Rows of a batch are split over `data`. An axis that the mesh does not divide evenly is not split.
+`MESH_AXES` is the one table from what an axis of an array means to the axis of the mesh that divides it; `WEIGHTS` says what
+the axes of each weight mean. An axis that the mesh does not divide evenly stays whole.
 
-Nothing is exchanged over `agent`. On a mesh of that axis alone, each device runs the program of one device (`over_agents`); on
-any other mesh the compiler partitions the program. Separate devices for agents also pay on one CPU: with as many virtual
-devices as cores (`JAX_NUM_CPU_DEVICES`), agents run in parallel instead of sharing every operation.
+========  ===========================================================================================================
+`agent`   whole agents; nothing is exchanged
+`data`    rows of a batch, and the hidden axis of weights, moments and the reference (fully sharded data parallelism,
+          arXiv 1910.02054 and 2304.11277): a layer's weights are gathered in the compute dtype where they are used, and
+          their gradients reduced and scattered. With strategy=ddp weights stay whole and their gradients are added up
+`model`   heads, feed-forward and vocabulary (tensor parallelism, arXiv 1909.08053)
+========  ===========================================================================================================
+
+`on_devices` divides programs over `agent` and `data` by hand: each device runs the program of one device on its agents and its
+rows, and the only exchange is what is written in it. The compiler divides over `model`. Separate devices for agents also pay
+on one CPU: with as many virtual devices as cores (`JAX_NUM_CPU_DEVICES`), agents run in parallel instead of sharing every
+operation.
 
 Outside `jit`, `x[0]` or `jnp.concatenate` of arrays on several devices also runs a program that exchanges data. So completions
 and batches are on the host, and only `stack.take_agents` and `stack.unstack`, which wait for the result, index weights.
@@ -21,26 +28,68 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import is_placed, is_shared
 from jmarl.types import Shared
 
 AXES = ("agent", "data", "model")
+BY_HAND = ("agent", "data")  # divided by `on_devices`
+STRATEGIES = ("fsdp", "ddp")
 
-RULES = {  # parameter name -> mesh axis of each array axis, the agent axis first
-    "embed": ("agent", "model", "data"),  # [A, V, D]
-    "lm_head": ("agent", "data", "model"),  # [A, D, V]
-    "qkv": ("agent", None, "data", "model"),  # [A, L, D, E]: E = K * (Q+2) * h
-    "qkv_bias": ("agent", None, "model"),  # [A, L, E]
-    "out": ("agent", None, "model", "data"),  # [A, L, K * Q * h, D]
-    "gate": ("agent", None, "data", "model"),  # [A, L, D, F], like up
-    "up": ("agent", None, "data", "model"),
-    "down": ("agent", None, "model", "data"),  # [A, L, F, D]
+MESH_AXES = {  # what an axis means -> the axis of the mesh that divides it
+    "agent": "agent",
+    "row": "data",  # prompts of a batch, with their completions
+    "hidden": "data",
+    "heads": "model",
+    "feed_forward": "model",
+    "vocabulary": "model",
+    None: None,  # layers, and all that stays whole
 }
-OTHER = ("agent",)  # norms, counters
+
+WEIGHTS = {  # parameter name -> what its axes mean
+    "embed": ("agent", "vocabulary", "hidden"),  # [A, V, D]
+    "lm_head": ("agent", "hidden", "vocabulary"),  # [A, D, V]
+    "qkv": ("agent", None, "hidden", "heads"),  # [A, L, D, E]: E = K * (Q+2) * h
+    "qkv_bias": ("agent", None, "heads"),  # [A, L, E]
+    "out": ("agent", None, "heads", "hidden"),  # [A, L, K * Q * h, D]
+    "gate": ("agent", None, "hidden", "feed_forward"),  # [A, L, D, F], like up
+    "up": ("agent", None, "hidden", "feed_forward"),
+    "down": ("agent", None, "feed_forward", "hidden"),  # [A, L, F, D]
+}
+WEIGHTS |= {f"{name}.a": ("agent", None, "hidden", None) for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")}
+WEIGHTS |= {f"{name}.b": ("agent", None, None, "hidden") for name in ("o_proj", "down_proj")}  # adapters, [A, L, rank, D]
+OTHER = ("agent",)  # norms, value heads, counters
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMesh:
+    """The devices of a stack, and how they divide its weights. Hashable: an argument of programs."""
+
+    mesh: Mesh
+    strategy: str = "fsdp"
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The number of devices along each axis."""
+        return dict(self.mesh.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return int(self.mesh.size)
+
+    def axes(self, meanings: Sequence[str | None], shape: Sequence[int]) -> P:
+        """Return which mesh axis divides each axis of an array. Axes that are not divided evenly stay whole."""
+        table = MESH_AXES if self.strategy == "fsdp" else MESH_AXES | {"hidden": None}
+        names = [table[meaning] for meaning in meanings]
+        return P(*(name if name and n % self.shape[name] == 0 else None for name, n in zip(names, shape, strict=False)))
 
 
 def require_one_process() -> None:
@@ -52,10 +101,17 @@ def require_one_process() -> None:
         )
 
 
-def make_mesh(text: str) -> Mesh:
-    """Return a mesh from text such as `agent=2,data=2,model=2`, or `data=all`; axes left out have size 1."""
+# --- meshes ------------------------------------------------------------------------------------------------------------
+
+
+def make_mesh(text: str, strategy: str = "fsdp", devices: Sequence[Any] | None = None) -> DeviceMesh:
+    """Return a mesh from text such as `agent=2,data=2,model=2`, or `data=all`; axes left out have size 1.
+
+    devices: None: those of this process.
+    """
+    devices = jax.devices() if devices is None else devices
     sizes: dict[str, int] = dict.fromkeys(AXES, 1)
-    text = f"data={jax.device_count()}" if text == "data=all" else text
+    text = f"data={len(devices)}" if text == "data=all" else text
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name.strip() not in sizes or not size.strip().isdigit() or int(size) < 1:
@@ -64,90 +120,167 @@ def make_mesh(text: str) -> Mesh:
             )
         sizes[name.strip()] = int(size)
     needed = math.prod(sizes.values())
-    if needed > jax.device_count():
+    if needed > len(devices):
         raise ValueError(
-            f"mesh={text!r} needs {needed} devices, this process has {jax.device_count()}: use a smaller mesh or auto "
+            f"mesh={text!r} needs {needed} devices, this process has {len(devices)}: use a smaller mesh or auto "
             f"(CPUs can be split before Python starts: JAX_NUM_CPU_DEVICES={needed})"
         )
-    auto = (AxisType.Auto,) * 3
-    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=auto, devices=jax.devices()[:needed])
+    return _mesh_of(np.array(devices[:needed]).reshape(*sizes.values()), strategy)
 
 
-def mesh_for(text: str, agents: Sequence[int]) -> Mesh | None:
-    """Return the mesh of the setting `mesh`.
+def _mesh_of(devices: np.ndarray, strategy: str) -> DeviceMesh:
+    return DeviceMesh(Mesh(devices, AXES, axis_types=(AxisType.Auto,) * 3), strategy)
 
-    `auto` spreads agents over as many devices as divide the number of `agents` of each stack; None if that is one device, as
-    for `data=all`. For other text see `make_mesh`.
+
+def mesh_for(
+    text: str, agents: Sequence[int], strategy: str = "fsdp", devices: Sequence[Any] | None = None
+) -> DeviceMesh | None:
+    """Return the mesh of the setting `mesh`; None if it is one device that needs no mesh.
+
+    `auto` spreads agents over as many devices as divide the number of `agents` of each stack. For other text see `make_mesh`.
+    Raises ValueError for a mesh whose agent axis does not divide them.
     """
-    if text == "data=all" and jax.device_count() == 1:
+    devices = jax.devices() if devices is None else devices
+    if text == "data=all" and len(devices) == 1:
         return None
     if text != "auto":
-        return make_mesh(text)
+        mesh = make_mesh(text, strategy, devices)
+        for count in agents:
+            if count % mesh.shape["agent"]:
+                raise ValueError(
+                    f"mesh={text!r} spreads whole agents, and {count} agents of one model cannot be divided by "
+                    f"agent={mesh.shape['agent']}: use a divisor, such as agent={math.gcd(*agents)}"
+                )
+        return mesh
     common = math.gcd(*agents)
-    size = max(n for n in range(1, min(common, jax.device_count()) + 1) if common % n == 0)
-    return make_mesh(f"agent={size}") if size > 1 else None
+    size = max(n for n in range(1, min(common, len(devices)) + 1) if common % n == 0)
+    return make_mesh(f"agent={size}", strategy, devices) if size > 1 else None
 
 
-def mesh_of(tree: Any) -> Mesh | None:
-    """Return the mesh that a pytree of arrays is placed on; None without one, and while a function is traced."""
-    leaf = jax.tree.leaves(tree)[0]
-    mesh = leaf.sharding.mesh if is_placed(leaf) and isinstance(leaf.sharding, NamedSharding) else None
-    return mesh if isinstance(mesh, Mesh) else None
-
-
-def mesh_of_one_model(mesh: Mesh | None) -> Mesh | None:
-    """Return the part of a mesh for a single model, such as a central critic; None if that is one device."""
-    if mesh is None or mesh.size == mesh.shape["agent"]:
+def mesh_of_one_model(mesh: DeviceMesh | None) -> DeviceMesh | None:
+    """Return the same devices as a mesh for a single model, such as a central critic: those of the agent axis divide rows."""
+    if mesh is None or mesh.size == 1:
         return None
-    return Mesh(mesh.devices[:1], AXES, axis_types=mesh.axis_types)
+    devices = mesh.mesh.devices
+    return _mesh_of(devices.reshape(1, -1, devices.shape[2]), mesh.strategy)
 
 
-def splits_only_agents(mesh: Mesh | None, agents: int) -> bool:
-    """Return whether the mesh splits nothing but agents, with the same number on each device.
+# --- programs ----------------------------------------------------------------------------------------------------------
 
-    If it has data or model axes, XLA's partitioner aborts on programs that are split by hand over one axis (jax 0.10.2, CPUs).
+
+def model_on(mesh: DeviceMesh | None, model: ModelConfig) -> ModelConfig:
+    """Return the architecture as programs on a mesh read it: which parts of rows and weights a device has."""
+    if mesh is None:
+        return model
+    parts = mesh.shape["data"]
+    splits_weights = mesh.strategy == "fsdp" and parts > 1 and model.hidden_size % parts == 0
+    fused = model.fused_attention and mesh.shape["model"] == 1  # a GPU's own attention cannot be divided by the compiler
+    return dataclasses.replace(model, fused_attention=fused, row_parts=parts, splits_weights=splits_weights)
+
+
+def spec_of(*meanings: str | None) -> P:
+    """Return which mesh axes divide an array whose axes mean this, where all of them are divided evenly."""
+    return P(*(MESH_AXES[meaning] for meaning in meanings))
+
+
+def by_hand(specs: Any) -> Any:
+    """Return specifications without the axes that the compiler divides."""
+
+    def keep(spec: P) -> P:
+        return P(*(name if name in BY_HAND else None for name in spec))
+
+    return jax.tree.map(keep, specs, is_leaf=lambda x: isinstance(x, P))
+
+
+def on_devices(f: Callable, mesh: DeviceMesh | None, inputs: Any, outputs: Any) -> Callable:
+    """Return f such that each device of a mesh runs it on its agents and its part of what `data` divides.
+
+    inputs, outputs: specifications of the arguments and of the result, or of subtrees of them.
     """
-    return mesh is not None and mesh.size == mesh.shape["agent"] and agents % mesh.size == 0
-
-
-def model_on(mesh: Mesh | None, agents: int, model: ModelConfig) -> ModelConfig:
-    """Return the architecture for programs on a mesh: a GPU's own attention cannot be split inside an agent."""
-    whole = mesh is None or splits_only_agents(mesh, agents)
-    return model if whole else dataclasses.replace(model, fused_attention=False)
-
-
-def over_agents(f: Callable, mesh: Mesh | None, agents: int) -> Callable:
-    """Return f, a function of stacks [A, ...]; on a mesh that splits only agents, every device runs it on its own agents."""
-    if not splits_only_agents(mesh, agents):
+    if mesh is None:
         return f
-
-    def run_on_devices(*stacks: Any) -> Any:
-        specs = jax.tree.map(lambda x: Shared(P()) if is_shared(x) else P("agent"), stacks, is_leaf=is_shared)
-        return jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=P("agent"), check_vma=False)(*stacks)
-
-    return run_on_devices
+    names = set(AXES if mesh.shape["model"] == 1 else BY_HAND)
+    specs = by_hand(inputs), by_hand(outputs)
+    return jax.shard_map(f, mesh=mesh.mesh, in_specs=specs[0], out_specs=specs[1], axis_names=names, check_vma=False)
 
 
-def _sharding(mesh: Mesh, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> NamedSharding:
-    """Return the sharding of an array; an axis that is not a multiple of its mesh axis is not split."""
-    return NamedSharding(mesh, P(*(a if a and n % mesh.shape[a] == 0 else None for a, n in zip(axes, shape, strict=False))))
+def agent_specs(tree: Any) -> Any:
+    """Return specifications that divide arrays [A, ...] over `agent` only."""
+    return jax.tree.map(lambda x: Shared(P()) if is_shared(x) else P("agent"), tree, is_leaf=is_shared)
 
 
-def state_shardings(mesh: Mesh, state: Any) -> Any:
-    """Return the shardings of a stack's state: of parameters, moments and the reference by the parameter's name in `RULES`.
+def meanings_of(path: Sequence[Any]) -> tuple[str | None, ...]:
+    """Return what the axes of a leaf mean, from its path in a pytree of parameters or of a state."""
+    names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey)]
+    return WEIGHTS.get(".".join(names[-2:]), WEIGHTS.get(names[-1], OTHER)) if names else OTHER
 
-    Shared arrays have no agent axis.
+
+def state_specs(mesh: DeviceMesh | None, state: Any) -> Any:
+    """Return which mesh axes divide the arrays of parameters or of a stack's state: parameters, moments and the reference by
+    the parameter's name in `WEIGHTS`. Shared arrays have no agent axis. Without a mesh there are none."""
+    if mesh is None:
+        return None
+
+    def spec(path: tuple[Any, ...], leaf: Any) -> Any:
+        meanings = meanings_of(path)
+        return Shared(mesh.axes(meanings[1:], leaf.shape)) if is_shared(leaf) else mesh.axes(meanings, leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(spec, state, is_leaf=is_shared)
+
+
+def gather(params: Any, model: ModelConfig, names: Sequence[str] | None = None) -> Any:
+    """Return weights whole, of a stack, an agent or a layer, inside `on_devices`; their gradient is added up over `data`, and
+    each device gets its part.
+
+    names: of the weights to gather; None: all.
     """
+    if not model.splits_weights:
+        return params
 
-    def sharding(path: tuple[Any, ...], leaf: Any) -> Any:
-        names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey)]
-        axes = RULES.get(names[-1], OTHER) if names else OTHER
-        return Shared(_sharding(mesh, leaf.shape, axes[1:])) if is_shared(leaf) else _sharding(mesh, leaf.shape, axes)
+    def whole(path: tuple[Any, ...], x: Array) -> Array:
+        meanings = meanings_of(path)
+        if "hidden" not in meanings or (names is not None and path[-1].key not in names):
+            return x  # the axis is counted from the last one, because x may have an agent axis or not
+        return lax.all_gather(x, "data", axis=meanings.index("hidden") - len(meanings) + x.ndim, tiled=True)
 
-    return jax.tree_util.tree_map_with_path(sharding, state, is_leaf=is_shared)
+    return jax.tree_util.tree_map_with_path(whole, params)
 
 
-def place(tree: Any, mesh: Mesh | None) -> Any:
+def sum_gradients(grads: Any, model: ModelConfig) -> Any:
+    """Return one agent's gradients, added up over the devices of `data`. Those of divided weights are, by `gather`."""
+    if model.row_parts == 1:
+        return grads
+
+    def total(path: tuple[Any, ...], x: Array) -> Array:
+        return x if model.splits_weights and "hidden" in meanings_of(path) else lax.psum(x, "data")
+
+    return jax.tree_util.tree_map_with_path(total, grads)
+
+
+def norm(tree: Any) -> Array:
+    """Return the global norm of one agent's gradients, of which each device has a part, inside `on_devices`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    squares = [(meanings_of(path), jnp.sum(jnp.square(x))) for path, x in leaves]
+    parts = [x for meanings, x in squares if "hidden" in meanings]
+    whole = [x for meanings, x in squares if "hidden" not in meanings]
+    total = sum(whole, jnp.float32(0))
+    return jnp.sqrt(total + lax.psum(sum(parts, jnp.float32(0)), "data"))
+
+
+# --- placement ---------------------------------------------------------------------------------------------------------
+
+
+def state_shardings(mesh: DeviceMesh, state: Any) -> Any:
+    """Return the shardings of parameters or of a stack's state, see `state_specs`."""
+    return shardings(mesh, state_specs(mesh, state))
+
+
+def shardings(mesh: DeviceMesh, specs: Any) -> Any:
+    """Return the shardings of specifications."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh.mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+
+
+def place(tree: Any, mesh: DeviceMesh | None) -> Any:
     """Place parameters [A, ...] or a stack's state on a mesh; without one, return them unchanged.
 
     Old arrays are freed if they are split, except shared ones, which several stacks may use.
@@ -160,28 +293,34 @@ def place(tree: Any, mesh: Mesh | None) -> Any:
         # `donate` frees nothing if the devices differ (jax 0.10.2), so delete the old array here, but only if it was split:
         # otherwise the new array may use its memory.
         is_split = sharding.shard_shape(x.shape) != x.shape
-        if is_split and isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(sharding, x.ndim):
+        if is_split and is_placed(x) and not x.sharding.is_equivalent_to(sharding, x.ndim):
             x.delete()
         return new
 
     return tree if mesh is None else jax.tree.map(move, tree, state_shardings(mesh, tree), is_leaf=is_shared)
 
 
-def place_agents(tree: Any, mesh: Mesh | None) -> Any:
-    """Place arrays [A, ...] on a mesh that splits only agents; without one, on the first device."""
-    return jax.device_put(tree, jax.devices()[0] if mesh is None else NamedSharding(mesh, P("agent")))
+def copy_to(tree: Any, mesh: DeviceMesh | None) -> Any:
+    """Return parameters [A, ...] on a mesh, or without one on the first device; the arrays given are kept."""
+    return jax.device_put(tree, jax.devices()[0] if mesh is None else state_shardings(mesh, tree))
 
 
-def put(tree: Any, mesh: Mesh | None) -> Any:
+def place_agents(tree: Any, mesh: DeviceMesh | None) -> Any:
+    """Place arrays [A, ...] on a mesh, divided by agents only; without one, on the first device."""
+    return jax.device_put(tree, jax.devices()[0] if mesh is None else NamedSharding(mesh.mesh, P("agent")))
+
+
+def shapes_on(tree: Any, mesh: DeviceMesh) -> Any:
+    """Return the shapes of arrays [A, ...] as `place_agents` places them; nothing is moved."""
+    agents = NamedSharding(mesh.mesh, P("agent"))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=agents), tree)
+
+
+def put(tree: Any, mesh: DeviceMesh | None) -> Any:
     """Place arrays on a mesh like `place`; without one, on the first device."""
     return jax.device_put(tree, jax.devices()[0]) if mesh is None else place(tree, mesh)
 
 
-def batch_shardings(mesh: Mesh, batch: Any) -> Any:
-    """Return the shardings of arrays [A, P, ...]."""
-    return jax.tree.map(lambda x: _sharding(mesh, x.shape, ("agent", "data")), batch)
-
-
-def constrain(state: Any, mesh: Mesh | None) -> Any:
+def constrain(state: Any, mesh: DeviceMesh | None) -> Any:
     """Constrain a stack's state inside `jit` to its `state_shardings`."""
-    return state if mesh is None else jax.lax.with_sharding_constraint(state, state_shardings(mesh, state))
+    return state if mesh is None else lax.with_sharding_constraint(state, state_shardings(mesh, state))

@@ -6,6 +6,7 @@ All functions are for one agent; `learning` lifts them to a stack.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from jmarl.algorithms import Algorithm
 from jmarl.models import decoder, lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of
+from jmarl.models.rows import divide, divided, divided_prompts, own_part
 from jmarl.sampling.scoring import hidden_states
 from jmarl.types import Running
 
@@ -77,9 +79,21 @@ def model_outputs(params: Any, inputs: LossInputs, base: Any, model: ModelConfig
     params = lora.join(base, params)
     if inputs.dropout is not None:
         params = lora.with_dropout(params, inputs.dropout, algorithm.lora.lora_dropout)
-    weights = decoder.cast(params, jnp.dtype(algorithm.compute_dtype))
+    weights = decoder.compute_weights(params, model, jnp.dtype(algorithm.compute_dtype))
     hidden = hidden_states(weights, model, inputs.prompts, inputs.prompt_lengths, inputs.tokens, algorithm.remat)
     return Outputs(params, weights, hidden, inputs.tokens)
+
+
+def own_inputs(inputs: LossInputs, parts: int, objective: Objective) -> LossInputs:
+    """Return the inputs of the rows that this device of a mesh computes; padding has weight 0."""
+    if parts == 1:
+        return inputs
+    d = divide(*inputs.tokens.shape[:2], parts, objective.splits_groups)
+    cut = partial(divided if objective.splits_groups else divided_prompts, d=d)
+    tokens, targets = jax.tree.map(cut, (inputs.tokens, inputs.targets))
+    lengths = jnp.maximum(divided_prompts(inputs.prompt_lengths, d), 1)
+    own = own_part((divided_prompts(inputs.prompts, d), lengths, tokens, targets), parts)
+    return LossInputs(*own, inputs.dropout)
 
 
 def split_inputs(inputs: LossInputs, n: int, objective: Objective, setting: str = "micro_batches") -> LossInputs:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jmarl.algorithms import Algorithm
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
+from jmarl.models.rows import on_rows
 from jmarl.objectives.objective import Metrics, Objective, Outputs, PerToken, TokenMask
 from jmarl.rl import advantages, losses, masked
 from jmarl.sampling.scoring import score, score_loss, token_scores
@@ -71,9 +72,12 @@ def trained_rows(batch: Batch, algorithm: Algorithm) -> Bool[Array, "..."]:
 
 def batch_logprobs(params: Any, batch: Batch, model: ModelConfig, algorithm: Algorithm) -> PerToken:
     """Return the log-probabilities that parameters give to the completions of one agent's batch."""
-    weights = decoder.cast(params, jnp.dtype(algorithm.compute_dtype))
-    scores = score(weights, model, batch.prompts, batch.prompt_lengths, batch.tokens, temperature=algorithm.temperature)
-    return scores.logprobs
+    weights = decoder.compute_weights(params, model, jnp.dtype(algorithm.compute_dtype))
+
+    def logprobs(*rows: Array) -> PerToken:
+        return score(weights, model, *rows, temperature=algorithm.temperature).logprobs
+
+    return on_rows(logprobs, model.row_parts, batch.prompts, batch.prompt_lengths, batch.tokens)
 
 
 def penalizes_tokens(algorithm: Algorithm) -> bool:

@@ -38,8 +38,8 @@ class ActorCriticTargets(NamedTuple):
 
 def reuses_values(algorithm: Algorithm) -> bool:
     """Whether agents learn from the values that are computed in the update of their critic: if that is one step on the whole
-    batch, without dropout. Own critics then learn first."""
-    one_pass = algorithm.steps_per_update == 1 and algorithm.optimizer.micro_batches == 1
+    batch on one device, without dropout. Own critics then learn first."""
+    one_pass = algorithm.steps_per_update == 1 and algorithm.optimizer.micro_batches == 1 and not algorithm.divides_rows
     return algorithm.value_kind == "token" and one_pass and not algorithm.lora.lora_dropout
 
 

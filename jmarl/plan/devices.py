@@ -58,23 +58,23 @@ def find_gpu(name: str) -> Gpu | None:
     return GPUS[name]
 
 
-def compile_device(gpu: Gpu | None) -> Any:
-    """Return a device to compile for: the CPU of this machine, or a GPU that need not be here.
+def compile_devices(gpu: Gpu | None, count: int = 1) -> list[Any]:
+    """Return devices to compile for: the CPU of this machine, or GPUs of one host that need not be here.
 
     Raises ValueError without the wheels for CUDA.
     """
     if gpu is None:
-        return jax.devices("cpu")[0]
+        return jax.devices("cpu")[:count]
     if not has_cuda():
         raise ValueError(f"XLA's compiler for {gpu.name} comes with JAX's wheels for CUDA, which are not installed: {INSTALL}")
     from jax.experimental import topologies
 
-    topology = topologies.get_topology_desc(platform="cuda", topology_name="", topology="1x1x1", target_config=_target(gpu))
-    return topology.devices[0]
+    shape = {"topology": f"1x1x{count}", "target_config": _target(gpu)}
+    return [*topologies.get_topology_desc(platform="cuda", topology_name="", **shape).devices]
 
 
 def compile_for(gpu: Gpu | None, programs: Mapping[str, Lowered]) -> dict[str, Compiled]:
-    """Compile programs, by name, for a device of `compile_device`; in threads, as a run does.
+    """Compile programs, by name, for a device of `compile_devices`; in threads, as a run does.
 
     JAX's persistent cache is left out: it cannot read a program for a device that is not here, and for a CPU the memory that
     the compiler takes is a part of the plan.

@@ -10,7 +10,7 @@ from jax.stages import Compiled, Lowered
 from jmarl.algorithms import on_platform
 from jmarl.config import TrainConfig
 from jmarl.learning.choose import MAX_PROOFS, all_options, candidates, choose, is_open, proofs
-from jmarl.plan.devices import GIB, Gpu, compile_device, compile_for
+from jmarl.plan.devices import GIB, Gpu, compile_devices, compile_for
 from jmarl.plan.plan import LARGEST_POOL, POOL, Plan, make_plan, parts_of_state
 from jmarl.plan.programs import shapes_of_run, widths_of
 from jmarl.runs.precompile import longest_update, work_of_rollouts
@@ -22,7 +22,7 @@ def choose_settings(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens
     cfg = on_platform(cfg, "cpu" if gpu is None else "gpu")
     if gpu is None or not is_open(cfg):
         return cfg, ""
-    setup, state = shapes_of_run(team, cfg, compile_device(gpu), prompt_tokens)
+    setup, state = shapes_of_run(team, cfg, compile_devices(gpu), prompt_tokens)
     work, updates = longest_update(setup, state, widths_of(team, prompt_tokens))
     size, rooms = sum(parts_of_state(state).values()), [int(share * gpu.memory) for share in (POOL, LARGEST_POOL)]
 
@@ -45,7 +45,7 @@ def prove(
     while prompts >= 1 and count < MAX_PROOFS:
         smaller = {} if prompts == cfg.episodes.num_prompts else {"num_prompts": prompts}
         part = cfg.replace(**smaller)
-        setup, shapes = shapes_of_run(team, part, compile_device(gpu), prompt_tokens)
+        setup, shapes = shapes_of_run(team, part, compile_devices(gpu), prompt_tokens)
         state = sum(parts_of_state(shapes).values())
         if state > room:
             return

@@ -17,7 +17,7 @@ from jmarl.files.checkpoint import nbytes
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import steps_per_look
-from jmarl.plan.devices import GIB, Gpu, compile_device, compile_for
+from jmarl.plan.devices import GIB, Gpu, compile_devices, compile_for
 from jmarl.plan.hlo import Cost, Program
 from jmarl.plan.host import checkpoints_beside_steps, parts_of_process, writes_checkpoints
 from jmarl.plan.measure import RUNS, Measured, measure, present_device
@@ -86,7 +86,7 @@ def make_plan(
     """
     cfg = cfg.replace(mesh="agent=1")  # one device, also where this process has several
     present = present_device(gpu) if measures else None
-    setup, state = shapes_of_run(team, cfg, compile_device(gpu), prompt_tokens)
+    setup, state = shapes_of_run(team, cfg, compile_devices(gpu), prompt_tokens)
     compiled = compile_for(gpu, programs_of_shapes(setup, state, prompt_tokens, eval_items))
     parts = ({} if gpu else parts_of_process(team, cfg)) | parts_of_state(state)
     programs = [
@@ -97,7 +97,7 @@ def make_plan(
         programs.append(plan_checkpoint(state, sum(parts.values()), programs, cfg))
     if present is not None:
         if gpu is not None:  # compiled with all that the run itself would have, such as autotuning
-            lowered = programs_of_shapes(*shapes_of_run(team, cfg, present, prompt_tokens), prompt_tokens, eval_items)
+            lowered = programs_of_shapes(*shapes_of_run(team, cfg, [present], prompt_tokens), prompt_tokens, eval_items)
             compiled = {name: program.compile() for name, program in lowered.items()}
         measured = measure(compiled, present)
         programs = [x._replace(measured=measured.get(x.name)) for x in programs]

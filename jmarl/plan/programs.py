@@ -20,14 +20,15 @@ from jmarl.learning.team_update import lower_team
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
+from jmarl.models.sharding import state_shardings
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.zeros import zero_batches, zero_prompts
 from jmarl.runs.prepare import start
 from jmarl.sampling.generate import SampleRequest, bucket, sample_stack, sample_team
 from jmarl.sampling.refill import empty_pending, refill_stack, refill_team
-from jmarl.team import Team, map_stacks, stack_agents
-from jmarl.types import TeamState
+from jmarl.team import StackSpec, Team, map_stacks, stack_agents
+from jmarl.types import StackState, TeamState
 
 Programs = dict[str, Lowered]  # by name
 
@@ -51,28 +52,37 @@ def shapes_of_agent(config: ModelConfig) -> Any:
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
-def shapes_of_run(team: Team, cfg: TrainConfig, device: Any, prompt_tokens: int = 1) -> tuple[Setup, TeamState]:
-    """Return the setup of a run, and the shapes of its state at step 0 on a device.
+def shapes_of_run(team: Team, cfg: TrainConfig, devices: Sequence[Any], prompt_tokens: int = 1) -> tuple[Setup, TeamState]:
+    """Return the setup of a run, and the shapes of its state at step 0 on devices, as its mesh divides it.
 
     team: of agents whose parameters are shapes. Settings that are auto are resolved as far as the platform says it.
     prompt_tokens: length of the longest prompt, for completions that begin early.
     """
-    cfg, setups, step = on_platform(cfg, device.platform), list[Setup](), np.int32(0)
+    platform = devices[0].platform
+    cfg, setups, step = on_platform(cfg, platform), list[Setup](), np.int32(0)
     # One tree per model: agents of one model may share it.
     models = {id(agent.params): agent.params for agent in team.agents}
 
     def state_of_run(models: dict[int, Any]) -> TeamState:
         agents = [a._replace(params=models[id(a.params)]) for a in team.agents]
         params = stack_agents(team.stacks, agents, cfg.lora.lora_rank > 0)
-        setup, state = start(team, params, cfg, one_device=True)
+        setup, state = start(team, params, cfg, devices)
         setups.append(setup)
         return state
 
     state: Any = jax.eval_shape(state_of_run, models)
-    if device.platform != "cpu":  # gradients have memory of their own on CPUs only
+    if platform != "cpu":  # gradients have memory of their own on CPUs only
         state = map_stacks(state, lambda stack: stack._replace(grads=None))
-    sharding = SingleDeviceSharding(device)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
+
+    def on(spec: StackSpec, stack: StackState) -> StackState:
+        single = SingleDeviceSharding(devices[0])
+        shardings = jax.tree.map(lambda _: single, stack) if spec.mesh is None else state_shardings(spec.mesh, stack)
+        return jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), stack, shardings)
+
+    shapes = state._replace(
+        stacks=tuple(map(on, setups[0].team.stacks, state.stacks)),
+        critics=tuple(map(on, setups[0].critics.specs, state.critics)),
+    )
     # What is auto on a GPU stays so: this process has none, for which `start` resolved it.
     setup = with_settings(setups[0], update_settings(cfg))
     return setup, with_pending(setup, shapes._replace(step=step), prompt_tokens)

@@ -24,13 +24,12 @@ from jmarl.logs.goodput import timed_sampler
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, encode_answer
 from jmarl.models.lora import join, split
-from jmarl.models.sharding import mesh_of, place
 from jmarl.preferences.encoding import chat_for, end_token
 from jmarl.randomness import COMPARE, PROPOSE, Randomness
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Rows, texts_of, tokenize_first_turn, tokens_of
-from jmarl.team import Team, make_team, to_agents
+from jmarl.team import Team, make_team, place_params, to_agents
 
 KEY = "COMPARATOR_API_KEY"  # environment variable
 
@@ -120,12 +119,12 @@ class History:
             if path < self._file(max(0, min(round_, oldest) - self.lag)):
                 path.unlink()
 
-    def at(self, round_: int, params: Sequence[Any]) -> list[Any]:
-        """Return the policy with which a round began, with the structure and placement of params."""
+    def at(self, round_: int, params: Sequence[Any], team: Team) -> list[Any]:
+        """Return the policy with which a round began, with the structure of params, on the devices of the team."""
         leaves = self.past[round_] if self.folder is None else self._read(round_)
         bases, trained = zip(*map(split, params), strict=True)
         policy = jax.tree.unflatten(jax.tree.structure(list(trained)), leaves)
-        return [join(base, place(x, mesh_of(now))) for base, x, now in zip(bases, policy, params, strict=True)]
+        return [join(base, x) for base, x in zip(bases, place_params(team, policy), strict=True)]
 
     def _read(self, round_: int) -> list[np.ndarray]:
         path = self._file(round_)
@@ -176,7 +175,7 @@ class Comparator:
         if self.kind == "api":
             return self._request(items, env, randomness.environment_rng())
         if self.history is not None:
-            params = self.history.at(max(0, round_ - self.history.lag), params)
+            params = self.history.at(max(0, round_ - self.history.lag), params, self.team)
         elif self.kind != "current":
             params = self.initial
         rollout = play_items(self.writers, params, items, env, self.cfg, randomness)

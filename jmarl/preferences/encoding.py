@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jmarl.algorithms import Algorithm
 from jmarl.config import Chat, as_chat
@@ -28,7 +28,8 @@ from jmarl.models.hub.tokenize import (
     naming,
 )
 from jmarl.models.platforms import COMPILER_OPTIONS
-from jmarl.models.sharding import batch_shardings, mesh_of, model_on, over_agents, splits_only_agents
+from jmarl.models.rows import on_rows
+from jmarl.models.sharding import DeviceMesh, model_on, on_devices, place_agents, state_specs
 from jmarl.models.stack import per_agent
 from jmarl.objectives.objective import Outputs
 from jmarl.objectives.pairs import PairTargets, completion_numbers, pair_token_weights
@@ -246,26 +247,29 @@ def _pad_rows(rows: Sequence[Sequence[int]], width: int, fill: int) -> np.ndarra
 
 
 @partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER_OPTIONS)
-def _token_numbers(params: Any, batch: Data, *, model: ModelConfig, algorithm: Algorithm, mesh: Mesh | None) -> jax.Array:
+def _token_numbers(params: Any, batch: Data, *, model: ModelConfig, algorithm: Algorithm, mesh: DeviceMesh | None) -> jax.Array:
     """Return `objectives.pairs.token_numbers` of every token, [A, P, G, T]."""
     TRACES["scores"] += 1
-    agents = batch.tokens.shape[0]
-    model = model_on(mesh, agents, model)
+    model = model_on(mesh, model)
 
-    def one_agent(params: Any, batch: Data) -> jax.Array:
-        weights = decoder.cast(params, jnp.dtype(algorithm.compute_dtype))
-        hidden = hidden_states(weights, model, batch.prompts, batch.prompt_lengths, batch.tokens, "full")
-        return numbers_of_tokens(Outputs(params, weights, hidden, batch.tokens), algorithm)
+    def one_agent(params: Any, *rows: jax.Array) -> jax.Array:
+        weights = decoder.compute_weights(params, model, jnp.dtype(algorithm.compute_dtype))
 
-    mode = algorithm.optimizer.per_agent if mesh is None or splits_only_agents(mesh, agents) else "vmap"
-    return over_agents(per_agent(one_agent, mode), mesh, agents)(params, batch)
+        def numbers(prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
+            hidden = hidden_states(weights, model, prompts, lengths, tokens, "full")
+            return numbers_of_tokens(Outputs(params, weights, hidden, tokens), algorithm)
+
+        return on_rows(numbers, model.row_parts, *rows)
+
+    rows, agents = (batch.prompts, batch.prompt_lengths, batch.tokens), P("agent")
+    specs = state_specs(mesh, params), agents, agents, agents
+    return on_devices(per_agent(one_agent, algorithm.optimizer.per_agent), mesh, specs, agents)(params, *rows)
 
 
 def token_numbers(params: Any, spec: StackSpec, batch: Data, algorithm: Algorithm) -> jax.Array:
     """Return the log-probabilities (at temperature 1) or values [A, P, G, T] of a stack's batch, on the devices of params."""
-    mesh = mesh_of(params)
-    batch = batch if mesh is None else jax.device_put(batch, batch_shardings(mesh, batch))
-    return _token_numbers(params, batch, model=spec.config, algorithm=algorithm, mesh=mesh)
+    batch = batch if spec.mesh is None else place_agents(batch, spec.mesh)
+    return _token_numbers(params, batch, model=spec.config, algorithm=algorithm, mesh=spec.mesh)
 
 
 def pair_scores(team: Team, params: Sequence[Any], batches: Sequence[PreferenceBatch], algorithm: Algorithm) -> np.ndarray:

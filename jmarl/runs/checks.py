@@ -53,7 +53,8 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
         return algorithm
     require([*LEARNS, *CENTRAL], s)
     check_row(algorithm)
-    sharding.mesh_for(cfg.run.mesh, [1])
+    if cfg.run.mesh not in ("auto", "data=all"):
+        sharding.make_mesh(cfg.run.mesh)
     check_directory(cfg)
     return algorithm
 
@@ -79,9 +80,9 @@ def facts_of_agents(cfg: TrainConfig, num_agents: int) -> SimpleNamespace:
 def check_team(team: Team, cfg: TrainConfig) -> None:
     """Raise a ValueError for an algorithm, per-agent settings or other models of the team that do not fit it."""
     counts = [len(spec.members) for spec in team.stacks]
-    mesh, s = sharding.mesh_for(cfg.run.mesh, counts), facts_of_agents(cfg, team.num_agents)
+    mesh, s = sharding.mesh_for(cfg.run.mesh, counts, cfg.run.strategy), facts_of_agents(cfg, team.num_agents)
     s.team = team
-    s.splits_agents = mesh is not None and not all(sharding.splits_only_agents(mesh, count) for count in counts)
+    s.splits_agents = mesh is not None and mesh.size > mesh.shape["agent"]
     require(TEAM, s)
     for spec in team.stacks:
         for roles in spec.members:

@@ -6,6 +6,7 @@ part of it that makes the state, also for several seeds in one program and, of s
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -45,7 +46,7 @@ from jmarl.runs.checks import check_data, check_fit, check_run, check_team, envi
 from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update, updates_of
 from jmarl.runs.rollouts import rollout_source, with_empty_slots
 from jmarl.runs.run import Run, Task
-from jmarl.team import Team, initial_params, policies
+from jmarl.team import Team, initial_params, on_mesh, policies
 from jmarl.types import Batches, TeamState
 
 
@@ -106,32 +107,36 @@ def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | 
     return task._replace(env=env, items=items, held_out=held_out, overlap=overlap), data
 
 
-def start(team: Team, params: Sequence[Any], cfg: TrainConfig, one_device: bool = False) -> tuple[Setup, TeamState]:
+def start(team: Team, params: Sequence[Any], cfg: TrainConfig, devices: Sequence[Any] | None = None) -> tuple[Setup, TeamState]:
     """Return the setup of a run and its state at step 0, on the devices where it trains.
 
-    params: parameters [A, ...] of each stack, which are donated. one_device: use no mesh, for shapes of a device that is not
-    here.
+    params: parameters [A, ...] of each stack, which are donated. devices: of the mesh; None: those of this process. Others are
+    for shapes.
     """
-    algorithm, sizes = policy_algorithm(cfg), [len(spec.members) for spec in team.stacks]
-    mesh = None if one_device else sharding.mesh_for(cfg.run.mesh, sizes)
-    params = with_adapters(team, params, cfg, mesh)
+    team = on_mesh(team, cfg.run, devices)
+    mesh = team.stacks[0].mesh
+    divides_rows = mesh is not None and mesh.shape["data"] > 1
+    algorithm = dataclasses.replace(policy_algorithm(cfg), divides_rows=divides_rows)
+    params = with_adapters(team, params, cfg)
     critics, critic_params = make_critics(team, params, algorithm, cfg.run.seed)
+    critic_mesh = mesh_of_critics(algorithm, mesh)
+    critics = critics._replace(specs=tuple(dataclasses.replace(spec, mesh=critic_mesh) for spec in critics.specs))
     if algorithm.has_value_head:
         params = [with_value_head(stack) for stack in params]
     if algorithm.row.margin == "score":  # params of an earlier fit have a head
         params = [stack if "value" in stack else with_value_head(stack) for stack in params]
-    state, own = initial_state(team, params, algorithm, cfg.run, mesh), algorithm.row.critic == "own"
+    state, own = initial_state(team, params, algorithm, cfg.run), algorithm.row.critic == "own"
     learns = [stack.opt_state != () for stack in state.stacks] if own else [True]  # frozen agents have frozen critics
-    move = sharding.place if own or mesh is None else sharding.put  # a copy of an agent's weights may be on all devices
     critic_states = tuple(
         init_stack(
-            move(weights, mesh_of_critics(algorithm, mesh)),
+            sharding.place(weights, critic_mesh),
             settings_of_stack(critics.algorithm, cfg.run, spec.members, team.num_agents)[0],
             learns=critic_learns,
+            mesh=critic_mesh,
         )
         for spec, weights, critic_learns in zip(critics.specs, critic_params, learns, strict=False)
     )
-    return make_setup(team, critics, algorithm, cfg, mesh), state._replace(critics=critic_states)
+    return make_setup(team, critics, algorithm, cfg), state._replace(critics=critic_states)
 
 
 def policy_algorithm(cfg: TrainConfig) -> Algorithm:

@@ -18,7 +18,7 @@ from jmarl.logs.goodput import timed, timed_sampler
 from jmarl.logs.terminal import say
 from jmarl.models.lora import model_of
 from jmarl.models.platforms import platform_of
-from jmarl.models.sharding import mesh_of, place_agents
+from jmarl.models.sharding import place_agents
 from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
 from jmarl.rollout.dynamic_sampling import further_items, replace_uninformative
@@ -108,9 +108,9 @@ def with_empty_slots(setup: Setup, state: TeamState, items: Sequence[dict], env:
     encoded = request_of(sampler_of(setup.team, state), setup, tasks_at(items, cfg, 0), env, 0).encoded
     group = cfg.episodes.num_generations
     pending = []
-    for spec, prompts, stack in zip(setup.team.stacks, encoded, state.stacks, strict=True):
+    for spec, prompts in zip(setup.team.stacks, encoded, strict=True):
         empty = empty_pending(prompts, group, spec.config, cfg.sampling, platform, spec.stops)
-        pending.append(place_agents(empty, mesh_of(stack.params)))
+        pending.append(place_agents(empty, spec.mesh))
     return state._replace(pending=tuple(pending))
 
 

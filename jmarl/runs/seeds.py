@@ -133,10 +133,10 @@ def prepare_seeds(
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
     task, data = checked_task(cfgs[0].replace(progress=cfg.run.progress), team, task, None)
     first_words(team, task, cfg)
-    meshes = [sharding.mesh_for(cfg.run.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
+    mesh = sharding.mesh_for(cfg.run.mesh, [len(s.members) * len(cfgs) for s in team.stacks], cfg.run.strategy)
     setup, states = start_seeds(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs)
     identity = identity_of(setup, states[0], task.env, data)
-    runs = choose_for_all(Runs(setup._replace(cfg=cfg), cfgs, *meshes), states[0], task)
+    runs = choose_for_all(Runs(setup._replace(cfg=cfg), cfgs, mesh), states[0], task)
     return Run(runs.joint_setup, task, identity, lambda _: seeds_source(runs, task)), runs, states
 
 

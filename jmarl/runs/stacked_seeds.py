@@ -14,21 +14,20 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from jmarl.config import TrainConfig
 from jmarl.learning.batches import concatenate_agents
 from jmarl.learning.setup import Setup, make_setup, mesh_of_critics
 from jmarl.logs.goodput import timed_sampler
 from jmarl.models import lora, sharding
-from jmarl.models.sharding import mesh_of, put
+from jmarl.models.sharding import DeviceMesh, put
 from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.objectives.policy import penalizes_tokens
 from jmarl.objectives.values import reuses_values
 from jmarl.rollout.together import run_together
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.rollouts import rollout_batches
-from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
+from jmarl.sampling.generate import GROUP_CACHE, Past, Sampler, SampleRequest, on_host
 from jmarl.team import StackSpec, Team, map_stacks
 from jmarl.types import Batches, Completions, StackState, TeamState
 
@@ -39,14 +38,18 @@ T = TypeVar("T")
 class Runs:
     """K runs that are trained together: everything that does not change from step to step."""
 
-    setup: Setup  # of a single run, with the settings of the first
+    setup: Setup  # of a single run, with the settings of the first, and where its agents would be
     cfgs: tuple[TrainConfig, ...]  # [K] with the seed and directory of each run
-    mesh_of_run: Mesh | None  # where the agents of a single run would be
-    mesh: Mesh | None  # where the agents of all runs are
+    mesh: DeviceMesh | None  # where the agents of all runs are
 
     @property
     def team(self) -> Team:
         return self.setup.team
+
+    @property
+    def mesh_of_run(self) -> DeviceMesh | None:
+        """Where the agents of a single run would be."""
+        return self.team.stacks[0].mesh
 
     @property
     def setups(self) -> list[Setup]:
@@ -57,19 +60,20 @@ class Runs:
     def joint_setup(self) -> Setup:
         """The setup of all runs together, whose stacks have K * A agents."""
 
-        def repeat(specs: Sequence[StackSpec]) -> tuple[StackSpec, ...]:
-            return tuple(dataclasses.replace(spec, members=spec.members * len(self.cfgs)) for spec in specs)
+        def repeat(specs: Sequence[StackSpec], mesh: DeviceMesh | None) -> tuple[StackSpec, ...]:
+            return tuple(dataclasses.replace(spec, members=spec.members * len(self.cfgs), mesh=mesh) for spec in specs)
 
         critics, seeds = self.setup.critics, [cfg.run.seed for cfg in self.cfgs]
-        critics, team = critics._replace(specs=repeat(critics.specs)), Team(repeat(self.team.stacks))
-        return make_setup(team, critics, self.setup.algorithm, self.setup.cfg, self.mesh, seeds)
+        critic_mesh = mesh_of_critics(self.setup.algorithm, self.mesh)
+        critics, team = critics._replace(specs=repeat(critics.specs, critic_mesh)), Team(repeat(self.team.stacks, self.mesh))
+        return make_setup(team, critics, self.setup.algorithm, self.setup.cfg, seeds)
 
 
 def join_states(states: Sequence[TeamState], runs: Runs) -> TeamState:
     """Return the state of all runs with stacks [K * A, ...]; the states of the runs are donated."""
     jax.block_until_ready(states)  # before the first program that moves data between devices, see `stack.take_agents`
 
-    def join(stacks: Sequence[StackState], mesh: Mesh | None) -> StackState:
+    def join(stacks: Sequence[StackState], mesh: DeviceMesh | None) -> StackState:
         joined = jax.tree.map(_concatenate, *(stack._replace(base=None) for stack in stacks))
         return sharding.place(joined._replace(base=stacks[0].base), mesh)  # the runs share one base
 
@@ -100,18 +104,19 @@ def _concatenate(*arrays: jax.Array) -> jax.Array:
 
 def state_of_run(state: TeamState, run: int, runs: Runs) -> TeamState:
     """Return the state of one run from the state of all, on the devices where the run alone would have it."""
-    critic_mesh = mesh_of_critics(runs.setup.algorithm, runs.mesh_of_run)
+    mesh, of_run = runs.mesh, runs.mesh_of_run
+    critic_meshes = [mesh_of_critics(runs.setup.algorithm, x) for x in (mesh, of_run)]
     return TeamState(
-        put(state.step, runs.mesh_of_run),
-        tuple(stack_of_run(stack, run, len(runs.cfgs), runs.mesh_of_run) for stack in state.stacks),
-        tuple(stack_of_run(critic, run, len(runs.cfgs), critic_mesh) for critic in state.critics),
+        put(state.step, of_run),
+        tuple(stack_of_run(stack, run, len(runs.cfgs), mesh, of_run) for stack in state.stacks),
+        tuple(stack_of_run(critic, run, len(runs.cfgs), *critic_meshes) for critic in state.critics),
     )
 
 
-def stack_of_run(stack: T, run: int, count: int, mesh: Mesh | None) -> T:
-    """Return the agents of one of `count` runs from a stack on devices, moved to a mesh by one program. Shared arrays stay."""
+def stack_of_run(stack: T, run: int, count: int, old_mesh: DeviceMesh | None, mesh: DeviceMesh | None) -> T:
+    """Return the agents of one of `count` runs from a stack, moved to a mesh by one program. Shared arrays stay."""
     if count > 1:
-        own, old_mesh = jax.tree.map(lambda x: None if is_shared(x) else x, stack, is_leaf=is_shared), mesh_of(stack)
+        own = jax.tree.map(lambda x: None if is_shared(x) else x, stack, is_leaf=is_shared)
         new_mesh = mesh if mesh is not None and old_mesh is not None and mesh.size == old_mesh.size else None
         own = jax.block_until_ready(_slice_run(own, run=run, count=count, mesh=new_mesh))
         stack = jax.tree.map(lambda x, part: x if is_shared(x) else part, stack, own, is_leaf=is_shared)
@@ -119,7 +124,7 @@ def stack_of_run(stack: T, run: int, count: int, mesh: Mesh | None) -> T:
 
 
 @partial(jax.jit, static_argnames=("run", "count", "mesh"))
-def _slice_run(own: Any, *, run: int, count: int, mesh: Mesh | None) -> Any:
+def _slice_run(own: Any, *, run: int, count: int, mesh: DeviceMesh | None) -> Any:
     return sharding.constrain(jax.tree.map(lambda x: x[_rows(x, run, count)], own), mesh)
 
 
@@ -151,17 +156,17 @@ def sample_together(
         return {run: tuple(agents_of_run(stack, run, count) for stack in completions) for run in requests}
     completions_of = {}
     for run, request in requests.items():
-        own = [stack_of_run(stack, run, count, runs.mesh_of_run) for stack in params]
+        own = [stack_of_run(stack, run, count, runs.mesh, runs.mesh_of_run) for stack in params]
         past = request.past and request.past._replace(caches=_put_caches(request.past.caches, runs.mesh_of_run))
         completions_of[run] = timed_sampler(runs.team, own)(request._replace(past=past))
     return completions_of
 
 
-def _put_caches(caches: Any, mesh: Mesh | None) -> Any:
-    return jax.device_put(caches, jax.devices()[0] if mesh is None else sharding.batch_shardings(mesh, caches))
+def _put_caches(caches: Any, mesh: DeviceMesh | None) -> Any:
+    return jax.device_put(caches, jax.devices()[0] if mesh is None else sharding.shardings(mesh, GROUP_CACHE))
 
 
-def join_requests(requests: Sequence[SampleRequest], mesh: Mesh | None) -> SampleRequest | None:
+def join_requests(requests: Sequence[SampleRequest], mesh: DeviceMesh | None) -> SampleRequest | None:
     """Return one request for the agents of all runs; None if their shapes differ. Prompts are padded to the widest."""
     first = requests[0]
 

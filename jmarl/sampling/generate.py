@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, Integer
 
 from jmarl.config import Chat, Episodes, Sampling, as_chat
 from jmarl.hardware import dtype_on
 from jmarl.memory import ProgramCall, explain_memory
+from jmarl.models import decoding
+from jmarl.models.attention import KeyValues
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.hub.cut import cut_left, cut_messages
@@ -33,7 +34,8 @@ from jmarl.models.hub.tokenize import (
     follow_ups,
 )
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, platform_of, steps_per_chunk, steps_per_look, use_panels
-from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
+from jmarl.models.rows import divide, divided, divided_prompts, joined
+from jmarl.models.sharding import DeviceMesh, model_on, on_devices, spec_of, state_specs
 from jmarl.models.stack import map_own, to_host
 from jmarl.randomness import Randomness
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, row_keys, sample
@@ -72,6 +74,13 @@ class Acting(NamedTuple):
     roles: Int[Array | np.ndarray, " acting_role"]  # indices of roles, the same for all these sets
 
 
+# How a mesh divides what is sampled
+_ROWS, _KEYS = spec_of("agent", "row"), spec_of("agent", None, "heads", "row")
+COMPLETIONS = Completions(_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, spec_of("agent"))
+PREFIX = decoding.Prefix(KeyValues(_KEYS, _KEYS), _ROWS)
+GROUP_CACHE = decoding.GroupCache(PREFIX, KeyValues(_KEYS, _KEYS), _ROWS)
+
+
 class SampleProgram(NamedTuple):
     """The static settings of the program that samples a stack."""
 
@@ -81,7 +90,7 @@ class SampleProgram(NamedTuple):
     group: int
     platform: str  # that the program is compiled for, see `models.platforms`
     keep_cache: bool = False  # return the cache too, for prompts that follow
-    mesh: Mesh | None = None
+    mesh: DeviceMesh | None = None
 
 
 def with_dtype(program: SampleProgram) -> SampleProgram:
@@ -125,23 +134,30 @@ def sample_stack(
         return empty
     if acting is not None:
         params, ids, lengths, keys, stop = _take_acting(params, (ids, lengths, keys, stop), program.roles, acting)
-    if program.mesh is not None:  # rows over `data`, as in the update
-        arrays = (ids, lengths, keys, stop)
-        ids, lengths, keys, stop = lax.with_sharding_constraint(arrays, batch_shardings(program.mesh, arrays))
-    apart = program.mesh is None or splits_only_agents(program.mesh, ids.shape[0])  # no array of an agent is split
-    own_core = program.mesh is not None and program.mesh.size > 1 and apart
-    panels = use_panels(program.platform, ids.shape[1] * group, dtype, own_core)
-    fused = past is None and apart and fuses_decoding(program.platform, dtype, program.config.head_dim)
-
+    model, mesh = model_on(program.mesh, program.config), program.mesh
+    count, d = ids.shape[1], divide(ids.shape[1], group, model.row_parts)
+    rows_per_device = d.prompts * (group // d.over_group) // model.row_parts
+    whole = mesh is None or mesh.shape["model"] == 1  # no array of a row is divided
+    panels = use_panels(program.platform, rows_per_device, dtype, mesh is not None and mesh.size > 1 and whole)
+    fused = past is None and whole and fuses_decoding(program.platform, dtype, program.config.head_dim)
     steps = steps_per_look(program.platform, program.settings.max_new_tokens)
-    chunk = steps_per_chunk(program.platform) if apart else 0  # rows on several devices stay where they are
+    chunk = steps_per_chunk(program.platform) if whole else 0
 
-    def sample_on_device(params: Params, ids: Array, lengths: Array, keys: Array, stop: Array, past: Any) -> Completions:
-        inputs = SampleInputs(ids, lengths, keys, stop, past, allowed)
+    def sample_on_device(params: Params, ids: Array, lengths: Array, keys: Array, stop: Array, before: Any) -> Completions:
+        inputs = SampleInputs(ids, lengths, keys, stop, before, allowed)
         layouts: dict[str, Any] = dict(panels=panels, fused=fused, steps=steps, chunk=chunk)
-        return sample(params, program.config, program.settings, inputs, **layouts, keep_cache=program.keep_cache)
+        out = sample(params, model, program.settings, inputs, **layouts, keep_cache=program.keep_cache)
+        return out if model.row_parts == 1 else out._replace(steps=lax.pmax(out.steps, "data"))
 
-    sampled = over_agents(sample_on_device, program.mesh, ids.shape[0])(params, ids, lengths, keys, stop, past)
+    of_prompts, of_rows = (jax.vmap(partial(f, d=d)) for f in (divided_prompts, divided))
+    rows = of_prompts(ids), jnp.maximum(of_prompts(lengths), 1), of_rows(keys), of_prompts(stop)
+    before = None if past is None else jax.vmap(decoding.prefix_of_rows)(past[0], of_prompts(past[1]))
+    data, prefix = spec_of("agent", "row"), PREFIX if past is not None else None
+    outputs = COMPLETIONS._replace(cache=GROUP_CACHE if program.keep_cache else None)
+    run = on_devices(sample_on_device, mesh, (state_specs(mesh, params), data, data, data, data, prefix), outputs)
+    out = run(params, *rows, before)
+    join = jax.vmap(partial(joined, prompts=count, group=group))
+    sampled = jax.tree.map(join, out._replace(steps=None, cache=None))._replace(steps=out.steps, cache=out.cache)
     return sampled if acting is None else _place_acting(sampled, empty, program.roles, acting)
 
 
@@ -242,7 +258,7 @@ def _call_stack(
     """Sample stack `i` of a team. Arguments stay on the host: the call moves them to the device of the weights, once."""
     (program, row_ids), past = stack_program(i, spec, weights, request), request.past
     cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
-    acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts, program.mesh)
+    acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts)
     arguments = (weights, prompts, row_ids, spec.stops, cache, acting, spec.allowed)
     return call(*arguments, program=program)
 
@@ -252,8 +268,8 @@ def stack_program(i: int, spec: StackSpec, weights: Any, request: SampleRequest)
     agents, (seed, step, purpose, *_) = np.array(spec.members), request.randomness
     seed = np.repeat(seed, agents.size // np.size(seed)) if np.ndim(seed) else seed
     row_ids = RowIds(seed, step, purpose, i, agents, request.prompt_ids, request.turn)
-    mesh, platform = mesh_of(weights), platform_of(weights)
-    program = SampleProgram(spec.config, request.settings, agents.shape[1], request.group, platform, request.keep_cache, mesh)
+    platform, layout = platform_of(weights), (request.keep_cache, spec.mesh)
+    program = SampleProgram(spec.config, request.settings, agents.shape[1], request.group, platform, *layout)
     return program, row_ids
 
 
@@ -262,14 +278,14 @@ def on_host(completions: Completions) -> Completions:
     return to_host(completions._replace(cache=None))._replace(cache=completions.cache)
 
 
-def choose_acting(spec: StackSpec, acts: Bool[np.ndarray, " team_agent"], mesh: Mesh | None) -> Acting | None:
+def choose_acting(spec: StackSpec, acts: Bool[np.ndarray, " team_agent"]) -> Acting | None:
     """Return the parameter sets and roles of a stack that include all acting agents; None if these are all.
 
     If parameter sets are spread over devices, all sets are included: the devices of the others would be idle anyway.
     """
     active = acts[np.array(spec.members)]  # [A, R]
     sets, roles = np.flatnonzero(active.any(1)), np.flatnonzero(active.any(0))
-    if len(roles) and mesh is not None and mesh.shape["agent"] > 1:
+    if len(roles) and spec.mesh is not None and spec.mesh.shape["agent"] > 1:
         sets = np.arange(len(active))
     return None if (len(sets), len(roles)) == active.shape else Acting(sets, roles)
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
 from jmarl.config import Sampling
@@ -28,7 +29,7 @@ from jmarl.models import decoding
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
-from jmarl.models.sharding import over_agents
+from jmarl.models.sharding import model_on, on_devices, state_specs
 from jmarl.randomness import TRAIN
 from jmarl.sampling.generate import (
     Prompts,
@@ -137,6 +138,7 @@ def refill_stack(
     TRACES["refill"] += 1
     program = with_dtype(program)
     group, settings, mesh, agents = program.group, program.settings, program.mesh, len(prompts[0][0])
+    model = model_on(mesh, program.config)
     width = max(ids.shape[-1] for ids, _ in (*prompts, pending.prompts))
     ids = jnp.concatenate([pad_last(jnp.asarray(ids), width) for ids, _ in prompts], 1)
     lengths, next_width = jnp.concatenate([lengths for _, lengths in prompts], 1), prompts[1][0].shape[-1]
@@ -151,11 +153,12 @@ def refill_stack(
         params: Params, ids: Array, lengths: Array, keys: Array, stop: Array, pending: Pending
     ) -> tuple[Completions, Pending]:
         inputs = SampleInputs(ids, lengths, keys, stop, allowed=allowed)
-        decoder = prepare(params, program.config, settings, inputs, panels, fused)
+        decoder = prepare(params, model, settings, inputs, panels, fused)
         done, begun = refill(decoder, inputs, settings, pending, steps_per_chunk(program.platform))
         return done, cut(begun, next_width, fused)
 
-    return over_agents(on_device, mesh, agents)(params, ids, lengths, keys, stop, pending)
+    arrays, agent = (ids, lengths, keys, stop, pending), P("agent")
+    return on_devices(on_device, mesh, (state_specs(mesh, params), *[agent] * len(arrays)), agent)(params, *arrays)
 
 
 def refill(

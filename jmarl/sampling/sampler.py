@@ -8,6 +8,7 @@ on its place in the batch.
 Left out: beam and contrastive search, which do not sample from the policy that is trained, and speculative decoding.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from jmarl.config import Sampling as Sampling  # part of the signature of `sampl
 from jmarl.hardware import dtype_on
 from jmarl.models import decoding, platforms
 from jmarl.models.config import ModelConfig
-from jmarl.models.decoder import Params
+from jmarl.models.decoder import Params, cast
+from jmarl.models.sharding import gather
 from jmarl.models.stack import is_shared, own_leaves
 from jmarl.sampling.choice import choose_for_rows, uniforms
 from jmarl.sampling.slots import Decoder, Draws, Slots, fewer_slots, finish_in_fewer_slots, num_live
@@ -51,9 +53,9 @@ class SampleInputs(NamedTuple):
     lengths: Int[Array, "agent prompt"]  # at least 1
     keys: Key[Array, "agent prompt group"]  # one per row, consumed
     stop: Int[Array, "*agent_prompt stop"]  # ids that end a row: [A, P, E], or [E] if they are the same for all
-    past: tuple[Any, Int[Array, "agent prompt"]] | None = None
-    """The cache that an earlier call returned, and the row of it that each prompt follows. The prompt then begins with the last
-    token of that row, which was sampled but is not in the cache."""
+    before: Any = None
+    """The `decoding.Prefix` that each prompt follows, of rows of an earlier call. The prompt then begins with the last token of
+    that row, which was sampled but is not in the cache."""
     allowed: Bool[Array, " vocab"] | None = None  # ids that may be drawn; None: all
 
 
@@ -88,10 +90,10 @@ def sample(
         sampling: the sampling settings.
         inputs: prompts, random keys and stop ids.
         panels: read the weights cut into panels, see `models.cpu`.
-        fused: attend by one kernel, see `models.gpu`; not after a past.
+        fused: attend by one kernel, see `models.gpu`; not with `before`.
         steps: decode steps between two looks whether all rows have ended; must divide the number of new tokens.
         chunk: the same for rows that have moved into fewer slots; 0: they never move.
-        keep_cache: return the cache too, for prompts that follow these completions (`SampleInputs.past`).
+        keep_cache: return the cache too, for prompts that follow these completions (`SampleInputs.before`).
     """
     keys, new = inputs.keys, sampling.max_new_tokens
     (a, p, g), vocab = keys.shape, cfg.vocab_size
@@ -188,20 +190,21 @@ def empty_completions(shape: tuple[int, ...], stop: Int[Array, "*agent_prompt st
 
 def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: SampleInputs, panels: bool, fused: bool) -> Decoder:
     """Prefill the prompts, and return the decoder of their completions."""
-    prompts, lengths, keys, _, past, _ = inputs
+    prompts, lengths, keys, _, before, _ = inputs
     (a, p, g), new = keys.shape, sampling.max_new_tokens
     dtype = jnp.dtype(dtype_on(platforms.platform_of(params), sampling.compute_dtype))
     # A single agent has no agent axis here: XLA drops an axis of 1 from some shapes only, and then copies the cache per token.
     drop_axis = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
     over_agents = (lambda f, *_: f) if a == 1 else jax.vmap
     numbers = platforms.layer_numbers(cfg.num_layers, lengths)
-    own, restore_shared = own_leaves((params, prompts, lengths, past))
+    if cfg.splits_weights:  # gathered once, in the compute dtype
+        params, cfg = gather(cast(params, dtype), cfg), dataclasses.replace(cfg, splits_weights=False)
+    own, restore_shared = own_leaves((params, prompts, lengths, before))
     # Shared parameters stay one array in the view too; without these axes, vmap would copy them for each agent.
     axes = decoding.view_axes(jax.tree.map(lambda x: None if is_shared(x) else 0, params, is_leaf=is_shared), cfg, fused)
 
     def prefill(own: list[Any]) -> tuple[Any, Any, Any]:
-        params, prompts, lengths, past = restore_shared(own)
-        before = past and decoding.prefix_of_rows(*past)
+        params, prompts, lengths, before = restore_shared(own)
         embedded = params | {"embed": params["embed"].astype(dtype)}
         prefix = decoding.prefill(embedded, cfg, prompts, lengths - 1, before)
         view = decoding.decode_view(params, cfg, dtype, prefix, new, numbers, panels, fused)

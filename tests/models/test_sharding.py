@@ -27,7 +27,7 @@ from jmarl.learning.optimizer import init_state
 from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
 from jmarl.sampling import slots
-from jmarl.team import Team, make_team, place_params
+from jmarl.team import Team, make_team
 from jmarl.runs import train
 from jmarl.runs.prepare import start
 from jmarl.learning.team_update import update_team
@@ -52,7 +52,7 @@ def run(cfg):  # one step of training in its parts, over two turns
     cfg = cfg.replace(num_turns=2, history="append", branching="chain")
     team, params = make_team(agents)
     setup, state = start(team, params, cfg)
-    rollout = play_step(sampler_of(team, state), setup, items[:2], env, 0)
+    rollout = play_step(sampler_of(setup.team, state), setup, items[:2], env, 0)
     state, metrics = update_team(setup, state, rollout_batches(setup, state, rollout))
     return jax.device_get([turn.completions[0] for turn in rollout.turns]), state.stacks[0], jax.device_get(metrics[0])
 
@@ -73,7 +73,7 @@ def sample_long(name):  # 16 rows of each agent, which move into 4 slots
     cfg = one.replace(mesh=name, max_new_tokens=64, num_prompts=4)
     team, params = make_team(agents)
     setup, state = start(team, params, cfg)
-    return play_step(sampler_of(team, state), setup, items, env, 0).turns[0].completions[0]
+    return play_step(sampler_of(setup.team, state), setup, items, env, 0).turns[0].completions[0]
 
 out["long"] = bool((sample_long("agent=1").tokens == sample_long("agent=2").tokens).all())
 
@@ -106,7 +106,7 @@ out["moved there"] = [int(moved.state.step), differ(moved.state, results[1].stat
 
 team, params = make_team(agents)
 apart = one.replace(mesh="agent=2", algorithm="maac")
-_, state = start(team, place_params(team, params, "agent=2"), apart)
+_, state = start(team, params, apart)
 out["central"] = sorted({len(x.sharding.device_set) for x in jax.tree.leaves(state.critics)})
 
 def flat(a, b, prompts):  # equal rewards, and no gradient, for items that begin with an a
@@ -117,7 +117,7 @@ variants = {
     "penalty": dict(algorithm="ippo", kl_in="reward", advantage_scale="none", learning_rate=1e-3, top_k=0),
 }
 for variant, changes in variants.items():
-    states, meshes = {}, ("agent=2", sys.argv[1]) if variant == "own" else ("agent=2",)
+    states, meshes = {}, ("agent=2", sys.argv[1])
     for name in ("agent=1", *meshes):
         cfg = one.replace(mesh=name, **changes)
         result = train.train(Team.of(agents), RewardEnvironment(make_reward(flat, num_agents=2), formatters), items, cfg)

@@ -25,7 +25,7 @@ from jmarl.models import gpu
 from jmarl.models.config import ModelConfig
 from jmarl.models.gpu import has_cuda
 from jmarl.models.hub.agents import config_to_hf
-from jmarl.plan.devices import GIB, GPUS, compile_device, compile_for
+from jmarl.plan.devices import GIB, GPUS, compile_devices, compile_for
 from jmarl.plan.fit import choose_settings
 from jmarl.plan.hlo import Program, largest
 from jmarl.plan.plan import POOL, describe_team
@@ -56,7 +56,7 @@ def team_of(model: str) -> Team:
 def compiled(model: str, kind: str, prompt: int, **settings: Any) -> tuple[Any, Program]:
     """The program of a run for an H100, and its counter."""
     cfg = TrainConfig.of(**dict(num_prompts=8, num_generations=8, remat="full", micro_batches=1) | settings)
-    setup, state = shapes_of_run(team_of(model), cfg, compile_device(GPUS["h100"]))
+    setup, state = shapes_of_run(team_of(model), cfg, compile_devices(GPUS["h100"]))
     programs = programs_of_shapes(setup, state, prompt)
     program = compile_for(GPUS["h100"], {kind: programs[kind]})[kind]
     text: Any = program.as_text()
@@ -127,7 +127,7 @@ def test_by_default_an_update_is_cut_until_it_fits(
 
 def test_programs_for_a_gpu_refuse_auto_that_was_not_chosen() -> None:
     cfg = TrainConfig.of(max_new_tokens=16)
-    setup, state = shapes_of_run(team_of("0.5B"), cfg, compile_device(GPUS["h100"]))
+    setup, state = shapes_of_run(team_of("0.5B"), cfg, compile_devices(GPUS["h100"]))
     assert setup.algorithm.compute_dtype == "bfloat16"
     with pytest.raises(ValueError, match="=auto is chosen on a GPU when a run starts"):
         programs_of_shapes(setup, state, 16)

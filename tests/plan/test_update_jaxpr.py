@@ -69,7 +69,7 @@ def misuses(jaxpr: Jaxpr) -> list[str]:
 def test_no_gradient_of_an_update_goes_through_logarithms(settings: dict[str, Any]) -> None:
     given = dict(num_prompts=2, num_generations=2, max_new_tokens=8, compute_dtype="bfloat16") | settings
     cfg, team = TrainConfig.of(**given), describe_team([("a", MODEL, None)] * 2, shared_weights=False)
-    traced: Any = programs_of_shapes(*shapes_of_run(team, cfg, jax.devices("cpu")[0]), prompt_tokens=16)["update"]
+    traced: Any = programs_of_shapes(*shapes_of_run(team, cfg, jax.devices("cpu")[:1]), prompt_tokens=16)["update"]
     assert attentions(traced.jaxpr, "fwd") and attentions(traced.jaxpr, "bwd")
     assert misuses(traced.jaxpr) == []
 
@@ -77,7 +77,7 @@ def test_no_gradient_of_an_update_goes_through_logarithms(settings: dict[str, An
 def test_a_plan_does_not_use_the_devices_that_are_here() -> None:
     """Its shapes are on the planned device, and arrays of a mesh of other devices cannot join them."""
     cfg, team = TrainConfig.of(mesh="agent=1"), describe_team([("a", MODEL, None)] * 2, shared_weights=False)
-    setup, _ = shapes_of_run(team, cfg, jax.devices("cpu")[0])
+    setup, _ = shapes_of_run(team, cfg, jax.devices("cpu")[:1])
     assert setup.mesh is None and [program.mesh for program in setup.programs] == [None]
 
 

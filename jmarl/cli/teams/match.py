@@ -97,7 +97,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
 
     The environment is made before models are read. generations: completions of each task."""
     from jmarl.runs.precompile import keep_programs
-    from jmarl.team import Team, place_params, stack_agents
+    from jmarl.team import Team, on_mesh, place_params, stack_agents
 
     find_own_modules()
     check_flags(args)
@@ -110,8 +110,8 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
     cfg = play_config(args, source, env.max_turns).replace(seed=seed, eval_generations=generations)
     shared = source.experiment is not None and source.experiment.team.shared_weights
     keep_programs(to_stderr)
-    team = Team.of(agents, shared_weights=shared)
-    params = place_params(team, stack_agents(team.stacks, team.agents), cfg.run.mesh)
+    team = on_mesh(Team.of(agents, shared_weights=shared), cfg.run)
+    params = place_params(team, stack_agents(team.stacks, team.agents))
     settings = {"model": source.text, "environment": name, "options": options, "tasks": args.tasks or args.split}
     settings |= sampling_settings(cfg)
     to_stderr(f"{source.text}: {', '.join(env.roles)} in {name}")

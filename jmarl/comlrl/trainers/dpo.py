@@ -18,7 +18,7 @@ from jmarl.preferences.pairs import load_pairs
 from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.fit import fit
 from jmarl.runs.records import FitResult
-from jmarl.team import make_team, place_params, policies, save_team
+from jmarl.team import make_team, on_mesh, place_params, policies, save_team
 
 
 @trainer_config
@@ -86,7 +86,8 @@ class DPOTrainer:
         self.algorithm = check_fit(self.config, self.wandb_config)
         check_data(self.data, self.config)
         self.team, params = make_team(load_agents(agents, model, size, tokenizer), lora=self.args.lora_rank > 0)
-        self._params = place_params(self.team, params, self.config.run.mesh)
+        self.team = on_mesh(self.team, self.config.run)
+        self._params = place_params(self.team, params)
         self._result: FitResult | None = None
 
     @property

@@ -45,7 +45,7 @@ from jmarl.models.hub.agents import Agent
 from jmarl.runs.checks import check_agents, check_run, environment_of
 from jmarl.runs.records import TrainResult
 from jmarl.runs.train import train
-from jmarl.team import agents_of, make_team, place_params, policies, save_team
+from jmarl.team import agents_of, make_team, on_mesh, place_params, policies, save_team
 
 
 @trainer_config
@@ -178,7 +178,8 @@ class MAGRPOTrainer:
         )
         self.env = environment_of(self.team, env if roles is None else WithRoles(env, roles), self.config)
         check_run(self.items, self.config, self.wandb_config)
-        self._params = place_params(self.team, self._params, self.config.run.mesh)
+        self.team = on_mesh(self.team, self.config.run)
+        self._params = place_params(self.team, self._params)
         self._run_config = self.config  # of the last run
         ignored = [*self.args.without_effect(), *loading.without_effect]
         ignored += ["dataset_type="] if dataset_type is not None else []

@@ -36,7 +36,7 @@ from jmarl.runs.checks import check_settings, check_team, environment_of
 from jmarl.runs.experiment import wandb_config
 from jmarl.runs.records import TrainResult
 from jmarl.runs.train import train
-from jmarl.team import agents_of, make_team, place_params, policies, save_team
+from jmarl.team import agents_of, make_team, on_mesh, place_params, policies, save_team
 from jmarl.types import TeamState
 
 NUM_TASKS, NUM_EPISODES = 1000, 20  # of training and of an evaluation
@@ -96,7 +96,8 @@ class Policies:
         agents = [policy.agent for policy in self.policy_envs]
         shared = len(agents) == 1 and num_roles > 1
         self.team, params = make_team(agents * num_roles if shared else agents, shared, lora=cfg.lora.lora_rank > 0)
-        self._params = place_params(self.team, params, cfg.run.mesh)
+        self.team = on_mesh(self.team, cfg.run)
+        self._params = place_params(self.team, params)
 
     @property
     def params(self) -> list[Any]:
