@@ -141,8 +141,8 @@ class Team:
 
         def architecture(config: ModelConfig) -> dict[str, Any]:
             fields = dataclasses.asdict(config)
-            for how in ("fused_attention", "row_parts", "splits_weights"):  # how it is computed
-                del fields[how]
+            for field in ("fused_attention", "row_parts", "splits_weights"):  # of programs
+                del fields[field]
             return fields
 
         return [

@@ -34,7 +34,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_look
 from jmarl.sampling import choice, refill, sampler, slots
-from jmarl.sampling.generate import SampleProgram, sample_stack
+from jmarl.sampling.stack_program import SampleProgram, sample_stack
 from jmarl.types import Completions
 
 TINY = ModelConfig("llama", 320, 64, 128, 2, 4, 2, 16, 4096)

@@ -41,8 +41,8 @@ from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, place
 from jmarl.models.stack import stack_params
 from jmarl.runs.precompile import compile_all
-from jmarl.sampling.generate import SampleProgram, sample_stack
 from jmarl.sampling.sampler import RowIds
+from jmarl.sampling.stack_program import SampleProgram, sample_stack
 from jmarl.types import TRACES, Batch, Completions
 
 PROMPTS = """Describe a city in the clouds:|Invent a new holiday and explain it:|Write a bedtime story for a dragon:

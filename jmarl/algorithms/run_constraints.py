@@ -48,15 +48,19 @@ AGENTS: list[Constraint] = [
                f"learns in only {s.updates} of num_updates={s.num_updates} updates, which is the length of its schedule"),
 ]
 
-# team: its stacks and other models. splits_agents: whether the mesh splits the rows or weights of an agent
+# team: its stacks and other models. divides_agents: whether the mesh divides the rows or weights of an agent; divides_rows: its
+# rows
 TEAM: list[Constraint] = [
     ("reward_model", lambda s: s.team.reward_model is None or s.row.learned,
      "the team has a reward model, but algorithm={s.algorithm!r} has none: it is for marlhf and marlhf_iter"),
     ("critic", lambda s: s.team.critic is None or s.row.data == "rollouts" or s.row.learned,
      "the team has a critic, but algorithm={s.algorithm!r} has none: it is for iac, maac, ippo, mappo"),
-    ("async_steps", lambda s: not s.async_steps or not s.splits_agents,
-     "async_steps=1 does not go with mesh={s.mesh!r}, which splits the rows or weights of an agent: spread whole agents "
-     "(mesh=auto)"),
+    ("async_steps", lambda s: not s.async_steps or not s.divides_agents,
+     "async_steps=1 does not go with mesh={s.mesh!r}, which divides an agent: which rows begin early would follow from the "
+     "slots of each device, and the tokens with them; spread whole agents (mesh=auto)"),
+    ("lora_dropout", lambda s: not s.lora_dropout or not s.divides_rows,
+     "lora_dropout={s.lora_dropout} does not go with mesh={s.mesh!r}: its noise is drawn for all rows of a batch at once, "
+     "which the axis data divides; set lora_dropout=0, or spread whole agents (mesh=auto)"),
     ("algorithm", lambda s: s.num_agents == 1 or not s.row.for_teams,
      lambda s: f"algorithm={s.algorithm!r} is for a team of one, this one has {s.num_agents} agents: choose "
                f"{' or '.join(s.row.for_teams)}"),

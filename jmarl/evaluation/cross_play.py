@@ -33,7 +33,8 @@ from jmarl.models.sharding import place
 from jmarl.models.stack import stack_params
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import joint_actions
-from jmarl.sampling.generate import RowIds, SampleProgram, pad, sample_stack, tokens_of
+from jmarl.sampling.generate import RowIds, pad, tokens_of
+from jmarl.sampling.stack_program import SampleProgram, sample_stack
 from jmarl.team import StackSpec, Team, agents_by_model, on_mesh
 
 MAX_PAIRINGS = 1024

@@ -89,11 +89,11 @@ def transformation(
 def clip_by(norm: Float[Array, ""], limit: Float[Array, ""] | float) -> optax.GradientTransformation:
     """Return `optax.clip_by_global_norm` for gradients whose norm is given."""
 
-    def clip(grads: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+    def clip(grads: Any, params: Any) -> Any:
         del params
-        return jax.tree.map(lambda x: jnp.where(norm < limit, x, x / norm.astype(x.dtype) * limit), grads), state
+        return jax.tree.map(lambda x: jnp.where(norm < limit, x, x / norm.astype(x.dtype) * limit), grads)
 
-    return optax.GradientTransformation(lambda _: optax.EmptyState(), clip)
+    return optax.stateless(clip)
 
 
 def steps_done(state: StackState) -> Int[Array | np.ndarray, "*agent"]:

@@ -39,6 +39,7 @@ from jmarl.models.decoder import (
 )
 from jmarl.models.lora import join_axes_by_input, join_by_input
 from jmarl.models.platforms import attend_token
+from jmarl.models.sharding import gather
 
 Mask = Bool[Array, "row 1 key"]
 Cache = list[KeyValues]  # per layer: keys [K, R, h, T] and values [K, R, T, h] of R = P * G rows; fused: both [R, T, K, h]
@@ -146,6 +147,7 @@ def decode_view(
 
     def layer(i: Int[Array, ""] | int) -> tuple[Params, KeyValues]:
         w, cache = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False).astype(dtype), stacked)
+        w = gather(w, cfg)  # after the slice: whole layers are then in memory once
         w = join_by_input(w, cfg) if fused else w
         w = {name: cut_panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()}
         return w, of_prompts(cache)

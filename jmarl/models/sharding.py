@@ -135,14 +135,12 @@ def _mesh_of(devices: np.ndarray, strategy: str) -> DeviceMesh:
 def mesh_for(
     text: str, agents: Sequence[int], strategy: str = "fsdp", devices: Sequence[Any] | None = None
 ) -> DeviceMesh | None:
-    """Return the mesh of the setting `mesh`; None if it is one device that needs no mesh.
+    """Return the mesh of the setting `mesh`; None for one device.
 
     `auto` spreads agents over as many devices as divide the number of `agents` of each stack. For other text see `make_mesh`.
     Raises ValueError for a mesh whose agent axis does not divide them.
     """
     devices = jax.devices() if devices is None else devices
-    if text == "data=all" and len(devices) == 1:
-        return None
     if text != "auto":
         mesh = make_mesh(text, strategy, devices)
         for count in agents:
@@ -151,7 +149,7 @@ def mesh_for(
                     f"mesh={text!r} spreads whole agents, and {count} agents of one model cannot be divided by "
                     f"agent={mesh.shape['agent']}: use a divisor, such as agent={math.gcd(*agents)}"
                 )
-        return mesh
+        return mesh if mesh.size > 1 else None
     common = math.gcd(*agents)
     size = max(n for n in range(1, min(common, len(devices)) + 1) if common % n == 0)
     return make_mesh(f"agent={size}", strategy, devices) if size > 1 else None
@@ -178,7 +176,7 @@ def model_on(mesh: DeviceMesh | None, model: ModelConfig) -> ModelConfig:
     return dataclasses.replace(model, fused_attention=fused, row_parts=parts, splits_weights=splits_weights)
 
 
-def spec_of(*meanings: str | None) -> P:
+def spec_of(*meanings: str | None) -> Any:
     """Return which mesh axes divide an array whose axes mean this, where all of them are divided evenly."""
     return P(*(MESH_AXES[meaning] for meaning in meanings))
 

@@ -20,7 +20,7 @@ from jmarl.mrlm.rules import Ignored, Refused, Rollouts, Rule, Steps, only
 Entry = str | Rule | Refused | Ignored
 
 NO_CRITIC = Ignored("GRPO has no critic")
-SHARDED = Ignored("weights are fully sharded over the devices of the mesh")
+SHARDED = Ignored("strategy=fsdp divides weights, gradients and moments over all devices of the mesh")
 COLLECT_EVERY = Ignored("trajectories are given, or written by solvers before training")
 ONE_PROCESS = Ignored("there is one process")
 GENERATION: dict[str, Entry] = {

@@ -322,7 +322,7 @@ def device(values: Values, kind: str) -> dict[str, Any]:
 
 
 def distributed(values: Values, kind: str) -> dict[str, Any]:
-    """Spread the weights and the rows of a batch over the devices of this process (fully sharded), if it has several."""
+    """Divide the rows of a batch over the devices of this process, if it has several, and with fsdp the weights too."""
     for name, one in (("num_nodes", 1), ("node_rank", 0), ("nnodes", 1), ("nproc_per_node", 1), ("world_size", 1)):
         if values.get(name, one) != one:
             raise ValueError(f"{name}={values[name]!r}: {LATER}, which uses all devices of one machine (num_gpus)")
@@ -334,7 +334,7 @@ def distributed(values: Values, kind: str) -> dict[str, Any]:
         raise ValueError(f"{given[0]} has no effect without enabled: set distributed.enabled to true, or remove {given[0]}")
     if not values.get("enabled", False):
         return {}
-    return {"mesh": f"data={values.get('num_gpus', 'all')}"}
+    return {"mesh": f"data={values.get('num_gpus', 'all')}", "strategy": values.get("strategy", "ddp")}
 
 
 def dataset(values: Values, kind: str) -> dict[str, Any]:

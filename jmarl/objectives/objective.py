@@ -85,15 +85,15 @@ def model_outputs(params: Any, inputs: LossInputs, base: Any, model: ModelConfig
 
 
 def own_inputs(inputs: LossInputs, parts: int, objective: Objective) -> LossInputs:
-    """Return the inputs of the rows that this device of a mesh computes; padding has weight 0."""
+    """Return the inputs of the rows that this device of a mesh computes, without dropout; padding has weight 0."""
     if parts == 1:
         return inputs
-    d = divide(*inputs.tokens.shape[:2], parts, objective.splits_groups)
+    prompts, group, _ = inputs.tokens.shape
+    d = divide(prompts, group, parts, objective.splits_groups)
     cut = partial(divided if objective.splits_groups else divided_prompts, d=d)
     tokens, targets = jax.tree.map(cut, (inputs.tokens, inputs.targets))
     lengths = jnp.maximum(divided_prompts(inputs.prompt_lengths, d), 1)
-    own = own_part((divided_prompts(inputs.prompts, d), lengths, tokens, targets), parts)
-    return LossInputs(*own, inputs.dropout)
+    return own_part(LossInputs(divided_prompts(inputs.prompts, d), lengths, tokens, targets), parts)
 
 
 def split_inputs(inputs: LossInputs, n: int, objective: Objective, setting: str = "micro_batches") -> LossInputs:

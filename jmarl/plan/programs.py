@@ -25,8 +25,9 @@ from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.zeros import zero_batches, zero_prompts
 from jmarl.runs.prepare import start
-from jmarl.sampling.generate import SampleRequest, bucket, sample_stack, sample_team
+from jmarl.sampling.generate import SampleRequest, bucket, sample_team
 from jmarl.sampling.refill import empty_pending, refill_stack, refill_team
+from jmarl.sampling.stack_program import sample_stack
 from jmarl.team import StackSpec, Team, map_stacks, stack_agents
 from jmarl.types import StackState, TeamState
 

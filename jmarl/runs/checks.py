@@ -82,7 +82,8 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
     counts = [len(spec.members) for spec in team.stacks]
     mesh, s = sharding.mesh_for(cfg.run.mesh, counts, cfg.run.strategy), facts_of_agents(cfg, team.num_agents)
     s.team = team
-    s.splits_agents = mesh is not None and mesh.size > mesh.shape["agent"]
+    s.divides_agents = mesh is not None and mesh.size > mesh.shape["agent"]
+    s.divides_rows = mesh is not None and mesh.shape["data"] > 1
     require(TEAM, s)
     for spec in team.stacks:
         for roles in spec.members:

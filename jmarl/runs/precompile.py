@@ -30,8 +30,9 @@ from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.play import acting_mask, agents_to_sample, check_number_of_agents, keeps_caches
 from jmarl.rollout.turns import take_rows_of_nodes
 from jmarl.rollout.zeros import zero_batches
-from jmarl.sampling.generate import Encoded, SampleRequest, pad, sample_stack, sample_team, tokenize_first_turn
+from jmarl.sampling.generate import Encoded, SampleRequest, pad, sample_team, tokenize_first_turn
 from jmarl.sampling.refill import refill_stack, refill_team
+from jmarl.sampling.stack_program import sample_stack
 from jmarl.types import Batches, TeamState
 
 MEASURED_ITEMS = 64  # whose prompts are looked at for the longest

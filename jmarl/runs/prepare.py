@@ -34,6 +34,8 @@ from jmarl.models import lora, sharding
 from jmarl.models.heads import with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.peft import merge
+from jmarl.models.rows import divide
+from jmarl.models.sharding import DeviceMesh
 from jmarl.models.stack import map_own, unstack
 from jmarl.preferences.data_source import add_reference, batch_size, data_source, encode_tokens, longest_batches
 from jmarl.preferences.encoding import AgentTokens, Examples
@@ -74,6 +76,8 @@ def prepare(
     task, data = checked_task(cfg, team, task, wandb_config)
     first_words(team, task, cfg)
     setup, state = start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg)
+    if cfg.run.progress and setup.team.stacks[0].mesh is not None:
+        say(line_of_mesh(setup.team.stacks[0].mesh, cfg))
     if cfg.episodes.async_steps:
         state = with_empty_slots(setup, state, task.items, task.env)
     if task.env is None:
@@ -280,6 +284,23 @@ def line_of_run(team: Team, cfg: TrainConfig) -> str:
         f"{cfg.algorithm}: {agents} on {len(devices)} x {devices[0].device_kind}, "
         f"{cfg.run.num_updates} update{'s' * (cfg.run.num_updates != 1)}, {where}{precision}"
     )
+
+
+def line_of_mesh(mesh: DeviceMesh, cfg: TrainConfig) -> str:
+    """Return what a mesh divides, and which places stay empty where it does not divide the rows of an agent evenly."""
+    parts, data = mesh.shape["data"], find_row(cfg.algorithm).data
+    axes = ",".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1) or "one device"
+    line = f"mesh {axes}"
+    if parts == 1:
+        return f"{line}: whole agents are spread over devices" if mesh.shape["model"] == 1 else f"{line}: weights are divided"
+    rollouts = data == "rollouts"
+    prompts = (cfg.episodes.num_prompts if rollouts else cfg.preference.batch_size) or 1
+    group = cfg.episodes.num_generations if rollouts else 1
+    d = divide(prompts, group, parts)
+    places, rows = d.prompts * (group // d.over_group), prompts * group
+    weights = f"1/{parts} of its weights" if mesh.strategy == "fsdp" else "all of its weights (ddp)"
+    padding = f"; {rows} rows do not divide by data={parts}, so {places - rows} places are padding" * (places > rows)
+    return f"{line}: a device has {weights} and {places // parts} of {rows} rows of an agent{padding}"
 
 
 def short_number(count: float) -> str:

@@ -27,7 +27,8 @@ from jmarl.objectives.values import reuses_values
 from jmarl.rollout.together import run_together
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.rollouts import rollout_batches
-from jmarl.sampling.generate import GROUP_CACHE, Past, Sampler, SampleRequest, on_host
+from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
+from jmarl.sampling.stack_program import GROUP_CACHE
 from jmarl.team import StackSpec, Team, map_stacks
 from jmarl.types import Batches, Completions, StackState, TeamState
 

@@ -12,18 +12,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Bool, Int, Integer
+from jaxtyping import Bool, Int, Integer
 
 from jmarl.config import Chat, Episodes, Sampling, as_chat
-from jmarl.hardware import dtype_on
 from jmarl.memory import ProgramCall, explain_memory
-from jmarl.models import decoding
-from jmarl.models.attention import KeyValues
-from jmarl.models.config import ModelConfig
-from jmarl.models.decoder import Params
 from jmarl.models.hub.cut import cut_left, cut_messages
 from jmarl.models.hub.prompt_warnings import warn_of_prompts
 from jmarl.models.hub.tokenize import (
@@ -33,21 +26,17 @@ from jmarl.models.hub.tokenize import (
     encode_prompts,
     follow_ups,
 )
-from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, platform_of, steps_per_chunk, steps_per_look, use_panels
-from jmarl.models.rows import divide, divided, divided_prompts, joined
-from jmarl.models.sharding import DeviceMesh, model_on, on_devices, spec_of, state_specs
-from jmarl.models.stack import map_own, to_host
+from jmarl.models.platforms import platform_of
+from jmarl.models.stack import to_host
 from jmarl.randomness import Randomness
-from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, row_keys, sample
+from jmarl.sampling.sampler import RowIds
+from jmarl.sampling.stack_program import Acting, Prompts, SampleProgram, sample_stack
 from jmarl.team import StackSpec, Team, to_agents
-from jmarl.types import TRACES, Completions
+from jmarl.types import Completions
 
 NO_LIMIT = 2**30  # in place of a context: rows of any length
 Rows = list[list[list[int]]]  # token ids [N][P]
 Special = Sequence[Sequence[Collection[str]]]  # the special tokens [N][P] that a prompt may write
-Ids = Int[Array | np.ndarray, "agent row prompt_token"]  # row: all prompts of the agent's first role, then those of the next
-Lengths = Int[Array | np.ndarray, "agent row"]
-Prompts = tuple[Ids, Lengths]  # of a stack: token ids, padded on the right, and their number
 Encoded = tuple[Prompts, ...]  # of each stack
 
 
@@ -65,130 +54,6 @@ class Past(NamedTuple):
     def take(self, nodes: np.ndarray) -> "Past":
         """Return the past of some nodes."""
         return self._replace(rows=tuple(rows[..., nodes] for rows in self.rows))
-
-
-class Acting(NamedTuple):
-    """The parameter sets and roles of a stack to sample, if not all of its agents act."""
-
-    sets: Int[Array | np.ndarray, " set"]  # indices into the agent axis
-    roles: Int[Array | np.ndarray, " acting_role"]  # indices of roles, the same for all these sets
-
-
-# How a mesh divides what is sampled
-_ROWS, _KEYS = spec_of("agent", "row"), spec_of("agent", None, "heads", "row")
-COMPLETIONS = Completions(_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, spec_of("agent"))
-PREFIX = decoding.Prefix(KeyValues(_KEYS, _KEYS), _ROWS)
-GROUP_CACHE = decoding.GroupCache(PREFIX, KeyValues(_KEYS, _KEYS), _ROWS)
-
-
-class SampleProgram(NamedTuple):
-    """The static settings of the program that samples a stack."""
-
-    config: ModelConfig
-    settings: Sampling
-    roles: int
-    group: int
-    platform: str  # that the program is compiled for, see `models.platforms`
-    keep_cache: bool = False  # return the cache too, for prompts that follow
-    mesh: DeviceMesh | None = None
-
-
-def with_dtype(program: SampleProgram) -> SampleProgram:
-    """Return settings of a program in which compute_dtype is not auto."""
-    dtype = dtype_on(program.platform, program.settings.compute_dtype)
-    return program._replace(settings=dataclasses.replace(program.settings, compute_dtype=dtype))
-
-
-@partial(jax.jit, static_argnames=("program",), compiler_options=COMPILER_OPTIONS)
-def sample_stack(
-    params: Params,
-    prompts: Prompts,
-    row_ids: RowIds,
-    stop: Int[Array, "*agent_role stop"],
-    past: tuple[Any, Int[Array, "agent row"]] | None = None,
-    acting: Acting | None = None,
-    allowed: Bool[Array, " vocab"] | None = None,
-    *,
-    program: SampleProgram,
-) -> Completions:
-    """Sample the completions [A, R * P, G, T] of a stack, see `sampler.sample`.
-
-    Args:
-        params: parameters [A, ...].
-        prompts: token ids and lengths.
-        row_ids: the numbers that random keys follow from.
-        stop: ids that end a completion: [A, R, E], or [E] if they are the same for all agents.
-        past: the cache of the stack and the row of it that each prompt follows, see `Past`.
-        acting: the agents to sample. Completions of the others are empty. None: all.
-        allowed: ids that may be drawn; None: all, in a program without this step.
-        program: the static settings.
-    """
-    TRACES["sample"] += 1
-    program = with_dtype(program)
-    dtype = program.settings.compute_dtype
-    (ids, lengths), group = prompts, program.group
-    keys = row_keys(row_ids, group)
-    stop = stop_of_prompts(stop, *ids.shape[:2])
-    empty = empty_completions((*keys.shape, program.settings.max_new_tokens), stop)
-    if acting is not None and not min(map(len, acting)):
-        return empty
-    if acting is not None:
-        params, ids, lengths, keys, stop = _take_acting(params, (ids, lengths, keys, stop), program.roles, acting)
-    model, mesh = model_on(program.mesh, program.config), program.mesh
-    count, d = ids.shape[1], divide(ids.shape[1], group, model.row_parts)
-    rows_per_device = d.prompts * (group // d.over_group) // model.row_parts
-    whole = mesh is None or mesh.shape["model"] == 1  # no array of a row is divided
-    panels = use_panels(program.platform, rows_per_device, dtype, mesh is not None and mesh.size > 1 and whole)
-    fused = past is None and whole and fuses_decoding(program.platform, dtype, program.config.head_dim)
-    steps = steps_per_look(program.platform, program.settings.max_new_tokens)
-    chunk = steps_per_chunk(program.platform) if whole else 0
-
-    def sample_on_device(params: Params, ids: Array, lengths: Array, keys: Array, stop: Array, before: Any) -> Completions:
-        inputs = SampleInputs(ids, lengths, keys, stop, before, allowed)
-        layouts: dict[str, Any] = dict(panels=panels, fused=fused, steps=steps, chunk=chunk)
-        out = sample(params, model, program.settings, inputs, **layouts, keep_cache=program.keep_cache)
-        return out if model.row_parts == 1 else out._replace(steps=lax.pmax(out.steps, "data"))
-
-    of_prompts, of_rows = (jax.vmap(partial(f, d=d)) for f in (divided_prompts, divided))
-    rows = of_prompts(ids), jnp.maximum(of_prompts(lengths), 1), of_rows(keys), of_prompts(stop)
-    before = None if past is None else jax.vmap(decoding.prefix_of_rows)(past[0], of_prompts(past[1]))
-    data, prefix = spec_of("agent", "row"), PREFIX if past is not None else None
-    outputs = COMPLETIONS._replace(cache=GROUP_CACHE if program.keep_cache else None)
-    run = on_devices(sample_on_device, mesh, (state_specs(mesh, params), data, data, data, data, prefix), outputs)
-    out = run(params, *rows, before)
-    join = jax.vmap(partial(joined, prompts=count, group=group))
-    sampled = jax.tree.map(join, out._replace(steps=None, cache=None))._replace(steps=out.steps, cache=out.cache)
-    return sampled if acting is None else _place_acting(sampled, empty, program.roles, acting)
-
-
-def stop_of_prompts(
-    stop: Int[Array | np.ndarray, "*agent_role stop"], agents: int, prompts: int
-) -> Int[Array, "{agents} {prompts} stop"]:
-    """Return the ids that end the completions of each prompt, from those of each role. All prompts of a role are neighbors."""
-    by_role = jnp.broadcast_to(jnp.asarray(stop), (agents, *stop.shape[1:]) if stop.ndim > 1 else (agents, 1, *stop.shape))
-    return jnp.repeat(by_role, prompts // by_role.shape[1], 1)
-
-
-def _take_acting(params: Params, rows: tuple[Any, ...], num_roles: int, acting: Acting) -> tuple[Any, ...]:
-    """Return the parameters of the acting sets, and of arrays [A, R * P, ...] the rows of the acting sets and roles."""
-    sets, roles = acting
-    if len(sets) < len(rows[0]):  # slices, because XLA for CPUs runs a gather element by element
-        numbers = range(len(sets))
-        params = map_own(lambda x: jnp.concatenate([lax.dynamic_slice_in_dim(x, sets[i], 1) for i in numbers]), params)
-    by_role = [x.reshape(len(x), num_roles, -1, *x.shape[2:])[sets][:, roles] for x in rows]
-    return params, *(x.reshape(len(sets), -1, *x.shape[3:]) for x in by_role)
-
-
-def _place_acting(sampled: Completions, empty: Completions, num_roles: int, acting: Acting) -> Completions:
-    """Return the completions of all sets and roles: `sampled` for those that act, `empty` for the others."""
-    sets, roles = acting
-
-    def place(x: Array, y: Array) -> Array:
-        by_role = y.reshape(len(y), num_roles, -1, *y.shape[2:])
-        return by_role.at[sets[:, None], roles].set(x.reshape(len(sets), len(roles), *by_role.shape[2:])).reshape(y.shape)
-
-    rows = jax.tree.map(place, sampled._replace(steps=None), empty._replace(steps=None))
-    return rows._replace(steps=empty.steps.at[sets].set(sampled.steps))
 
 
 class SampleRequest(NamedTuple):

@@ -31,15 +31,7 @@ from jmarl.models.decoder import Params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
 from jmarl.models.sharding import model_on, on_devices, state_specs
 from jmarl.randomness import TRAIN
-from jmarl.sampling.generate import (
-    Prompts,
-    SampleProgram,
-    SampleRequest,
-    sample_team,
-    stack_program,
-    stop_of_prompts,
-    with_dtype,
-)
+from jmarl.sampling.generate import SampleRequest, sample_team, stack_program
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, make_draws, prepare, row_keys
 from jmarl.sampling.slots import (
     Decoder,
@@ -53,6 +45,7 @@ from jmarl.sampling.slots import (
     select_slots,
     take_prompts,
 )
+from jmarl.sampling.stack_program import Prompts, SampleProgram, stop_of_prompts, with_dtype
 from jmarl.team import Team
 from jmarl.types import TRACES, Completions, TeamState
 
@@ -130,7 +123,7 @@ def refill_stack(
         params: parameters [A, ...], on one device or on a mesh that splits only agents.
         prompts: token ids [A, R * P, S] and lengths [A, R * P] of this step and of the next, each with an S of its own.
         row_ids: the numbers that random keys follow from, of both steps.
-        stop: ids that end a completion, see `generate.sample_stack`.
+        stop: ids that end a completion, see `stack_program.sample_stack`.
         pending: what the step before has begun.
         allowed: ids that may be drawn; None: all.
         program: the static settings.

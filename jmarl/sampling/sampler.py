@@ -8,7 +8,6 @@ on its place in the batch.
 Left out: beam and contrastive search, which do not sample from the policy that is trained, and speculative decoding.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from jmarl.config import Sampling as Sampling  # part of the signature of `sampl
 from jmarl.hardware import dtype_on
 from jmarl.models import decoding, platforms
 from jmarl.models.config import ModelConfig
-from jmarl.models.decoder import Params, cast
+from jmarl.models.decoder import Params
 from jmarl.models.sharding import gather
 from jmarl.models.stack import is_shared, own_leaves
 from jmarl.sampling.choice import choose_for_rows, uniforms
@@ -197,16 +196,15 @@ def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sample
     drop_axis = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
     over_agents = (lambda f, *_: f) if a == 1 else jax.vmap
     numbers = platforms.layer_numbers(cfg.num_layers, lengths)
-    if cfg.splits_weights:  # gathered once, in the compute dtype
-        params, cfg = gather(cast(params, dtype), cfg), dataclasses.replace(cfg, splits_weights=False)
     own, restore_shared = own_leaves((params, prompts, lengths, before))
     # Shared parameters stay one array in the view too; without these axes, vmap would copy them for each agent.
     axes = decoding.view_axes(jax.tree.map(lambda x: None if is_shared(x) else 0, params, is_leaf=is_shared), cfg, fused)
 
     def prefill(own: list[Any]) -> tuple[Any, Any, Any]:
         params, prompts, lengths, before = restore_shared(own)
-        embedded = params | {"embed": params["embed"].astype(dtype)}
-        prefix = decoding.prefill(embedded, cfg, prompts, lengths - 1, before)
+        ends = {name: params[name].astype(dtype) for name in ("embed", "lm_head") if name in params}
+        params = params | gather(ends, cfg)  # layers stay divided, see `decoding.decode_view`
+        prefix = decoding.prefill(params, cfg, prompts, lengths - 1, before)
         view = decoding.decode_view(params, cfg, dtype, prefix, new, numbers, panels, fused)
         return view, decoding.init_cache(cfg, p * g, new, dtype, fused), prefix
 

@@ -20,7 +20,8 @@ from jmarl.config.experiment import TaskConfig, TeamConfig
 SETTINGS = {*flat(TrainConfig()), *(field.name for cls in (TeamConfig, TaskConfig) for field in dataclasses.fields(cls))}
 PROPERTIES = {"target_names", "allowed_changes", "size", "reward_names", "trains_in_environments"}  # of the classes
 FACTS = {  # what callers add
-    "row", "group", "group_name", "items", "wandb", "learning", "updates", "team", "splits_agents", "order", "transition",
+    "row", "group", "group_name", "items", "wandb", "learning", "updates", "team", "divides_agents",
+    "divides_rows", "order", "transition",
     "seeds", "saves", "single_run",
 }  # fmt: skip
 TABLES = (own_constraints, constraints, run_constraints)

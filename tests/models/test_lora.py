@@ -17,8 +17,8 @@ from jmarl.models import decoder, lora
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import share_params, stack_params, unstack
 from jmarl.sampling import scoring
-from jmarl.sampling.generate import SampleProgram, sample_stack
 from jmarl.sampling.sampler import RowIds, SampleInputs
+from jmarl.sampling.stack_program import SampleProgram, sample_stack
 from tests.batches import loss_inputs, loss_of_inputs, rollouts, stack_program, update_stack
 
 A, P, G, T, S = 2, 2, 4, 6, 16

@@ -27,7 +27,8 @@ from jmarl.preferences.encoding import encode_pairs, end_token
 from jmarl.preferences.pairs import Pair
 from jmarl.rollout.prompt_check import agents_by_encoding, long_prompts
 from jmarl.rollout.text_model import AgentModel
-from jmarl.sampling.generate import stop_of_prompts, tokenize
+from jmarl.sampling.generate import tokenize
+from jmarl.sampling.stack_program import stop_of_prompts
 from jmarl.team import Team, agents_of, make_team, save_team, team_changes
 
 END, START, DOCUMENT = 2, 1, 0  # ids of <|im_end|>, <|im_start|> and <|endoftext|>

@@ -78,7 +78,7 @@ def test_a_plan_does_not_use_the_devices_that_are_here() -> None:
     """Its shapes are on the planned device, and arrays of a mesh of other devices cannot join them."""
     cfg, team = TrainConfig.of(mesh="agent=1"), describe_team([("a", MODEL, None)] * 2, shared_weights=False)
     setup, _ = shapes_of_run(team, cfg, jax.devices("cpu")[:1])
-    assert setup.mesh is None and [program.mesh for program in setup.programs] == [None]
+    assert setup.team.stacks[0].mesh is None and [program.mesh for program in setup.programs] == [None]
 
 
 def test_a_gradient_through_logarithms_is_seen() -> None:

@@ -34,7 +34,7 @@ from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.play import play
 from jmarl.runs.train import train
 from jmarl.sampling.generate import sample_team, tokens_of
-from jmarl.team import make_team, policies
+from jmarl.team import Team, make_team, policies
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
 HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
@@ -183,7 +183,7 @@ def test_a_run_with_history_resumes_bit_for_bit(agents, tmp_path, lora_rank):
 def test_a_missing_policy_file_is_an_error_that_names_it(tmp_path):
     history = History(1, tmp_path / "history")
     with pytest.raises(ValueError, match=r"cannot resume: .*round_000002.npz, the policy that round 2 began with, is missing"):
-        history.at(2, [{"layers": {}}])
+        history.at(2, [{"layers": {}}], Team(()))
 
 
 @pytest.mark.long

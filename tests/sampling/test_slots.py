@@ -13,8 +13,8 @@ from jmarl.config import Sampling
 from jmarl.models import decoder
 from jmarl.plan import hlo
 from jmarl.sampling import choice, refill, sampler, slots
-from jmarl.sampling.generate import SampleProgram, sample_stack
 from jmarl.sampling.sampler import RowIds, SampleInputs
+from jmarl.sampling.stack_program import SampleProgram, sample_stack
 
 NEW, GROUP, PROMPTS = 128, 8, 2
 STOP = np.arange(3, 10, dtype=np.int32)  # about one token in 45 ends its row: some are ten times as long as others

@@ -158,7 +158,7 @@ def stacks_in(arrays: dict[str, Any], team: Team, cfg: TrainConfig, bases: Seque
     stacks = [nested(arrays, f"stacks/{i}/params/") for i in range(len(team.stacks))]
     if not cfg.lora.lora_rank:
         return stacks
-    adapted = [lora.split(stack)[0] for stack in with_adapters(team, initial_params(team, None, True), cfg, None)]
+    adapted = [lora.split(stack)[0] for stack in with_adapters(team, initial_params(team, None, True), cfg)]
     if [lora.digest(base) for base in adapted] != list(bases[: len(adapted)]):
         raise ValueError("the models differ from those that the adapters were trained on: give the run's own with --base-model")
     return [lora.join(base, trained) for base, trained in zip(adapted, stacks, strict=True)]
