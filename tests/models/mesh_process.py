@@ -1,0 +1,143 @@
+"""Train on meshes of virtual devices, and print as JSON how far the results are from those of one device.
+
+Run by `test_sharding.py`: python mesh_process.py DIRECTORY DIRECTORY, of two models. JAX_NUM_CPU_DEVICES must be 8.
+"""
+
+import json
+import sys
+import tempfile
+
+import jax
+import numpy as np
+
+from jmarl import fit, train, train_seeds
+from jmarl.config import TrainConfig
+from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.envs.rewards import make_reward
+from jmarl.models import sharding
+from jmarl.models.hub.agents import load_agent
+from jmarl.preferences.pairs import Pair
+from jmarl.runs.prepare import start
+from jmarl.runs.rollouts import play_step, sampler_of
+from jmarl.sampling import slots
+from jmarl.team import Team, make_team
+
+MESHES = ("data=8", "agent=2,data=4", "agent=2,data=2,model=2")
+ITEMS = [{"prompt": text} for text in ("The answer is", "def add(first, second):", "apples and pears", "Two agents")]
+FORMATTERS = [lambda item: item["prompt"], lambda item: item["prompt"] + " or"]
+PAIRS = [
+    Pair(("The answer is", "apples and"), (" four", " pears"), (" no idea", " no")),
+    Pair(("Two", "def"), (" a b", " c"), (" f", " g")),
+]
+BASE = dict(num_updates=3, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, top_k=3,
+            algorithm="grpo", progress=False)  # fmt: skip
+VARIANTS = {  # name -> settings
+    "full weights, two turns": dict(kl_coef=0.1, num_turns=2, history="append", branching="chain"),
+    "replicated weights": dict(strategy="ddp", num_epochs=2, num_minibatches=2, num_prompts=1),
+    "adapters": dict(lora_rank=4, kl_coef=0.1, num_prompts=3),
+    "own critics": dict(algorithm="ippo", kl_coef=0.1, kl_in="reward", advantage_scale="none", learning_rate=1e-3),
+    "central critic": dict(algorithm="maac", learning_rate=1e-3),
+    "dynamic sampling": dict(learning_rate=(1e-2, 3e-3), update_order="alternating", dynamic_sampling=1),
+    "rounds of preferences": dict(algorithm="madpo_iter", num_candidates=4, batch_size=2),
+    "several seeds": dict(learning_rate=3e-3),
+    "given pairs": dict(algorithm="dpo", batch_size=2, num_updates=3, learning_rate=1e-2, adam_eps=1e-4, progress=False),
+}
+
+
+def reward(a, b, prompts):  # equal rewards, and no gradient, for items that begin with an a
+    return [0.0 if p.startswith("a") else len(x) - 0.5 * len(set(y)) for x, y, p in zip(a, b, prompts, strict=True)]
+
+
+REWARD = make_reward(reward, num_agents=2)
+
+
+def difference(a, b):
+    """The largest absolute difference between two trees."""
+    pairs = zip(*map(jax.tree.leaves, jax.device_get((a, b))), strict=True)
+    return max(float(np.abs(np.asarray(x, float) - np.asarray(y, float)).max(initial=0)) for x, y in pairs)
+
+
+def result_of(variant, agents, **changes):
+    """State and rewards of a run."""
+    settings = (VARIANTS[variant] if variant == "given pairs" else BASE | VARIANTS[variant]) | changes
+    cfg, team = TrainConfig.of(**settings), Team.of(agents[:1] * 2 if "lora_rank" in settings else agents)
+    if variant == "given pairs":
+        return fit(team, PAIRS, cfg).state, 0.0
+    env = RewardEnvironment(REWARD, FORMATTERS, (lambda **_: [" more", " or less"]) if "num_turns" in settings else None)
+    if variant == "several seeds":
+        results = train_seeds(team, env, ITEMS, cfg, seeds=(0, 1))
+        return [x.state for x in results], [x.rewards for x in results]
+    result = train(team, env, ITEMS, cfg)
+    return result.state, result.rewards
+
+
+def shares_of(state):
+    """For each leaf, by its path: its bytes, and those on each device, without repetition."""
+    shares = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        sizes = dict.fromkeys(jax.devices(), 0)
+        for shard in leaf.addressable_shards:
+            sizes[shard.device] += shard.data.nbytes
+        shares[jax.tree_util.keystr(path)] = [leaf.nbytes, *sorted(set(sizes.values()))]
+    return shares
+
+
+def resumed(agents):
+    """Differences from a whole run of runs that go on on another mesh after an update each."""
+    whole, rewards = result_of("full weights, two turns", agents, mesh="agent=1")
+    with tempfile.TemporaryDirectory() as where:
+        for n, mesh in enumerate(("data=8", "agent=2,data=2,model=2", "agent=1"), 1):
+            changes = dict(output_dir=where, save_every=1, num_updates=n, resume=n > 1, save_models=False, tensorboard=False)
+            state, _ = result_of("full weights, two turns", agents, mesh=mesh, **changes)
+    return int(state.step), difference(state, whole)
+
+
+def early(agents):
+    """Differences of rows that begin early on one device and go on on two: steps, states, rewards."""
+    env, base = RewardEnvironment(REWARD, FORMATTERS), dict(BASE, async_steps=1, max_new_tokens=24)
+    whole = train(Team.of(agents), env, ITEMS, TrainConfig.of(**base, mesh="agent=1"))
+    with tempfile.TemporaryDirectory() as where:
+        for n, mesh in ((1, "agent=1"), (3, "agent=2")):
+            changes = dict(base, output_dir=where, save_every=1, resume=n > 1, num_updates=n, mesh=mesh)
+            moved = train(Team.of(agents), env, ITEMS, TrainConfig.of(**changes))
+    return [int(moved.state.step), difference(moved.state, whole.state), difference(moved.rewards, whole.rewards[1:])]
+
+
+def long_tokens(agents, mesh):
+    """Tokens of 16 long rows of each agent, which move into fewer slots."""
+    cfg = TrainConfig.of(**dict(BASE, max_new_tokens=64, num_prompts=4, mesh=mesh))
+    team, params = make_team(agents)
+    setup, state = start(team, params, cfg)
+    env = RewardEnvironment(REWARD, FORMATTERS)
+    return play_step(sampler_of(setup.team, state), setup, ITEMS, env, 0).turns[0].completions[0].tokens
+
+
+def main(directories):
+    agents, out = [load_agent(path) for path in directories], {"devices": jax.device_count(), "meshes": {}}
+    for variant in VARIANTS:
+        one, rewards = result_of(variant, agents, mesh="agent=1")
+        for mesh in MESHES:
+            state, other = result_of(variant, agents, mesh=mesh)
+            out["meshes"][f"{variant}; {mesh}"] = [difference(other, rewards), difference(state, one)]
+            if variant == "full weights, two turns":
+                out.setdefault("shares", {})[mesh] = shares_of(state)
+            if variant == "central critic":
+                out.setdefault("critic", {})[mesh] = shares_of(state.critics[0].params)
+    out["resumed"], out["early"] = resumed(agents), early(agents)
+    slots.SHORTEST = 64  # the context of these models is short
+    one = long_tokens(agents, "agent=1")
+    out["long"] = [bool((one == long_tokens(agents, mesh)).all()) for mesh in MESHES]
+    out["auto"] = [
+        dict((sharding.mesh_for("auto", n) or sharding.make_mesh("agent=1")).shape) for n in ([2], [3, 6], [2, 3], [32])
+    ]
+    team, params = make_team(agents)
+    start(team, params, TrainConfig.of(**BASE, mesh="data=8"))
+    try:
+        start(team, params, TrainConfig.of(**BASE, mesh="data=8"))
+    except ValueError as error:
+        out["again"] = str(error)
+    return out
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1:])))
