@@ -7,6 +7,7 @@ It compiles the run's own programs for that GPU, from the shapes of the models; 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,12 @@ EPILOG = """examples:
   jmarl plan --config magrpo --device h100
   jmarl plan --config my.yaml --device rtx4090 --set micro_batches=8 --set remat=full
   jmarl plan --config my.yaml --device a100-40g --fit fits.yaml        settings that fit, the fastest first
+  jmarl plan --config my.yaml --device h100 --num-devices 8 --fit fits.yaml     with mesh and strategy, on 8 of one host
   jmarl plan --config my.yaml --device cpu --measure                   predicted beside measured, where the device is here;
                                                                        on a CPU also the time of a step and of the run
 
 Best times are bounds, not measurements. A directory with config.json is enough for a model; without its tokenizer, give
---prompt-tokens. Left out: given pairs and texts, several GPUs, trees of turns, several seeds in one program."""
+--prompt-tokens. Left out: given pairs and texts, several hosts, trees of turns, several seeds in one program."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--prompt-tokens", type=int, metavar="N", help="length of the longest prompt; default: measured on 64 tasks"
     )
+    what.add_argument(
+        "--num-devices", type=int, metavar="N", help="devices of one host; default: as many as the setting mesh names, or 1"
+    )
     fit = parser.add_argument_group("what to do")
     fit.add_argument(
         "--measure", action="store_true", help="also run the programs on such a device, if it is here; on cpu also two steps"
@@ -46,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     if not args.measure or args.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX starts: a GPU that is here is left alone
-    os.environ["JAX_NUM_CPU_DEVICES"] = "1"
+    if (args.num_devices or 1) < 1:
+        raise ValueError(f"--num-devices {args.num_devices} is not allowed: give a number of at least 1")
+    os.environ["JAX_NUM_CPU_DEVICES"] = str(args.num_devices or 1)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of each program that does not fit
     from jmarl.cli.configuration import read_configuration
     from jmarl.models.hub.agents import load_description
@@ -58,6 +65,9 @@ def run(args: argparse.Namespace) -> int:
     settings: dict[str, Any] = dict(seed=None, device=None, output=None, resume=None)
     cfg: ExperimentConfig = read_configuration(argparse.Namespace(**vars(args) | settings)).experiment
     check_can_plan(cfg)
+    count = args.num_devices or devices_of(cfg.train.run.mesh)
+    if args.measure and count > 1:
+        raise ValueError(f"--measure runs programs on one device, and this plan is for {count}: leave it out")
     if args.fit is not None and args.measure:
         raise ValueError("--measure and --fit exclude each other: measure the file that --fit writes")
     if args.fit is not None and not Path(args.fit).absolute().parent.is_dir():
@@ -68,17 +78,17 @@ def run(args: argparse.Namespace) -> int:
     described = {name: load_description(name) for name in dict.fromkeys(names)}
     team = describe_team([(name, *described[name]) for name in names], cfg.team.shared_weights)
     prompt_tokens, eval_items = measure_prompts(cfg, team, args.prompt_tokens)
-    where = gpu.name if gpu else "the CPU of this machine"
+    where = f"{count} x " * (count > 1) + (gpu.name if gpu else "the CPU of this machine")
     print(
         f"compiling {cfg.train.algorithm} for {where}: prompts of {prompt_tokens} tokens, {eval_items} held-out tasks",
         flush=True,
     )
     if args.fit is not None:
-        return find_settings(cfg, args.fit, team, gpu, prompt_tokens, eval_items)
-    train, line = choose_settings(team, cfg.train, gpu, prompt_tokens)
+        return find_settings(cfg, args.fit, team, gpu, (prompt_tokens, eval_items, count))
+    train, line = choose_settings(team, cfg.train, gpu, prompt_tokens, count)
     if line:
         print(line, flush=True)
-    print("\n".join(lines_of(make_plan(team, train, gpu, prompt_tokens, eval_items, args.measure))), flush=True)
+    print("\n".join(lines_of(make_plan(team, train, gpu, prompt_tokens, eval_items, args.measure, count))), flush=True)
     if gpu is None:
         print("\n".join(time_lines(cfg, eval_items, args.measure)))
     return 0
@@ -111,28 +121,35 @@ def check_can_plan(cfg: ExperimentConfig) -> None:
     reasons = {
         f"num_turns={turns} in trees": turns > 1 and train.episodes.branching != "chain",
         f"several seeds in one program, seeds={list(cfg.seeds)}": len(cfg.seeds) > 1,
-        f"several devices, mesh={train.run.mesh}": train.run.mesh not in ("auto", "data=all"),
     }
     for reason, applies in reasons.items():
         if applies:
-            raise ValueError(f"jmarl plan cannot plan {reason} yet: it plans completions on one device, and turns in chains")
+            raise ValueError(f"jmarl plan cannot plan {reason} yet: it plans completions, and turns in chains")
     if turns > 1:
         print(f"{turns} turns: sampling is that of the first turn, {turns} times; the update has the rows of all turns")
     if find_row(train.algorithm).critic == "central":
         print("not counted: the programs of the central critic (its state is)")
 
 
-def find_settings(cfg: Any, path: str, team: Any, gpu: Any, prompt_tokens: int, eval_items: int) -> int:
+def devices_of(mesh: str) -> int:
+    """Return how many devices the setting `mesh` names; 1 for auto and data=all."""
+    sizes = [part.partition("=")[2].strip() for part in mesh.split(",")]
+    return math.prod(map(int, sizes)) if all(size.isdigit() for size in sizes) else 1
+
+
+def find_settings(cfg: Any, path: str, team: Any, gpu: Any, sizes: tuple[int, int, int]) -> int:
     """Print settings that were tried, and the plan of the first that fit; write all settings of that run to a YAML file.
 
-    Raises ValueError if none fit."""
+    Raises ValueError if none fit.
+
+    sizes: tokens of the longest prompt, number of held-out tasks, number of devices."""
     from jmarl.config.yaml_file import dump_yaml
     from jmarl.plan.fit import line_of, prove
     from jmarl.plan.plan import lines_of
 
     if gpu is None:
         raise ValueError("--fit is for GPUs, and --device is cpu")
-    for settings, plan, fits in prove(team, cfg.train, gpu, prompt_tokens, eval_items):
+    for settings, plan, fits in prove(team, cfg.train, gpu, *sizes):
         print(line_of(settings, plan, fits), flush=True)
         if fits:
             Path(path).write_text(dump_yaml(cfg.replace(**settings).as_dict()), encoding="utf-8")

@@ -38,14 +38,18 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, team: Team, cfg: TrainConfig, tokens: int, rows: int) -> "Work":
-        """Return the work of the team's largest model.
+        """Return the work of the team's largest model, on each device of its mesh.
 
         rows: of an optimizer step, at least. Only powers of two are tried, by which several turns are split too.
         """
         model = max((spec.config for spec in team.stacks), key=lambda config: config.num_params())
+        mesh = team.stacks[0].mesh
+        row_parts = 1 if mesh is None else mesh.shape["data"]
+        rows = -(-rows // row_parts)
         # Each micro-batch of an update with dropout has noise of its own, so their number would change the result.
         parts = 1 if cfg.lora.lora_dropout or rows % cfg.optimizer.num_minibatches else rows // cfg.optimizer.num_minibatches
-        return cls(model, tokens, parts, 0 if cfg.lora.lora_rank else model.num_params())
+        divided = 1 if mesh is None or mesh.strategy == "ddp" else mesh.shape["data"]
+        return cls(model, tokens // row_parts, parts, 0 if cfg.lora.lora_rank else model.num_params() // divided)
 
 
 class Candidate(NamedTuple):

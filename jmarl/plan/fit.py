@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,12 +18,14 @@ from jmarl.runs.precompile import longest_update, work_of_rollouts
 from jmarl.team import Team
 
 
-def choose_settings(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int) -> tuple[TrainConfig, str]:
-    """Return the settings without auto, as a run on this device has them, and the line that it shows, if any."""
+def choose_settings(
+    team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int, num_devices: int = 1
+) -> tuple[TrainConfig, str]:
+    """Return the settings without auto, as a run on these devices has them, and the line that it shows, if any."""
     cfg = on_platform(cfg, "cpu" if gpu is None else "gpu")
     if gpu is None or not is_open(cfg):
         return cfg, ""
-    setup, state = shapes_of_run(team, cfg, compile_devices(gpu), prompt_tokens)
+    setup, state = shapes_of_run(team, cfg, compile_devices(gpu, num_devices), prompt_tokens)
     work, updates = longest_update(setup, state, widths_of(team, prompt_tokens))
     size, rooms = sum(parts_of_state(state).values()), [int(share * gpu.memory) for share in (POOL, LARGEST_POOL)]
 
@@ -33,26 +36,49 @@ def choose_settings(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens
     return setup.cfg, line
 
 
+def meshes(team: Team, cfg: TrainConfig, num_devices: int) -> list[dict[str, Any]]:
+    """Return the settings of meshes to try, those that exchange least first: whole agents, then rows, then weights."""
+    if num_devices == 1 or cfg.run.mesh != "auto":
+        return [{}]
+    common = math.gcd(*(len(spec.members) for spec in team.stacks))
+    agents = max(n for n in range(1, num_devices + 1) if common % n == 0 and num_devices % n == 0)
+    text = f"agent={agents},data={num_devices // agents}"
+    if agents == num_devices:
+        return [{"mesh": text}, {"mesh": f"data={num_devices}"}]
+    return [{"mesh": text, "strategy": "ddp"}, {"mesh": text, "strategy": "fsdp"}]
+
+
 def prove(
-    team: Team, cfg: TrainConfig, gpu: Gpu, prompt_tokens: int, eval_items: int
+    team: Team, cfg: TrainConfig, gpu: Gpu, prompt_tokens: int, eval_items: int, num_devices: int = 1
 ) -> Iterator[tuple[dict[str, Any], Plan, bool]]:
-    """Yield settings, the plan with them and whether it fits, until one does or `MAX_PROOFS` have been compiled.
+    """Yield settings, the plan with them and whether it fits, until one does or `MAX_PROOFS` of a mesh have been compiled.
 
     The result of a run with them is the same but for rounding. Only where none fit, prompts are halved.
     """
+    for mesh in meshes(team, cfg, num_devices):
+        for settings, plan, fits in prove_on(team, cfg.replace(**mesh), gpu, prompt_tokens, eval_items, num_devices):
+            yield mesh | settings, plan, fits
+            if fits:
+                return
+
+
+def prove_on(
+    team: Team, cfg: TrainConfig, gpu: Gpu, prompt_tokens: int, eval_items: int, num_devices: int
+) -> Iterator[tuple[dict[str, Any], Plan, bool]]:
+    """Yield what `prove` yields, for one mesh."""
     cfg = on_platform(cfg, "gpu").replace(remat="auto", micro_batches="auto")
     count, prompts, room = 0, cfg.episodes.num_prompts, int(LARGEST_POOL * gpu.memory)
     while prompts >= 1 and count < MAX_PROOFS:
         smaller = {} if prompts == cfg.episodes.num_prompts else {"num_prompts": prompts}
         part = cfg.replace(**smaller)
-        setup, shapes = shapes_of_run(team, part, compile_devices(gpu), prompt_tokens)
+        setup, shapes = shapes_of_run(team, part, compile_devices(gpu, num_devices), prompt_tokens)
         state = sum(parts_of_state(shapes).values())
         if state > room:
             return
         plans: list[Plan] = []
 
         def peak_of(settings: dict[str, Any], part: TrainConfig = part, plans: list[Plan] = plans) -> int:
-            plans.append(make_plan(team, part.replace(**settings), gpu, prompt_tokens, eval_items))
+            plans.append(make_plan(team, part.replace(**settings), gpu, prompt_tokens, eval_items, False, num_devices))
             return plans[-1].peak.peak
 
         work = work_of_rollouts(setup, shapes, widths_of(team, prompt_tokens))

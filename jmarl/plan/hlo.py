@@ -27,6 +27,7 @@ BYTES = {
     "u64": 8,
 }
 KERNELS = ("fusion", "custom-call", "copy", "sort", "scatter", "dot", "convolution", "reduce", "gather", "dynamic-update-slice")
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # written in place -> the number of the operand with what is written
 SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 WORKSPACE = re.compile(r", s8\[\d+\]")  # of cuBLAS and cuDNN, the last part of what a call returns
@@ -51,6 +52,7 @@ class Cost(NamedTuple):
     operations: float = 0.0  # of products, 2 for each multiply and add
     bytes: float = 0.0
     kernels: float = 0.0
+    exchanged: float = 0.0  # bytes that a device receives from others
 
     def plus(self, other: "Cost", times: float = 1.0) -> "Cost":
         """Add another cost some times."""
@@ -151,9 +153,11 @@ class Program:
         return self._kernel(line, shapes), Cost()
 
     def _kernel(self, line: Instruction, shapes: dict[str, str]) -> Cost:
+        operands = [shapes[name] for name in line.operands if name in shapes]
+        if line.opcode.removesuffix("-start") in COLLECTIVES:
+            return Cost(0, 0, 1, exchanged(line, sum(map(size_of, operands))))
         if line.opcode not in KERNELS:
             return Cost()
-        operands = [shapes[name] for name in line.operands if name in shapes]
         if line.opcode == "fusion":
             return self._fusion(line, operands)
         in_place = UPDATES.get(line.opcode)
@@ -214,6 +218,16 @@ def operations(line: Instruction, operands: list[str]) -> float:
         causal = q[1] == k[1]  # then on average half of the keys
         return products * 2.0 * math.prod(q) * k[1] / (1 + causal)
     return 0.0
+
+
+def exchanged(line: Instruction, given: int) -> float:
+    """Return the bytes that a device receives in a collective operation, at least. given: bytes that it gives to it."""
+    kind = line.opcode.removesuffix("-start")
+    if kind == "all-reduce":
+        return 2.0 * given
+    # An operation that only starts here returns what it was given, too.
+    returned = size_of(line.shape) - given * (kind != line.opcode)
+    return float({"all-gather": returned - given, "reduce-scatter": given - returned}.get(kind, given))
 
 
 def trips(line: Instruction) -> int | None:

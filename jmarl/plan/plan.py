@@ -9,14 +9,15 @@ import datetime
 import os
 from typing import Any, NamedTuple
 
-import jax
 from jax.stages import Compiled
 
 from jmarl.config import TrainConfig
 from jmarl.files.checkpoint import nbytes
+from jmarl.learning.choose import bytes_on_device
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import steps_per_look
+from jmarl.models.sharding import DeviceMesh
 from jmarl.plan.devices import GIB, Gpu, compile_devices, compile_for
 from jmarl.plan.hlo import Cost, Program
 from jmarl.plan.host import checkpoints_beside_steps, parts_of_process, writes_checkpoints
@@ -40,16 +41,17 @@ class ProgramPlan(NamedTuple):
     cost: Cost | None  # None on CPUs
     compute_time: float
     memory_time: float
+    exchange_time: float
     measured: Measured | None = None
 
     @property
     def time(self) -> float:
         """The best time."""
-        return max(self.compute_time, self.memory_time)
+        return max(self.compute_time, self.memory_time, self.exchange_time)
 
 
 class Plan(NamedTuple):
-    """What a run needs on one device."""
+    """What a run needs on a device, one of `num_devices`."""
 
     programs: list[ProgramPlan]
     parts: dict[str, int]  # bytes of what is in memory all the time: each part of the state, and on CPUs of the process
@@ -57,6 +59,8 @@ class Plan(NamedTuple):
     updates: int
     evaluations: int
     gpu: Gpu | None
+    num_devices: int = 1
+    mesh: DeviceMesh | None = None
 
     @property
     def peak(self) -> ProgramPlan:
@@ -73,9 +77,15 @@ def describe_team(models: list[tuple[str, ModelConfig, Any]], shared_weights: bo
 
 
 def make_plan(
-    team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int, eval_items: int = 0, measures: bool = False
+    team: Team,
+    cfg: TrainConfig,
+    gpu: Gpu | None,
+    prompt_tokens: int,
+    eval_items: int = 0,
+    measures: bool = False,
+    num_devices: int = 1,
 ) -> Plan:
-    """Compile the programs of a run for a device, and count.
+    """Compile the programs of a run for a device, or for several of one host, and count what each does.
 
     Args:
       team: from `describe_team`.
@@ -83,10 +93,10 @@ def make_plan(
       prompt_tokens: length of the longest prompt.
       eval_items: number of held-out tasks.
       measures: also run the programs on a device of this kind, which must be here.
+      num_devices: that the setting `mesh` may use.
     """
-    cfg = cfg.replace(mesh="agent=1")  # one device, also where this process has several
     present = present_device(gpu) if measures else None
-    setup, state = shapes_of_run(team, cfg, compile_devices(gpu), prompt_tokens)
+    setup, state = shapes_of_run(team, cfg, compile_devices(gpu, num_devices), prompt_tokens)
     compiled = compile_for(gpu, programs_of_shapes(setup, state, prompt_tokens, eval_items))
     parts = ({} if gpu else parts_of_process(team, cfg)) | parts_of_state(state)
     programs = [
@@ -105,7 +115,7 @@ def make_plan(
     tokens = team.num_agents * rows * cfg.sampling.max_new_tokens
     every = cfg.run.eval_every or cfg.run.num_updates
     evaluations = 1 + -(-cfg.run.num_updates // every) if eval_items else 0
-    return Plan(programs, parts, tokens, cfg.run.num_updates, evaluations, gpu)
+    return Plan(programs, parts, tokens, cfg.run.num_updates, evaluations, gpu, num_devices, setup.team.stacks[0].mesh)
 
 
 def calls_of(name: str, cfg: TrainConfig, eval_items: int) -> int:
@@ -122,11 +132,11 @@ def plan_program(name: str, compiled: Compiled, state: int, new_tokens: int, cal
     temporaries = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     arguments = memory.argument_size_in_bytes
     if gpu is None:
-        return ProgramPlan(name, arguments, temporaries, state + temporaries, None, 0.0, 0.0)
+        return ProgramPlan(name, arguments, temporaries, state + temporaries, None, 0.0, 0.0, 0.0)
     text: Any = compiled.as_text()
     cost = Program(text, unknown_trips=new_tokens // steps_per_look("gpu", new_tokens)).cost()
     speed = gpu.bfloat16 if "bf16" in text else gpu.float32
-    times = calls * cost.operations / speed, calls * cost.bytes / gpu.bandwidth
+    times = calls * cost.operations / speed, calls * cost.bytes / gpu.bandwidth, calls * cost.exchanged / gpu.link
     return ProgramPlan(name, arguments, temporaries, state + temporaries, cost, *times)
 
 
@@ -137,17 +147,14 @@ def plan_checkpoint(state: TeamState, resident: int, programs: list[ProgramPlan]
     """
     size = nbytes(to_checkpoint(state))
     beside = max(program.temporaries for program in programs) if checkpoints_beside_steps(cfg) else 0
-    return ProgramPlan("checkpoint", size, size, resident + size + beside, None, 0.0, 0.0)
+    return ProgramPlan("checkpoint", size, size, resident + size + beside, None, 0.0, 0.0, 0.0)
 
 
 def parts_of_state(state: TeamState) -> dict[str, int]:
-    """Return the bytes of each part of a run's state that is not empty."""
-
-    def bytes_of(tree: Any) -> int:
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """Return the bytes on a device of each part of a run's state that is not empty."""
 
     def size(stacks: tuple[StackState, ...], *fields: str) -> int:
-        return bytes_of([getattr(stack, field) for stack in stacks for field in fields])
+        return bytes_on_device([getattr(stack, field) for stack in stacks for field in fields])
 
     parts = {
         "parameters": size(state.stacks, "params"),
@@ -156,7 +163,7 @@ def parts_of_state(state: TeamState) -> dict[str, int]:
         "reference": size(state.stacks, "reference"),
         "gradients": size(state.stacks, "grads"),
         "critics": size(state.critics, *(field for field in StackState._fields if field != "base")),  # the agents' base
-        "completions that have begun": bytes_of(state.pending),
+        "completions that have begun": bytes_on_device(state.pending),
     }
     return {name: count for name, count in parts.items() if count}
 
@@ -166,6 +173,8 @@ def lines_of(plan: Plan) -> list[str]:
     head = f"{'program':<20}{'arguments':>11}{'temporary':>11}{'peak GiB':>10}"
     if plan.gpu:
         head += f"{'TFLOP':>9}{'GB':>9}{'kernels':>10}{'compute s':>11}{'memory s':>10}"
+    if plan.mesh:
+        head += f"{'exchanged GB':>14}{'exchange s':>12}"
     has_measured = any(x.measured for x in plan.programs)
     lines = [head + f"{'measured s':>12}{'GiB alone':>11}" * has_measured]
     for x in plan.programs:
@@ -173,6 +182,7 @@ def lines_of(plan: Plan) -> list[str]:
         if x.cost:
             line += f"{x.cost.operations / 1e12:>9.1f}{x.cost.bytes / 1e9:>9.1f}{x.cost.kernels:>10,.0f}"
             line += f"{x.compute_time:>11.3f}{x.memory_time:>10.3f}"
+            line += f"{x.cost.exchanged / 1e9:>14.2f}{x.exchange_time:>12.3f}" if plan.mesh else ""
         lines.append(line + columns_of(x.measured))
     if has_measured:
         lines += [
@@ -209,6 +219,9 @@ def lines_of_gpu(plan: Plan, gpu: Gpu) -> list[str]:
     """Return whether the run fits on the GPU, and its best times."""
     need, room = plan.peak.peak, gpu.memory
     text = f"{plan.peak.name} needs {need / GIB:.1f} GiB, the {gpu.name} has {room / GIB:.1f}"
+    if plan.mesh:
+        axes = ",".join(f"{name}={size}" for name, size in plan.mesh.shape.items() if size > 1)
+        text += f" (each of {plan.mesh.size}: mesh={axes}, strategy={plan.mesh.strategy})"
     if need <= POOL * room:
         lines = [f"fits: {text}"]
     elif need <= LARGEST_POOL * room:
@@ -226,5 +239,6 @@ def lines_of_gpu(plan: Plan, gpu: Gpu) -> list[str]:
         f"at best: {plan.tokens / sampling:,.0f} tokens/s sampled, {step:.2f} s a step ({sampling:.2f} s of it sampling), "
         f"{datetime.timedelta(seconds=round(run))} for {plan.updates} updates; "
         "rewards, launches of kernels and compiling are not counted"
+        + (", and what is exchanged may be hidden behind the rest or not: nothing of it was timed" if plan.mesh else "")
     )
     return lines
