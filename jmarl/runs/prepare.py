@@ -34,8 +34,6 @@ from jmarl.models import lora, sharding
 from jmarl.models.heads import with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.peft import merge
-from jmarl.models.rows import divide
-from jmarl.models.sharding import DeviceMesh
 from jmarl.models.stack import map_own, unstack
 from jmarl.preferences.data_source import add_reference, batch_size, data_source, encode_tokens, longest_batches
 from jmarl.preferences.encoding import AgentTokens, Examples
@@ -45,6 +43,7 @@ from jmarl.preferences.reward_model import Fit, LearnedRounds, policy_config, wi
 from jmarl.rollout.experience import Source
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.runs.checks import check_data, check_fit, check_run, check_team, environment_of
+from jmarl.runs.meshes import line_of_mesh, mesh_that_fits
 from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update, updates_of
 from jmarl.runs.rollouts import rollout_source, with_empty_slots
 from jmarl.runs.run import Run, Task
@@ -73,11 +72,15 @@ def prepare(
     """
     given = resolve_resume(cfg)
     cfg = resolve_auto(given)
+    mesh_line = ""
+    if (room := memory_pool()) is not None:
+        cfg, mesh_line = mesh_that_fits(team, cfg, policy_algorithm(cfg), jax.device_count(), room)
     task, data = checked_task(cfg, team, task, wandb_config)
     first_words(team, task, cfg)
     setup, state = start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg)
-    if cfg.run.progress and setup.team.stacks[0].mesh is not None:
-        say(line_of_mesh(setup.team.stacks[0].mesh, cfg))
+    mesh = setup.team.stacks[0].mesh
+    for line in filter(None, (mesh_line, mesh and line_of_mesh(mesh, cfg)) if cfg.run.progress else ()):
+        say(line)
     if cfg.episodes.async_steps:
         state = with_empty_slots(setup, state, task.items, task.env)
     if task.env is None:
@@ -284,23 +287,6 @@ def line_of_run(team: Team, cfg: TrainConfig) -> str:
         f"{cfg.algorithm}: {agents} on {len(devices)} x {devices[0].device_kind}, "
         f"{cfg.run.num_updates} update{'s' * (cfg.run.num_updates != 1)}, {where}{precision}"
     )
-
-
-def line_of_mesh(mesh: DeviceMesh, cfg: TrainConfig) -> str:
-    """Return what a mesh divides, and which places stay empty where it does not divide the rows of an agent evenly."""
-    parts, data = mesh.shape["data"], find_row(cfg.algorithm).data
-    axes = ",".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1) or "one device"
-    line = f"mesh {axes}"
-    if parts == 1:
-        return f"{line}: whole agents are spread over devices" if mesh.shape["model"] == 1 else f"{line}: weights are divided"
-    rollouts = data == "rollouts"
-    prompts = (cfg.episodes.num_prompts if rollouts else cfg.preference.batch_size) or 1
-    group = cfg.episodes.num_generations if rollouts else 1
-    d = divide(prompts, group, parts)
-    places, rows = d.prompts * (group // d.over_group), prompts * group
-    weights = f"1/{parts} of its weights" if mesh.strategy == "fsdp" else "all of its weights (ddp)"
-    padding = f"; {rows} rows do not divide by data={parts}, so {places - rows} places are padding" * (places > rows)
-    return f"{line}: a device has {weights} and {places // parts} of {rows} rows of an agent{padding}"
 
 
 def short_number(count: float) -> str:

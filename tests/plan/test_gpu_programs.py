@@ -27,7 +27,7 @@ from jmarl.models.gpu import has_cuda
 from jmarl.models.hub.agents import config_to_hf
 from jmarl.plan.devices import GIB, GPUS, compile_devices, compile_for
 from jmarl.plan.fit import choose_settings
-from jmarl.plan.hlo import Program, largest
+from jmarl.plan.hlo import COLLECTIVES, Program, exchanged, largest, size_of
 from jmarl.plan.plan import POOL, describe_team
 from jmarl.plan.programs import programs_of_shapes, shapes_of_run
 from jmarl.team import Team
@@ -56,7 +56,7 @@ def team_of(model: str) -> Team:
 def compiled(model: str, kind: str, prompt: int, **settings: Any) -> tuple[Any, Program]:
     """The program of a run for an H100, and its counter."""
     cfg = TrainConfig.of(**dict(num_prompts=8, num_generations=8, remat="full", micro_batches=1) | settings)
-    setup, state = shapes_of_run(team_of(model), cfg, compile_devices(GPUS["h100"]))
+    setup, state = shapes_of_run(team_of(model), cfg, compile_devices(GPUS["h100"], 8 if "data" in cfg.run.mesh else 1))
     programs = programs_of_shapes(setup, state, prompt)
     program = compile_for(GPUS["h100"], {kind: programs[kind]})[kind]
     text: Any = program.as_text()
@@ -177,3 +177,47 @@ def loop_bodies(text: str) -> list[list[tuple[int, str]]]:
             end = next((j for j in range(i + 1, len(lines)) if len(lines[j][1]) <= len(line[1])), len(lines))
             bodies.append([(len(other[1]), other[2]) for other in lines[i + 1 : end] if other[2]])
     return bodies
+
+
+# --- eight devices -----------------------------------------------------------------------------------------------------
+
+
+def received(counter: Program) -> dict[str, float]:
+    """Bytes that a device receives in each kind of collective operation, each counted once, also in loops."""
+    totals: dict[str, float] = {}
+    for lines in counter.computations.values():
+        shapes = {line.name: line.shape for line in lines}
+        for line in lines:
+            if (kind := line.opcode.removesuffix("-start")) in COLLECTIVES:
+                given = sum(size_of(shapes[name]) for name in line.operands if name in shapes)
+                totals[kind] = totals.get(kind, 0) + exchanged(line, given)
+    return totals
+
+
+@pytest.mark.parametrize("mesh", ["data=8", "agent=2,data=4"])
+def test_an_update_exchanges_weights_and_their_gradients_only(mesh: str) -> None:
+    """The weights of an agent forward and backward in bfloat16, their gradient once, and less than 2 MB of all-reduces: norms,
+    biases and metrics. With data=8 a device updates both agents."""
+    _, counter = compiled("1.5B", "update", 256, max_new_tokens=256, mesh=mesh)
+    agents, others = (2, 7 / 8) if mesh == "data=8" else (1, 3 / 4)
+    weights = 2 * agents * MODELS["1.5B"].num_params()
+    assert set(received(counter)) == {"all-gather", "reduce-scatter", "all-reduce"}
+    assert received(counter)["all-reduce"] < 2e6
+    assert 2.6 < counter.cost().exchanged / (weights * others) <= 3  # embeddings are gathered once
+
+
+@pytest.mark.parametrize("mesh", ["data=8", "agent=2,data=4"])
+def test_decoding_exchanges_nothing(mesh: str) -> None:
+    """The loops of the sampler whose number of steps is not known are the decode loops; prefill gathers layers."""
+    _, counter = compiled("1.5B", "sampling", 256, max_new_tokens=256, mesh=mesh)
+    decoding = [cost for _, count, cost in counter.loops() if count is None]
+    assert decoding and all(cost.exchanged == 0 and cost.kernels > 300 for cost in decoding[:1])
+    assert sum(cost.exchanged for cost in decoding) == 0 and counter.cost().exchanged > 0
+
+
+def test_two_7b_agents_with_full_weights_fit_eight_gpus() -> None:
+    """64 rows of each agent x 512 tokens, data=8: at most 60 GiB on each, with both moments in memory while sampling."""
+    update, _ = compiled("7B", "update", 256, max_new_tokens=256, mesh="data=8")
+    sampling, _ = compiled("7B", "sampling", 256, max_new_tokens=256, mesh="data=8")
+    state = update.memory_analysis().argument_size_in_bytes / GIB
+    assert gib(update)[1] < 40 and gib(sampling)[0] + state < 60

@@ -1,0 +1,92 @@
+"""Choose the mesh of a run where it is auto, and say what a mesh divides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jmarl.algorithms import Algorithm, find_row
+from jmarl.config import TrainConfig
+from jmarl.learning.choose import GIB, SHARE, Work, all_options, candidates
+from jmarl.models.config import ModelConfig
+from jmarl.models.lora import num_trained
+from jmarl.models.rows import divide
+from jmarl.models.sharding import DeviceMesh
+from jmarl.team import Team
+
+MOMENTS = {"adamw": 2, "lion": 1, "sgd": 1}  # arrays like the parameters that an optimizer keeps
+
+
+def mesh_that_fits(team: Team, cfg: TrainConfig, algorithm: Algorithm, num_devices: int, room: int) -> tuple[TrainConfig, str]:
+    """Return settings whose mesh, if it is auto, also divides rows and weights where whole agents do not fit, and a line that
+    says so; else the settings unchanged and no line.
+
+    Needs are those of a formula; what then fits is compiled when the run starts (`learning.choose`).
+
+    Args:
+        team: who learns.
+        cfg: the settings.
+        algorithm: that the settings resolve to.
+        num_devices: that are there.
+        room: bytes that JAX takes on each.
+    """
+    counts = [len(spec.members) for spec in team.stacks]
+    common = math.gcd(*counts)
+    agents = max(n for n in range(1, num_devices + 1) if common % n == 0)
+    data = num_devices // agents
+    cannot = cfg.episodes.async_steps or cfg.lora.lora_dropout or cfg.run.strategy == "ddp"
+    if cfg.run.mesh != "auto" or data == 1 or cannot:
+        return cfg, ""
+    sizes = [(spec.config, count // agents) for spec, count in zip(team.stacks, counts, strict=True)]
+    need = sum(bytes_of_state(model, algorithm) * own for model, own in sizes)
+    need += max(bytes_of_programs(model, cfg, algorithm, own) for model, own in sizes)
+    if need <= SHARE * room:
+        return cfg, ""
+    mesh = f"agent={agents},data={data}" if agents > 1 else f"data={data}"
+    why = f"with whole agents a device would need about {need / GIB:.0f} GiB, and JAX takes {room / GIB:.0f}"
+    return cfg.replace(mesh=mesh), f"mesh=auto is {mesh}: {why}"
+
+
+def bytes_of_state(model: ModelConfig, algorithm: Algorithm) -> int:
+    """Return about the bytes of one agent's state, and of its own critic: weights, moments, reference."""
+    optimizer = algorithm.optimizer.optimizer
+    moments = MOMENTS[optimizer if isinstance(optimizer, str) else optimizer[0]]
+    copies = 1 + (algorithm.row.critic == "own" and not algorithm.has_value_head)
+    if algorithm.lora.lora_rank:
+        base = (2 if algorithm.compute_dtype == "bfloat16" else 4) * model.num_params()
+        return base + copies * 4 * (1 + moments) * num_trained(model, algorithm.lora)
+    return 4 * model.num_params() * (copies * (1 + moments) + bool(algorithm.loss.kl_coef))
+
+
+def bytes_of_programs(model: ModelConfig, cfg: TrainConfig, algorithm: Algorithm, agents: int) -> int:
+    """Return about the bytes that the larger of sampling and the least update of some agents takes beside their state."""
+    wide = 2 if algorithm.compute_dtype == "bfloat16" else 4
+    episodes, new = cfg.episodes, cfg.sampling.max_new_tokens
+    rows = (episodes.num_prompts or 1) * episodes.num_generations
+    cache = 2 * wide * model.num_layers * model.num_kv_heads * model.head_dim * rows * new
+    sampling = agents * (wide * model.num_params() + cache)
+    trained = 0 if cfg.lora.lora_rank else model.num_params()
+    work = Work(model, rows * new, rows, trained)
+    options = all_options(work, cfg, [algorithm.compute_dtype])
+    return max(sampling, min(candidate.temporaries for candidate in candidates(work, options)))
+
+
+def line_of_mesh(mesh: DeviceMesh, cfg: TrainConfig) -> str:
+    """Return what a mesh divides, and which places stay empty where it does not divide the rows of an agent evenly."""
+    parts = mesh.shape["data"]
+    line = "mesh " + ",".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
+    if parts == 1:
+        return f"{line}: whole agents are spread over devices" if mesh.shape["model"] == 1 else f"{line}: weights are divided"
+    prompts, group = rows_of(cfg)
+    d = divide(prompts, group, parts)
+    places, rows = d.prompts * (group // d.over_group), prompts * group
+    weights = f"1/{parts} of its weights" if mesh.strategy == "fsdp" else "all of its weights (ddp)"
+    padding = f"; {rows} rows do not divide by data={parts}, so {places - rows} places are padding" * (places > rows)
+    return f"{line}: a device has {weights} and {places // parts} of {rows} rows of an agent{padding}"
+
+
+def rows_of(cfg: TrainConfig) -> Sequence[int]:
+    """Return the prompts of a step, or the pairs or texts, and the completions of each."""
+    if find_row(cfg.algorithm).data == "rollouts":
+        return cfg.episodes.num_prompts or 1, cfg.episodes.num_generations
+    return cfg.preference.batch_size or 1, 1
