@@ -146,7 +146,7 @@ class Step:
         lengths = np.array([len(row) for row in self.ids])
         self.prompts, self.lengths = (jnp.tile(jnp.asarray(x), (a, *[1] * x.ndim)) for x in (rows, lengths))
         self.mesh = mesh_for(options.mesh, [a])
-        self.state = init_stack(place(params, self.mesh), self.algorithm)
+        self.state = init_stack(place(params, self.mesh), self.algorithm, mesh=self.mesh)
         members = [[agent] for agent in range(a)]
         self.program = make_program(self.model, members, self.algorithm, cfg.run, number=0, team_size=a, mesh=self.mesh)
         self.rewards = np.asarray(jax.random.normal(jax.random.key(1), (a, options.prompts, options.group)))

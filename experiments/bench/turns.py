@@ -20,12 +20,11 @@ import numpy as np
 import tyro
 
 from experiments.start import BenchOptions
-from jmarl.config import Count, Sampling
+from jmarl.config import Count, Run, Sampling
 from jmarl.models.hub.agents import load_agent
-from jmarl.models.sharding import mesh_for, place
 from jmarl.randomness import Randomness
 from jmarl.sampling.generate import Past, Rows, SampleRequest, pad, sample_team, tokens_of
-from jmarl.team import make_team
+from jmarl.team import make_team, on_mesh, place_params
 from jmarl.types import Completions
 
 
@@ -49,8 +48,8 @@ class Turns(BenchOptions):
 def bench(options: Turns) -> dict[str, Any]:
     agent = load_agent(options.model)
     team, params = make_team([agent] * options.agents)
-    mesh = mesh_for("auto", [options.agents])
-    params = [place(stack, mesh) for stack in params]
+    team = on_mesh(team, Run())
+    params = place_params(team, params)
     count = options.prompt_tokens + options.new_prompt_tokens
     ids = np.random.default_rng(0).integers(100, agent.config.vocab_size, count).tolist()
     first, new = ids[: options.prompt_tokens], ids[options.prompt_tokens :]

@@ -25,6 +25,7 @@ from jmarl.files.run_directory import resolve_auto, resolve_resume
 from jmarl.hardware import memory_in_use, memory_pool
 from jmarl.learning.choose import Work, bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.critics import make_critics
+from jmarl.learning.meshes import line_of_mesh, mesh_that_fits
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.per_agent import initial_state, settings_of_stack, with_adapters
 from jmarl.learning.setup import Setup, make_setup, mesh_of_critics
@@ -43,7 +44,6 @@ from jmarl.preferences.reward_model import Fit, LearnedRounds, policy_config, wi
 from jmarl.rollout.experience import Source
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.runs.checks import check_data, check_fit, check_run, check_team, environment_of
-from jmarl.runs.meshes import line_of_mesh, mesh_that_fits
 from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update, updates_of
 from jmarl.runs.rollouts import rollout_source, with_empty_slots
 from jmarl.runs.run import Run, Task

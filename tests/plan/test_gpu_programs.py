@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
+from experiments.bench.sizes import MODELS
 from jmarl.config import TrainConfig
 from jmarl.learning.choose import is_open
 from jmarl.models import gpu
-from jmarl.models.config import ModelConfig
 from jmarl.models.gpu import has_cuda
 from jmarl.models.hub.agents import config_to_hf
 from jmarl.plan.devices import GIB, GPUS, compile_devices, compile_for
@@ -33,18 +33,6 @@ from jmarl.plan.programs import programs_of_shapes, shapes_of_run
 from jmarl.team import Team
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_cuda(), reason="pip install 'jmarl[cuda12]'")]
-
-QWEN = functools.partial(
-    ModelConfig, family="qwen2", vocab_size=151936, max_positions=32768, rope_theta=1e6, qkv_bias=True, num_kv_heads=2
-)
-MODELS = {
-    "0.5B": QWEN(hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14, head_dim=64),
-    "1.5B": QWEN(hidden_size=1536, intermediate_size=8960, num_layers=28, num_heads=12, head_dim=128),
-    "7B": QWEN(
-        hidden_size=3584, intermediate_size=18944, num_layers=28, num_heads=28, num_kv_heads=4, head_dim=128,
-        tie_embeddings=False,
-    ),
-}  # fmt: skip
 
 
 def team_of(model: str) -> Team:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from experiments.bench.sizes import MODELS
 from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
+from jmarl.learning.meshes import line_of_mesh, mesh_that_fits
 from jmarl.models.sharding import make_mesh
 from jmarl.plan.devices import GIB
 from jmarl.plan.plan import describe_team
-from jmarl.runs.meshes import line_of_mesh, mesh_that_fits
-from tests.plan.test_gpu_programs import MODELS
 
 ROOM = int(0.75 * 79.1 * GIB)  # that JAX takes of an H100
 STEP: dict[str, Any] = dict(num_prompts=8, num_generations=8, max_new_tokens=512, compute_dtype="bfloat16")
