@@ -10,10 +10,11 @@ import tempfile
 import jax
 import numpy as np
 
-from jmarl import fit, train, train_seeds
+from jmarl import evaluate, fit, train, train_seeds
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
+from jmarl.evaluation.cross_play import cross_play
 from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
 from jmarl.preferences.pairs import Pair
@@ -112,6 +113,15 @@ def long_tokens(agents, mesh):
     return play_step(sampler_of(setup.team, state), setup, ITEMS, env, 0).turns[0].completions[0].tokens
 
 
+def played(agents, mesh):
+    """Returns of an evaluation and of every pairing of two teams."""
+    cfg, env = TrainConfig.of(**BASE, eval_generations=3, mesh=mesh), RewardEnvironment(REWARD, FORMATTERS)
+    team, params = make_team(agents)
+    evaluation = evaluate(team, params, ITEMS, env, cfg)
+    pairings = cross_play([agents, agents[::-1]], ITEMS, env, cfg)
+    return [evaluation.rollout.joint_returns[0], pairings.rewards]
+
+
 def main(directories):
     agents, out = [load_agent(path) for path in directories], {"devices": jax.device_count(), "meshes": {}}
     for variant in VARIANTS:
@@ -126,6 +136,8 @@ def main(directories):
     out["resumed"], out["early"] = resumed(agents), early(agents)
     slots.SHORTEST = 64  # the context of these models is short
     one = long_tokens(agents, "agent=1")
+    one_played = played(agents, "agent=1")
+    out["played"] = [difference(played(agents, mesh), one_played) for mesh in MESHES]
     out["long"] = [bool((one == long_tokens(agents, mesh)).all()) for mesh in MESHES]
     out["auto"] = [
         dict((sharding.mesh_for("auto", n) or sharding.make_mesh("agent=1")).shape) for n in ([2], [3, 6], [2, 3], [32])

@@ -47,6 +47,12 @@ def test_rows_move_into_fewer_slots_on_each_device(facts):
 
 
 @pytest.mark.long
+def test_evaluation_and_cross_play_on_meshes_equal_one_device(facts):
+    """3 completions of 4 prompts, which no mesh divides evenly, of 2 and of 4 agents."""
+    assert facts["played"] == [0.0] * len(MESHES)
+
+
+@pytest.mark.long
 def test_rows_that_began_early_go_on_on_another_mesh(facts):
     """With async_steps=1, a first update on one device and two on two equal three updates on one."""
     steps, difference, rewards = facts["early"]

@@ -74,6 +74,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     text = "what to do with prompts that leave no room in the context"
     sampling.add_argument("--long-prompts", choices=("error", "truncate_left", "drop"), help=text)
     sampling.add_argument("--num-turns", type=int, metavar="N", help="longest episode")
+    sampling.add_argument("--mesh", metavar="AXES", help="devices by axis, such as agent=2,data=4; auto; agent=1 is one device")
 
 
 def options_of(texts: Sequence[str]) -> dict[str, Any]:
@@ -251,7 +252,8 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
     )
     temperature = run.run.eval_temperature if args.temperature is None else args.temperature
     cfg = TrainConfig(sampling=dataclasses.replace(run.sampling, **sampling), episodes=episodes)
-    cfg = cfg.replace(eval_temperature=temperature, mesh=run.run.mesh, progress=False)
+    mesh = run.run.mesh if args.mesh is None else args.mesh
+    cfg = cfg.replace(eval_temperature=temperature, mesh=mesh, strategy=run.run.strategy, progress=False)
     return on_platform(cfg, jax.default_backend())
 
 
