@@ -58,9 +58,9 @@ TEAM: list[Constraint] = [
     ("async_steps", lambda s: not s.async_steps or not s.divides_agents,
      "async_steps=1 does not go with mesh={s.mesh!r}, which divides an agent: which rows begin early would follow from the "
      "slots of each device, and the tokens with them; spread whole agents (mesh=auto)"),
-    ("lora_dropout", lambda s: not s.lora_dropout or not s.divides_rows,
-     "lora_dropout={s.lora_dropout} does not go with mesh={s.mesh!r}: its noise is drawn for all rows of a batch at once, "
-     "which the axis data divides; set lora_dropout=0, or spread whole agents (mesh=auto)"),
+    ("micro_batches", lambda s: not s.lora_dropout or not s.divides_rows or s.micro_batches in (1, "auto"),
+     "micro_batches={s.micro_batches} with lora_dropout does not go with mesh={s.mesh!r}: the noise of each micro-batch is its "
+     "own, and would be another than on one device; set micro_batches=1"),
     ("algorithm", lambda s: s.num_agents == 1 or not s.row.for_teams,
      lambda s: f"algorithm={s.algorithm!r} is for a team of one, this one has {s.num_agents} agents: choose "
                f"{' or '.join(s.row.for_teams)}"),

@@ -94,6 +94,19 @@ def product(x: Float[Array, "token d"], w: Float[Array, "d f"] | Panels) -> Floa
     return panel_product(x, w, precision) if isinstance(w, Panels) else jnp.matmul(x, w, precision=precision)
 
 
+def drop(
+    x: Float[Array, "token d"],
+    key: PRNGKeyArray,
+    keep_rate: Float[Array, ""],
+    tokens: Int[Array, " token"] | None = None,
+    whole: Float[Array, "all_token 0"] | None = None,
+) -> Float[Array, "token d"]:
+    """Return x with some of its numbers 0 and the others larger. The key is consumed. tokens, whole: see `lora.with_dropout`."""
+    shape = x.shape if whole is None else (whole.shape[0], x.shape[1])
+    keep = jax.random.bernoulli(key, keep_rate, shape)
+    return jnp.where(keep if tokens is None else keep[tokens], x / keep_rate, 0)
+
+
 class Block(nn.Module):
     """One layer of the decoder, for any N tokens; `attention` decides which tokens see which."""
 
@@ -111,8 +124,7 @@ class Block(nn.Module):
             return out
         adapter = self.get_variable("params", target)
         if "dropout" in adapter:
-            keep_rate = adapter["dropout"]["keep_rate"]
-            x = jnp.where(jax.random.bernoulli(adapter["dropout"]["key"], keep_rate, x.shape), x / keep_rate, 0)
+            x = drop(x, **adapter["dropout"])
         joined = "scale" in adapter  # of several targets, see `lora.join_by_input`
         scale = adapter["scale"] if joined else self.get_variable("params", "lora_alpha") / adapter["a"].shape[-1]
         return out + product(product(x, adapter["a"]) * scale, adapter["b"]).reshape(out.shape)

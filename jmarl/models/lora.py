@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray, UInt32
+from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
 from jmarl.config import LORA_TARGETS, LoRA
 from jmarl.models.config import ModelConfig
@@ -181,16 +181,27 @@ def model_of(stack: StackState) -> Any:
     return join(stack.base, stack.params)
 
 
-def with_dropout(model: Any, key: PRNGKeyArray, rate: float) -> Any:
+class Places(NamedTuple):
+    """Which tokens of a batch a device of a mesh computes."""
+
+    tokens: Int[Array, " token"]
+    total: int  # of all tokens
+
+
+def with_dropout(model: Any, key: PRNGKeyArray, rate: float, places: Places | None = None) -> Any:
     """Add dropout on the inputs of adapters to the model of one agent. The key is consumed.
 
-    Each layer and target gets its own key.
+    Each layer and target gets its own key. places: the noise is drawn for all tokens, and used for these; None: all.
     """
     layers = dict(model["layers"])
     for name in targets_of(model):
         n = layers[name]["a"].shape[0]
         keys = jax.random.split(jax.random.fold_in(key, LORA_TARGETS.index(name)), n)
-        layers[name] = layers[name] | {"dropout": {"key": keys, "keep_rate": jnp.full(n, 1 - rate)}}
+        dropout = {"key": keys, "keep_rate": jnp.full(n, 1 - rate)}
+        if places is not None:  # an empty array has the number of all tokens in its shape, which a scan over layers keeps
+            tokens = jnp.broadcast_to(places.tokens, (n, len(places.tokens)))
+            dropout |= {"tokens": tokens, "whole": jnp.zeros((n, places.total, 0))}
+        layers[name] = layers[name] | {"dropout": dropout}
     return model | {"layers": layers}
 
 

@@ -17,7 +17,7 @@ from jmarl.algorithms import Algorithm
 from jmarl.models import decoder, lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of
-from jmarl.models.rows import divide, divided, divided_prompts, own_part
+from jmarl.models.rows import Division, divide, divided, divided_prompts, own_part
 from jmarl.sampling.scoring import hidden_states
 from jmarl.types import Running
 
@@ -34,6 +34,7 @@ class LossInputs(NamedTuple):
     tokens: Int[Array, "prompt group token"]
     targets: Any  # a pytree of the objective's own, with leaves [prompt, ...]
     dropout: Key[Array, ""] | None = None  # where adapters have dropout
+    places: lora.Places | None = None  # of the tokens in the batch, where this device has a part of it and there is dropout
 
 
 class Outputs(NamedTuple):
@@ -78,14 +79,14 @@ def model_outputs(params: Any, inputs: LossInputs, base: Any, model: ModelConfig
     """Run the model of one agent on the inputs of a loss. base: the frozen parameters that params are adapters of."""
     params = lora.join(base, params)
     if inputs.dropout is not None:
-        params = lora.with_dropout(params, inputs.dropout, algorithm.lora.lora_dropout)
+        params = lora.with_dropout(params, inputs.dropout, algorithm.lora.lora_dropout, inputs.places)
     weights = decoder.compute_weights(params, model, jnp.dtype(algorithm.compute_dtype))
     hidden = hidden_states(weights, model, inputs.prompts, inputs.prompt_lengths, inputs.tokens, algorithm.remat)
     return Outputs(params, weights, hidden, inputs.tokens)
 
 
 def own_inputs(inputs: LossInputs, parts: int, objective: Objective) -> LossInputs:
-    """Return the inputs of the rows that this device of a mesh computes, without dropout; padding has weight 0."""
+    """Return the inputs of the rows that this device of a mesh computes; padding has weight 0."""
     if parts == 1:
         return inputs
     prompts, group, _ = inputs.tokens.shape
@@ -93,7 +94,19 @@ def own_inputs(inputs: LossInputs, parts: int, objective: Objective) -> LossInpu
     cut = partial(divided if objective.splits_groups else divided_prompts, d=d)
     tokens, targets = jax.tree.map(cut, (inputs.tokens, inputs.targets))
     lengths = jnp.maximum(divided_prompts(inputs.prompt_lengths, d), 1)
-    return own_part(LossInputs(divided_prompts(inputs.prompts, d), lengths, tokens, targets), parts)
+    own = own_part(LossInputs(divided_prompts(inputs.prompts, d), lengths, tokens, targets), parts)
+    if inputs.dropout is None:
+        return own
+    return own._replace(dropout=inputs.dropout, places=own_places(inputs, d, parts))
+
+
+def own_places(inputs: LossInputs, d: Division, parts: int) -> lora.Places:
+    """Return the places of this device's tokens among all tokens, which lie prompt by prompt: the prompt, then its rows."""
+    (p, s), (_, g, t) = inputs.prompts.shape, inputs.tokens.shape
+    places = jnp.arange(p * (s + g * t)).reshape(p, -1)
+    rows = divided(places[:, s:].reshape(p, g, t), d)
+    own = own_part(jnp.concatenate([divided_prompts(places[:, :s], d), rows.reshape(d.prompts, -1)], 1), parts)
+    return lora.Places(own.reshape(-1), places.size)
 
 
 def split_inputs(inputs: LossInputs, n: int, objective: Objective, setting: str = "micro_batches") -> LossInputs:

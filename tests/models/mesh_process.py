@@ -35,7 +35,7 @@ BASE = dict(num_updates=3, num_prompts=2, num_generations=4, max_new_tokens=6, l
 VARIANTS = {  # name -> settings
     "full weights, two turns": dict(kl_coef=0.1, num_turns=2, history="append", branching="chain"),
     "replicated weights": dict(strategy="ddp", num_epochs=2, num_minibatches=2, num_prompts=1),
-    "adapters": dict(lora_rank=4, kl_coef=0.1, num_prompts=3),
+    "adapters": dict(lora_rank=4, lora_dropout=0.1, kl_coef=0.1, num_prompts=3, learning_rate=3e-3),
     "own critics": dict(algorithm="ippo", kl_coef=0.1, kl_in="reward", advantage_scale="none", learning_rate=1e-3),
     "central critic": dict(algorithm="maac", learning_rate=1e-3),
     "dynamic sampling": dict(learning_rate=(1e-2, 3e-3), update_order="alternating", dynamic_sampling=1),

@@ -42,7 +42,7 @@ def refused(name, call):
 
 stacked = np.arange(8.0).reshape(2, 4)
 for mesh, axes in (("data=2", P(None, "data")), ("agent=2", P("agent"))):
-    where = NamedSharding(make_mesh(mesh), axes)
+    where = NamedSharding(make_mesh(mesh).mesh, axes)
     spread = jax.make_array_from_callback(stacked.shape, where, lambda index: stacked[index])
     refused(mesh, lambda: unstack({"w": spread}, 0))
 here = jax.device_put(stacked, jax.local_devices()[0])

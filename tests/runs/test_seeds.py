@@ -200,10 +200,10 @@ assert jax.device_count() == 2
 agent = load_agent(sys.argv[1])
 team, params = make_team([agent, agent], lora=True)
 cfgs = [TrainConfig.of(seed=seed, num_generations=2, lora_rank=8, progress=False) for seed in range(4)]
-meshes = [sharding.mesh_for("auto", [agents]) for agents in (2, 8)]
+mesh = sharding.mesh_for("auto", [8])
 for _ in range(40):
     setup, states = start_seeds(team, params, cfgs)
-    runs = Runs(setup, tuple(cfgs), *meshes)
+    runs = Runs(setup, tuple(cfgs), mesh)
     state = join_states(states, runs)
     jax.block_until_ready([state_of_run(state, run, runs) for run in range(4)])
 """
