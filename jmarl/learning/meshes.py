@@ -36,10 +36,6 @@ def mesh_that_fits(team: Team, cfg: TrainConfig, algorithm: Algorithm, num_devic
     data = num_devices // agents
     noise_of_parts = cfg.lora.lora_dropout and cfg.optimizer.micro_batches not in (1, "auto")
     cannot = cfg.episodes.async_steps or cfg.run.strategy == "ddp" or noise_of_parts
-        cfg.episodes.async_steps
-        or cfg.run.strategy == "ddp"
-        or (cfg.lora.lora_dropout and cfg.optimizer.micro_batches not in (1, "auto"))
-    )
     if cfg.run.mesh != "auto" or data == 1 or cannot:
         return cfg, ""
     sizes = [(spec.config, count // agents) for spec, count in zip(team.stacks, counts, strict=True)]

@@ -101,7 +101,7 @@ def drop(
     tokens: Int[Array, " token"] | None = None,
     whole: Float[Array, "all_token 0"] | None = None,
 ) -> Float[Array, "token d"]:
-    """Return x with some of its numbers 0 and the others larger. The key is consumed. tokens, whole: see `lora.with_dropout`."""
+    """Return x with some of its numbers 0 and the others larger. The key is consumed. For tokens and whole see `lora`."""
     shape = x.shape if whole is None else (whole.shape[0], x.shape[1])
     keep = jax.random.bernoulli(key, keep_rate, shape)
     return jnp.where(keep if tokens is None else keep[tokens], x / keep_rate, 0)
