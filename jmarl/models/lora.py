@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from jmarl.config import LORA_TARGETS, LoRA
 from jmarl.models.config import ModelConfig
@@ -184,7 +184,7 @@ def model_of(stack: StackState) -> Any:
 class Places(NamedTuple):
     """Which tokens of a batch a device of a mesh computes."""
 
-    tokens: Int[Array, " token"]
+    tokens: Array  # [token] int32
     total: int  # of all tokens
 
 
