@@ -14,8 +14,6 @@ term is the base alone.
 Left out: adapters of embeddings and of the output weight, trained biases, different bases for agents of one stack.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
@@ -184,7 +182,7 @@ def model_of(stack: StackState) -> Any:
 class Places(NamedTuple):
     """Which tokens of a batch a device of a mesh computes."""
 
-    tokens: Array  # [token] int32
+    tokens: Int[Array, " token"]
     total: int  # of all tokens
 
 
