@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     if not args.measure or args.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX starts: a GPU that is here is left alone
-    if (args.num_devices or 1) < 1:
+    if args.num_devices is not None and args.num_devices < 1:
         raise ValueError(f"--num-devices {args.num_devices} is not allowed: give a number of at least 1")
     os.environ["JAX_NUM_CPU_DEVICES"] = str(args.num_devices or 1)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of each program that does not fit
@@ -66,6 +66,11 @@ def run(args: argparse.Namespace) -> int:
     cfg: ExperimentConfig = read_configuration(argparse.Namespace(**vars(args) | settings)).experiment
     check_can_plan(cfg)
     count = args.num_devices or devices_of(cfg.train.run.mesh)
+    if gpu is None and count > 1:
+        raise ValueError(
+            f"--device cpu plans one device, and this run is for {count}: virtual devices of a CPU share its memory; plan it "
+            "with --set mesh=agent=1"
+        )
     if args.measure and count > 1:
         raise ValueError(f"--measure runs programs on one device, and this plan is for {count}: leave it out")
     if args.fit is not None and args.measure:

@@ -84,6 +84,22 @@ def test_a_gpu_that_is_not_here_cannot_be_measured(config_only: Path, capsys: py
     assert re.search(error, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--num-devices", "0"], "--num-devices 0 is not allowed: give a number of at least 1"),
+        (
+            ["--num-devices", "2"],
+            "--device cpu plans one device, and this run is for 2: virtual devices of a CPU share",
+        ),
+        (["--set", "mesh=agent=2,data=4"], "--device cpu plans one device, and this run is for 8"),
+    ],
+)
+def test_several_devices_of_a_cpu_are_not_planned(config_only: Path, flags: list[str], message: str, capsys) -> None:
+    assert plan(config_only, "--device", "cpu", "--prompt-tokens", "20", *flags) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_without_a_tokenizer_prompts_have_to_be_given(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     assert plan(config_only, "--device", "cpu") == 2
     assert "give --prompt-tokens" in capsys.readouterr().err
@@ -128,3 +144,18 @@ def test_a_run_is_planned_for_a_gpu_that_is_not_here(config_only: Path) -> None:
     done = subprocess.run([*command, "--set", *settings], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "fits: " in done.stdout and re.search(r"at best: [\d,]+ tokens/s sampled", done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_cuda(), reason="pip install 'jmarl[cuda12]'")
+def test_a_mesh_that_fits_is_found_and_what_it_exchanges_is_shown(
+    config_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Two small agents on four GPUs: whole agents and their rows are divided, weights need not be."""
+    flags = ["--device", "h100", "--num-devices", "4", "--prompt-tokens", "20", "--fit", str(tmp_path / "fits.yaml")]
+    assert plan(config_only, *flags) == 0
+    out = capsys.readouterr().out
+    assert "compiling magrpo for 4 x NVIDIA H100" in out and "exchanged GB" in out and "nothing of it was timed" in out
+    assert "(each of 4: mesh=agent=2,data=2, strategy=ddp)" in out
+    written = yaml.safe_load((tmp_path / "fits.yaml").read_text())
+    assert "agent=2,data=2" in json.dumps(written) and "ddp" in json.dumps(written)
