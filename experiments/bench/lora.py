@@ -58,7 +58,7 @@ def bench(options: Bench) -> dict[str, float]:
     env = RewardEnvironment(reward, [default_formatter] * options.agents, None)
     for step in range(options.updates):
         began = time.perf_counter()
-        rollout = play_step(sampler_of(team, state), setup, [{"prompt": "Describe a city in the clouds:"}], env, step)
+        rollout = play_step(sampler_of(setup, state), setup, [{"prompt": "Describe a city in the clouds:"}], env, step)
         state, _ = update_team(setup, state, rollout_batches(setup, state, rollout))
         jax.block_until_ready(state)
         seconds = time.perf_counter() - began

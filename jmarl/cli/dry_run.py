@@ -20,11 +20,12 @@ from typing import Any
 from jmarl.cli.main import plural, to_stderr
 from jmarl.cli.play import WIDTH, reward_lines
 from jmarl.cli.sweep import Point
-from jmarl.config import ExperimentConfig, TrainConfig
+from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import describe
 from jmarl.files.checkpoint import nbytes
 from jmarl.files.run_directory import read_state, resolve_resume
+from jmarl.learning.setup import Setup
 from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.samples import block
 from jmarl.models.hub.special_tokens import special_tokens
@@ -81,10 +82,10 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
     team, quiet = load_team(cfg), cfg.train.replace(progress=False)
     if cfg.seeds:
         run, runs, states = prepare_seeds(quiet, team, task, cfg.seeds)
-        cfgs = runs.cfgs
+        cfgs, setup = runs.cfgs, runs.setup
     else:
         run, state = prepare(quiet, team, task)
-        cfgs, states = [run.cfg], [state]
+        cfgs, states, setup = [run.cfg], [state], run.setup
     task, lines = run.task, prompt_lines(team, run)
     if cfg.train.run.replay_rollout:
         read_failed_update(cfg.train)
@@ -95,7 +96,7 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
         states = [state for state, _ in read]
         resumed = resume_lines(int(states[0].step), cfg.train.run.num_updates, read[0][1])
     to_stderr("checking: playing one turn of the first task; it waits for the compiler")
-    lines += first_turn(team, states[0], task.items[0], task.env, run.cfg)
+    lines += first_turn(setup, states[0], task.items[0], task.env)
     return lines + resumed, nbytes(to_checkpoint(states[0]))
 
 
@@ -120,14 +121,15 @@ def prompt_lines(team: Team, run: Run) -> list[str]:
     return lines
 
 
-def first_turn(team: Team, state: TeamState, item: dict, env: Any, cfg: TrainConfig) -> list[str]:
+def first_turn(setup: Setup, state: TeamState, item: dict, env: Any) -> list[str]:
     """Play one turn of an item with short completions, as the run does. Returns lines with the completions, what reward and
     environment return, and what the agents read next. Raises what the reward or the environment raises."""
+    team, cfg = setup.team, setup.cfg
     tokens = min(FIRST_TOKENS, cfg.sampling.max_new_tokens)
     fewest = min(tokens, cfg.sampling.min_new_tokens)
     sampling = dataclasses.replace(cfg.sampling, max_new_tokens=tokens, min_new_tokens=fewest)
     randomness, episodes = Randomness(cfg.run.seed, 0), cfg.eval_episodes()
-    game = Game(sampler_of(team, state), team, env, sampling, episodes, randomness, randomness.environment_rng())
+    game = Game(sampler_of(setup, state), team, env, sampling, episodes, randomness, randomness.environment_rng())
     nodes = first_nodes(game, [item])
     played = play_turn(game, nodes, 0, 1)
     lines = [

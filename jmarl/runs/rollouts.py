@@ -28,7 +28,6 @@ from jmarl.rollout.turns import Rollout
 from jmarl.runs.precompile import compile_all, programs_of_run
 from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
 from jmarl.sampling.refill import EarlyRows, empty_pending
-from jmarl.team import Team
 from jmarl.types import Batches, TeamState
 
 
@@ -105,7 +104,7 @@ def request_of(sampler: Sampler, setup: Setup, tasks: Sequence[dict], env: Envir
 def with_empty_slots(setup: Setup, state: TeamState, items: Sequence[dict], env: Environment) -> TeamState:
     """Return the state of a run with async_steps before its first step, in which no completion of it has begun."""
     cfg, platform = setup.cfg, platform_of(state.stacks)
-    encoded = request_of(sampler_of(setup.team, state), setup, tasks_at(items, cfg, 0), env, 0).encoded
+    encoded = request_of(sampler_of(setup, state), setup, tasks_at(items, cfg, 0), env, 0).encoded
     group = cfg.episodes.num_generations
     pending = []
     for spec, prompts in zip(setup.team.stacks, encoded, strict=True):
@@ -121,9 +120,9 @@ def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) 
     return [items[i] for i in indices]
 
 
-def sampler_of(team: Team, state: TeamState) -> Sampler:
-    """Return a function that samples completions from the policies of a state."""
-    return timed_sampler(team, params_of(state))
+def sampler_of(setup: Setup, state: TeamState) -> Sampler:
+    """Return a function that samples completions from the policies of a state, on the devices where it is."""
+    return timed_sampler(setup.team, params_of(state))
 
 
 def params_of(state: TeamState) -> list[Any]:

@@ -68,7 +68,7 @@ def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weight
     team, params = make_team(agents, shared_weights)
     setup, state = start(dataclasses.replace(team, critic=critic), params, cfg)
     state = change(state)
-    rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(len(agents), cfg.episodes.num_turns), 0)
+    rollout = play_step(sampler_of(setup, state), setup, ITEMS, environment(len(agents), cfg.episodes.num_turns), 0)
     batches = jax.device_get(critic_values.batches_with_values(setup, state, rollout))
     before = jax.device_get(without_gradients(state))
     after, metrics = update_team(setup, state, rollout_batches(setup, state, rollout))
@@ -319,7 +319,7 @@ def test_values_of_the_pass_that_learns(agents, separate):
         team, params = make_team(agents)
         setup, state = start(team, params, cfg)
         state = shaped(state)
-        rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(2), 0)
+        rollout = play_step(sampler_of(setup, state), setup, ITEMS, environment(2), 0)
         batches = rollout_batches(setup, state, rollout)
         batch = batches.stacks[0]
         assert batch.values.shape == (*batch.rewards.shape, 1) and not batch.values.any(), "left out"

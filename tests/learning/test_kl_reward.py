@@ -78,7 +78,7 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
     team, params = make_team(agents)
     setup, state = start(team, params, cfg)
     state = moved_away(state, head, coef)
-    rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
+    rollout = play_step(sampler_of(setup, state), setup, ITEMS, environment(), 0)
     batches, critic_batches = jax.device_get(critic_values.batches_with_values(setup, state, rollout))
     before, model = jax.device_get(state), agents[0].config
     for a in range(2):
@@ -120,7 +120,7 @@ def test_the_first_update_is_that_without_a_penalty(agents, separate):
         cfg = BASE.replace(separate_critic=separate, **changes)
         team, params = make_team(agents)
         setup, state = start(team, params, cfg)
-        rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
+        rollout = play_step(sampler_of(setup, state), setup, ITEMS, environment(), 0)
         results.append(jax.device_get(update_team(setup, state, rollout_batches(setup, state, rollout))))
     (with_it, metrics), (without, _) = results
     for got, expected in zip(with_it.stacks + with_it.critics, without.stacks + without.critics, strict=True):

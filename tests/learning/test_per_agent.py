@@ -233,7 +233,7 @@ def test_alternating_is_the_sequence_made_by_hand(request, team, changes):
         frozen = cfg.replace(frozen_agents=(1 - step // every % 2,))
         turn = make_setup(setup.team, setup.critics, setup.algorithm, frozen)
         tasks = [ITEMS[i] for i in tasks_of(step, len(ITEMS), BASE.episodes.num_prompts, BASE.run.seed)]
-        rollout = play_step(sampler_of(setup.team, state), turn, tasks, environment(), step)
+        rollout = play_step(sampler_of(setup, state), turn, tasks, environment(), step)
         state, _ = update_team(turn, state, rollout_batches(turn, state, rollout))
     for stack, expected in zip(got.stacks, jax.device_get(state).stacks, strict=True):
         assert_equal(stack._replace(grads=None), expected._replace(grads=None))

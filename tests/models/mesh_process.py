@@ -110,7 +110,7 @@ def long_tokens(agents, mesh):
     team, params = make_team(agents)
     setup, state = start(team, params, cfg)
     env = RewardEnvironment(REWARD, FORMATTERS)
-    return play_step(sampler_of(setup.team, state), setup, ITEMS, env, 0).turns[0].completions[0].tokens
+    return play_step(sampler_of(setup, state), setup, ITEMS, env, 0).turns[0].completions[0].tokens
 
 
 def played(agents, mesh):

@@ -68,7 +68,7 @@ def played_on(agents, tasks, further, shared_weights=False, reward=teaches, **ch
     cfg = BASE.replace(**changes)
     team, params = make_team(agents, shared_weights)
     setup, state = start(team, params, cfg)
-    rollout = play_step(sampler_of(team, state), setup, tasks, environment(cfg, reward), 0, lambda draw: further[draw - 1])
+    rollout = play_step(sampler_of(setup, state), setup, tasks, environment(cfg, reward), 0, lambda draw: further[draw - 1])
     return team, params, rollout
 
 

@@ -202,10 +202,9 @@ def test_runs_together_play_what_each_plays_alone(tiny_config, tiny_tokenizer, r
     cfgs = tuple(cfg.replace(seed=seed) for seed in SEEDS)
     env = RewardEnvironment(make_reward(reward, num_agents=2), [default_formatter] * 2, go_on)
     started = [start(team, params, c) for c in cfgs]
-    alone = [play_step(sampler_of(team, state), setup, ITEMS, env, 0) for setup, state in started]
+    alone = [play_step(sampler_of(setup, state), setup, ITEMS, env, 0) for setup, state in started]
     order.clear()
-    meshes = [sharding.mesh_for("auto", [count]) for count in (2, 2 * len(SEEDS))]
-    runs = Runs(started[0][0], cfgs, *meshes)
+    runs = Runs(started[0][0], cfgs, sharding.mesh_for("auto", [2 * len(SEEDS)]))
     state = join_states([initial for _, initial in started], runs)
 
     plays = [partial(play_step, setup=setup, tasks=ITEMS, env=env, step=0) for setup in runs.setups]

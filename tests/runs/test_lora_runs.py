@@ -265,7 +265,7 @@ def test_dropout_is_in_the_update_only(agent):
 
     def one(cfg, step):
         setup, state = start(team, params, cfg)
-        played = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
+        played = play_step(sampler_of(setup, state), setup, ITEMS, environment(), 0)
         state, _ = update_team(
             setup, state._replace(step=jnp.int32(step)), rollout_batches(setup, state._replace(step=jnp.int32(step)), played)
         )
@@ -422,7 +422,7 @@ def run(mesh):
     setup, state = prepare.start(team, params, of_mesh)
     kept = jax.device_get(state.stacks[0].base)
     for step in range(2):
-        sample = rollouts.sampler_of(setup.team, state)
+        sample = rollouts.sampler_of(setup, state)
         played = rollouts.play_step(sample, setup, [{"prompt": "The answer is"}, {"prompt": "Two"}], env, step)
         state, _ = update_team(setup, state, rollouts.rollout_batches(setup, state, played))
     return jax.device_get(played.turns[0].completions[0]), state, differ(kept, state.stacks[0].base)

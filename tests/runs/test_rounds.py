@@ -205,7 +205,7 @@ def test_the_comparator_model_is_encoded_by_the_teams_tokenizer(agents, tiny_dir
         assert len(rows) == 4 * len(new.pairs) and 0 < len(foreign) <= len(rows) // 2
         assert fewest == 0 or not any(row[-1] == stop for row in foreign)
         assert all(len(row) <= 6 for row in rows)
-        setup = make_setup(rounds.team, Critics((), rounds.algorithm), rounds.algorithm, rounds.cfg, None)
+        setup = make_setup(rounds.team, Critics((), rounds.algorithm), rounds.algorithm, rounds.cfg)
         source = pair_source(setup, rounds, None)
         batches = source.make_batches(state, draw_examples(rounds.team, rounds.draw(0), rounds.algorithm))
         assert np.isfinite(update_team(setup, state, batches)[1][0]["loss"]).all()
