@@ -300,7 +300,14 @@ def place(tree: Any, mesh: DeviceMesh | None) -> Any:
 
 def copy_to(tree: Any, mesh: DeviceMesh | None) -> Any:
     """Return parameters [A, ...] on a mesh, or without one on the first device; the arrays given are kept."""
-    return jax.device_put(tree, jax.devices()[0] if mesh is None else state_shardings(mesh, tree))
+    if mesh is not None:
+        return jax.device_put(tree, state_shardings(mesh, tree))
+    first = jax.devices()[0]
+
+    def move(x: Any) -> Any:  # those that are there stay uncommitted, for which programs are compiled already
+        return x if is_placed(x) and x.sharding.device_set == {first} else jax.device_put(x, first)
+
+    return jax.tree.map(move, tree)
 
 
 def place_agents(tree: Any, mesh: DeviceMesh | None) -> Any:
