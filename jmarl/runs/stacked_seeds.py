@@ -163,8 +163,11 @@ def sample_together(
     return completions_of
 
 
-def _put_caches(caches: Any, mesh: DeviceMesh | None) -> Any:
-    return jax.device_put(caches, jax.devices()[0] if mesh is None else sharding.shardings(mesh, GROUP_CACHE))
+def _put_caches(caches: Sequence[Any], mesh: DeviceMesh | None) -> Any:
+    """Place the cache of each stack as the sampler on this mesh returns it."""
+    if mesh is None:
+        return jax.device_put(caches, jax.devices()[0])
+    return tuple(jax.device_put(cache, sharding.shardings(mesh, sharding.by_hand(GROUP_CACHE))) for cache in caches)
 
 
 def join_requests(requests: Sequence[SampleRequest], mesh: DeviceMesh | None) -> SampleRequest | None:
