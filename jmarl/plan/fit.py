@@ -42,53 +42,52 @@ def meshes(team: Team, cfg: TrainConfig, num_devices: int) -> list[dict[str, Any
         return [{}]
     common = math.gcd(*(len(spec.members) for spec in team.stacks))
     agents = max(n for n in range(1, num_devices + 1) if common % n == 0 and num_devices % n == 0)
-    text = f"agent={agents},data={num_devices // agents}"
     if agents == num_devices:
-        return [{"mesh": text}, {"mesh": f"data={num_devices}"}]
+        return [{"mesh": f"agent={agents}"}, {"mesh": f"data={num_devices}"}]
+    text = f"agent={agents},data={num_devices // agents}" if agents > 1 else f"data={num_devices}"
     return [{"mesh": text, "strategy": "ddp"}, {"mesh": text, "strategy": "fsdp"}]
 
 
 def prove(
     team: Team, cfg: TrainConfig, gpu: Gpu, prompt_tokens: int, eval_items: int, num_devices: int = 1
 ) -> Iterator[tuple[dict[str, Any], Plan, bool]]:
-    """Yield settings, the plan with them and whether it fits, until one does or `MAX_PROOFS` of a mesh have been compiled.
+    """Yield settings, the plan with them and whether it fits, until one does or `MAX_PROOFS` for each mesh have been compiled.
 
-    The result of a run with them is the same but for rounding. Only where none fit, prompts are halved.
+    The result of a run with them is the same but for rounding. Only where no mesh fits, prompts are halved.
     """
-    for mesh in meshes(team, cfg, num_devices):
-        for settings, plan, fits in prove_on(team, cfg.replace(**mesh), gpu, prompt_tokens, eval_items, num_devices):
-            yield mesh | settings, plan, fits
-            if fits:
-                return
+    cfg = on_platform(cfg, "gpu").replace(remat="auto", micro_batches="auto")
+    prompts, tried, choices = cfg.episodes.num_prompts, 0, meshes(team, cfg, num_devices)
+    sizes = prompt_tokens, eval_items, num_devices
+    while prompts >= 1 and tried < MAX_PROOFS * len(choices):
+        smaller, before = {} if prompts == cfg.episodes.num_prompts else {"num_prompts": prompts}, tried
+        for mesh in choices:
+            for settings, plan, fits in prove_on(team, cfg.replace(**mesh, **smaller), gpu, *sizes):
+                tried += 1
+                yield mesh | settings | smaller, plan, fits
+                if fits:
+                    return
+        if tried == before:  # on no mesh the state alone fits
+            return
+        prompts //= 2
 
 
 def prove_on(
     team: Team, cfg: TrainConfig, gpu: Gpu, prompt_tokens: int, eval_items: int, num_devices: int
 ) -> Iterator[tuple[dict[str, Any], Plan, bool]]:
-    """Yield what `prove` yields, for one mesh."""
-    cfg = on_platform(cfg, "gpu").replace(remat="auto", micro_batches="auto")
-    count, prompts, room = 0, cfg.episodes.num_prompts, int(LARGEST_POOL * gpu.memory)
-    while prompts >= 1 and count < MAX_PROOFS:
-        smaller = {} if prompts == cfg.episodes.num_prompts else {"num_prompts": prompts}
-        part = cfg.replace(**smaller)
-        setup, shapes = shapes_of_run(team, part, compile_devices(gpu, num_devices), prompt_tokens)
-        state = sum(parts_of_state(shapes).values())
-        if state > room:
-            return
-        plans: list[Plan] = []
+    """Yield what `prove` yields, for one mesh and one number of prompts; nothing if the state alone does not fit."""
+    setup, shapes = shapes_of_run(team, cfg, compile_devices(gpu, num_devices), prompt_tokens)
+    state, room, plans = sum(parts_of_state(shapes).values()), int(LARGEST_POOL * gpu.memory), list[Plan]()
+    if state > room:
+        return
 
-        def peak_of(settings: dict[str, Any], part: TrainConfig = part, plans: list[Plan] = plans) -> int:
-            plans.append(make_plan(team, part.replace(**settings), gpu, prompt_tokens, eval_items, False, num_devices))
-            return plans[-1].peak.peak
+    def peak_of(settings: dict[str, Any]) -> int:
+        plans.append(make_plan(team, cfg.replace(**settings), gpu, prompt_tokens, eval_items, False, num_devices))
+        return plans[-1].peak.peak
 
-        work = work_of_rollouts(setup, shapes, widths_of(team, prompt_tokens))
-        options = all_options(work, part, [*dict.fromkeys([part.sampling.compute_dtype, "bfloat16"])])
-        for proof in proofs(candidates(work, options), state, room, peak_of, MAX_PROOFS - count):
-            count += 1
-            yield proof.settings | smaller, plans[-1], proof.fits
-            if proof.fits:
-                return
-        prompts //= 2
+    work = work_of_rollouts(setup, shapes, widths_of(team, prompt_tokens))
+    options = all_options(work, cfg, [*dict.fromkeys([cfg.sampling.compute_dtype, "bfloat16"])])
+    for proof in proofs(candidates(work, options), state, room, peak_of, MAX_PROOFS):
+        yield proof.settings, plans[-1], proof.fits
 
 
 def line_of(settings: dict[str, Any], plan: Plan, fits: bool) -> str:

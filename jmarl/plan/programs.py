@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
 from jmarl.algorithms import on_platform
@@ -99,7 +100,8 @@ def with_pending(setup: Setup, state: TeamState, prompt_tokens: int) -> TeamStat
     prompts = zero_prompts(setup.team, cfg.episodes.num_prompts, widths_of(setup.team, prompt_tokens))
     for spec, encoded in zip(setup.team.stacks, prompts, strict=True):
         shapes = jax.eval_shape(partial(empty_pending, encoded, group, spec.config, cfg.sampling, platform, spec.stops))
-        pending.append(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=leaf.sharding), shapes))
+        place = leaf.sharding if spec.mesh is None else NamedSharding(spec.mesh.mesh, P("agent"))
+        pending.append(jax.tree.map(lambda x, place=place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes))
     return state._replace(pending=tuple(pending))
 
 

@@ -38,7 +38,7 @@ VARIANTS = {  # name -> settings
     "adapters": dict(lora_rank=4, lora_dropout=0.1, kl_coef=0.1, num_prompts=3, learning_rate=3e-3),
     "own critics": dict(algorithm="ippo", kl_coef=0.1, kl_in="reward", advantage_scale="none", learning_rate=1e-3),
     "central critic": dict(algorithm="maac", learning_rate=1e-3),
-    "dynamic sampling": dict(learning_rate=(1e-2, 3e-3), update_order="alternating", dynamic_sampling=1),
+    "dynamic sampling": dict(learning_rate=(1e-2, 3e-3), update_order="alternating", dynamic_sampling=1, remat="none"),
     "rounds of preferences": dict(algorithm="madpo_iter", num_candidates=4, batch_size=2),
     "several seeds": dict(learning_rate=3e-3),
     "given pairs": dict(algorithm="dpo", batch_size=2, num_updates=3, learning_rate=1e-2, adam_eps=1e-4, progress=False),
