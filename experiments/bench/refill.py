@@ -71,25 +71,26 @@ class Refill:
 def schedule(cfg: Refill) -> None:
     """Let rows end after the lengths that follow from their keys, and nowhere else.
 
-    A random number of 1, which is never drawn, stands for the end; end tokens are not allowed before `cap`.
+    Random bits that are all 1 stand for the end; end tokens are not allowed before `cap`.
     """
-    plain_uniforms, plain_choose = choice.uniforms, choice.choose_for_rows
+    plain_bits, plain_choose, end = choice.random_bits, choice.choose_for_rows, np.uint32(2**32 - 1)
 
-    def uniforms(keys: Array, count: int) -> Array:
+    def random_bits(keys: Array, count: int) -> Array:
         normal = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, count)))(keys)
         length = jnp.exp(math.log(cfg.mean) - cfg.sigma**2 / 2 + cfg.sigma * normal)
-        return jnp.where(jnp.arange(count)[:, None] >= length - 1, 1.0, plain_uniforms(keys, count))
+        at_end = jnp.arange(count)[:, None] >= length - 1
+        return jnp.where(at_end[..., None], end, plain_bits(keys, count))
 
     def choose_for_rows(
-        logits: Array, u: Array, t: Array, seen: Any, stop: Array, settings: Sampling, allowed: Any
+        logits: Array, bits: Array, t: Array, seen: Any, stop: Array, settings: Sampling, allowed: Any
     ) -> tuple[Any, ...]:
-        token, *rest = plain_choose(logits, u, t, seen, stop, settings, allowed)
-        return jnp.where(u == 1, stop[..., 0].astype(token.dtype), token), *rest
+        token, *rest = plain_choose(logits, bits, t, seen, stop, settings, allowed)
+        return jnp.where(jnp.all(bits == end, -1), stop[..., 0].astype(token.dtype), token), *rest
 
     for module, name, function in (
         (sampler, "choose_for_rows", choose_for_rows),
         (slots, "choose_for_rows", choose_for_rows),
-        (sampler, "uniforms", uniforms),
+        (sampler, "random_bits", random_bits),
     ):
         setattr(module, name, function)
 

@@ -1,8 +1,12 @@
-"""Choose a token from the logits of a row, with one uniform number.
+"""Choose a token from the logits of a row, with 64 random bits.
 
 Logits are processed in the order of Hugging Face: repetition penalty, minimum length, temperature, top-k, top-p, min-p. A token
-is drawn with the inverse of the cumulative distribution. On a CPU this is twenty times faster than adding Gumbel noise to the
-whole vocabulary, and it needs no sort.
+is drawn with Gumbel noise: first a block of the vocabulary, then a token in it. This takes a few hundred random numbers instead
+of one per token of the vocabulary. They are hashed from the 64 bits in the decode loop, so they take no memory.
+
+Programs of another shape (batch size, slots, mesh) round logits differently. Another token is drawn only where the two best
+scores are within rounding: with SmolLM2-135M in float32 for one token in 250,000. The inverse of the cumulative sum over the
+vocabulary takes a single number, but its boundaries move by more than small probabilities: there it was one token in 450.
 
 Ids without a token (embeddings that only pad the vocabulary) are never drawn. Like top-p this truncates the distribution that
 is drawn from, and not the one that is trained: log-probabilities of the sampler, the learner, transformers and TRL stay equal,
@@ -13,21 +17,39 @@ what top-p removes.
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jmarl.config import Sampling
 from jmarl.models import platforms
 
-BLOCK = 256  # block size of the vocabulary for the cumulative sum in `lookup`
+BLOCK = 256  # block size of the vocabulary in `draw_index`
 TOP_K_BLOCK = 64  # block size of the vocabulary in `top_k`
 
 Choice = tuple[Int[Array, ""], Float[Array, ""], Float[Array, ""]]  # token, its log-probability, its truncated log-probability
 
 
-def uniforms(keys: Key[Array, " row"], count: int) -> Float[Array, "{count} row"]:
-    """Return the uniform numbers in [0, 1) with which rows choose their tokens. The keys are consumed."""
-    token_of_rows = jax.vmap(lambda key, t: jax.random.uniform(jax.random.fold_in(key, t)), (0, None))
+def random_bits(keys: Key[Array, " row"], count: int) -> UInt32[Array, "{count} row 2"]:
+    """Return the random bits with which rows choose their tokens. The keys are consumed."""
+    token_of_rows = jax.vmap(lambda key, t: jax.random.bits(jax.random.fold_in(key, t), (2,), jnp.uint32), (0, None))
     return jax.vmap(token_of_rows, (None, 0))(keys, jnp.arange(count))
+
+
+def exponentials(bits: UInt32[Array, " 2"], count: int) -> Float[Array, " {count}"]:
+    """Return independent numbers of the exponential distribution with mean 1, hashed from random bits and their indices.
+
+    A few operations on integers, which compilers fuse: random keys in a loop are slow on CPUs, see `sampler.make_draws`.
+    """
+    hashed = _mix(_mix(jnp.arange(count, dtype=jnp.uint32) + bits[0]) ^ bits[1])
+    # -log(1 - u) keeps the digits of small numbers, which decide. u is neither 0 nor 1.
+    u = jnp.minimum((hashed.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return -jnp.log1p(-u)
+
+
+def _mix(x: UInt32[Array, " number"]) -> UInt32[Array, " number"]:
+    """Return a bijective hash of integers (lowbias32 with the constants of github.com/skeeto/hash-prospector/issues/19)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x21F0AAAD)
+    x = (x ^ (x >> 15)) * jnp.uint32(0xD35A2D97)
+    return x ^ (x >> 15)
 
 
 def top_p_threshold(weights: Float[Array, " vocab"], top_p: float) -> Float[Array, ""]:
@@ -48,19 +70,18 @@ def top_p_threshold(weights: Float[Array, " vocab"], top_p: float) -> Float[Arra
     return lax.bitcast_convert_type(high, jnp.float32)
 
 
-def lookup(weights: Float[Array, " vocab"], u: Float[Array, ""]) -> Int[Array, ""]:
-    """Return the index at which the cumulative sum of non-negative weights exceeds u times their sum, u in [0, 1)."""
-    v = weights.shape[0]
-    blocks = jnp.pad(weights, (0, -v % BLOCK)).reshape(-1, BLOCK)
-    sums = blocks.sum(-1)
-    ends = jnp.cumsum(sums)
-    goal = u * ends[-1]
-    b = jnp.minimum(jnp.sum(ends <= goal), ends.shape[0] - 1)
-    inside = jnp.where(b > 0, ends[jnp.maximum(b - 1, 0)], 0) + jnp.cumsum(blocks[b])
-    i = jnp.minimum(b * BLOCK + jnp.sum(inside <= goal), v - 1)
-    # Rounding can give an index after the last positive weight. The largest weight of the heaviest block is always positive.
-    heaviest = jnp.argmax(sums)
-    return jnp.where(weights[i] > 0, i, heaviest * BLOCK + jnp.argmax(blocks[heaviest]))
+def draw_index(weights: Float[Array, " vocab"], bits: UInt32[Array, " 2"]) -> Int[Array, ""]:
+    """Return index i with probability w_i / sum_j w_j, for non-negative weights w.
+
+    With independent exponential numbers E, the largest w_i / E_i has this probability. Its logarithm is log w_i plus Gumbel
+    noise. So a block is drawn by the sum of its weights, and then an index in the block. Indices of weight 0 are never drawn.
+    """
+    size = min(BLOCK, weights.shape[0])
+    blocks = jnp.pad(weights, (0, -weights.shape[0] % size)).reshape(-1, size)
+    count = len(blocks)
+    noise = exponentials(bits, count + size)
+    b = jnp.argmax(blocks.sum(-1) / noise[:count])
+    return b * size + jnp.argmax(blocks[b] / noise[count:])
 
 
 def top_k(logits: Float[Array, " vocab"], k: int) -> tuple[Float[Array, " k"], Int[Array, " k"]]:
@@ -79,12 +100,12 @@ def top_k(logits: Float[Array, " vocab"], k: int) -> tuple[Float[Array, " k"], I
     return values, best[i // size] * size + i % size
 
 
-def draw(logits: Float[Array, " vocab"], u: Float[Array, ""], cfg: Sampling) -> tuple[Int[Array, ""], Float[Array, ""]]:
+def draw(logits: Float[Array, " vocab"], bits: UInt32[Array, " 2"], cfg: Sampling) -> tuple[Int[Array, ""], Float[Array, ""]]:
     """Draw a token from processed logits, truncated by top-k, top-p and min-p.
 
     Args:
         logits: logits divided by the temperature.
-        u: uniform number in [0, 1).
+        bits: random bits.
         cfg: the sampling settings.
 
     Returns:
@@ -105,13 +126,13 @@ def draw(logits: Float[Array, " vocab"], u: Float[Array, ""], cfg: Sampling) -> 
         if cfg.top_p < 1:
             keep &= weights >= platforms.top_p_threshold(top_p_threshold, weights, cfg.top_p)
     weights = jnp.where(keep, weights, 0)
-    i = lookup(weights, u)
+    i = draw_index(weights, bits)
     return (i if ids is None else ids[i]), jnp.log(weights[i] / weights.sum())
 
 
 def choose(
     logits: Float[Array, " vocab"],
-    u: Float[Array, ""],
+    bits: UInt32[Array, " 2"],
     t: Int[Array, ""],
     seen: Bool[Array, " vocab"] | None,
     stop: Int[Array, " stop"],
@@ -122,7 +143,7 @@ def choose(
 
     Args:
         logits: logits of the model.
-        u: uniform number in [0, 1).
+        bits: random bits of this token.
         t: index of the token in its completion.
         seen: ids in the prompt and the completion so far; None without a repetition penalty.
         stop: ids that end the row.
@@ -144,13 +165,13 @@ def choose(
     if allowed is not None:
         processed = jnp.where(allowed, processed, -jnp.inf)
     processed = processed if cfg.greedy else processed / cfg.temperature
-    token, truncated = draw(processed, u, cfg)
+    token, truncated = draw(processed, bits, cfg)
     return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
 
 
 def choose_for_rows(
     logits: Float[Array, "*rows vocab"],
-    u: Float[Array, "*rows"],
+    bits: UInt32[Array, "*rows 2"],
     t: Int[Array, "..."],
     seen: Bool[Array, "*rows vocab"] | None,
     stop: Int[Array, "*rows stop"],
@@ -158,9 +179,9 @@ def choose_for_rows(
     allowed: Bool[Array, " vocab"] | None = None,
 ) -> tuple[Int[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Return `choose` of each row. t: index of the token, in all rows or in each."""
-    shape = u.shape
+    shape = bits.shape[:-1]
     # All rows on one axis: XLA's top-k for CPUs supports one batch axis, and sorts the whole vocabulary for more.
-    logits, seen, stop = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (logits, seen, stop))
+    logits, bits, seen, stop = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (logits, bits, seen, stop))
     axes = (0, 0, 0 if t.ndim else None, 0, 0, None, None)
-    chosen = jax.vmap(choose, axes)(logits, u.reshape(-1), t.reshape(-1) if t.ndim else t, seen, stop, cfg, allowed)
+    chosen = jax.vmap(choose, axes)(logits, bits, t.reshape(-1) if t.ndim else t, seen, stop, cfg, allowed)
     return jax.tree.map(lambda x: x.reshape(shape), chosen)

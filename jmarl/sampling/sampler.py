@@ -25,7 +25,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.sharding import gather
 from jmarl.models.stack import is_shared, own_leaves
-from jmarl.sampling.choice import choose_for_rows, uniforms
+from jmarl.sampling.choice import choose_for_rows, random_bits
 from jmarl.sampling.slots import Decoder, Draws, Slots, fewer_slots, finish_in_fewer_slots, num_live
 from jmarl.types import Completions
 
@@ -106,8 +106,8 @@ def sample(
     def body(state: DecodeState) -> DecodeState:
         t, _, done, cache, seen, out = state
         logits, cache = decoder.decode(decoder.view, cache, state.token, t, None)
-        u = draws.uniforms[t].reshape(a, p, g)
-        token, logp, truncated = choose_for_rows(logits, u, t, seen, stop, sampling, draws.allowed)
+        bits = draws.bits[t].reshape(a, p, g, 2)
+        token, logp, truncated = choose_for_rows(logits, bits, t, seen, stop, sampling, draws.allowed)
         token = jnp.where(done, stop[..., 0], token)
         out = out._replace(
             tokens=out.tokens.at[..., t].set(token),
@@ -170,8 +170,8 @@ def make_draws(inputs: SampleInputs, sampling: Sampling) -> Draws:
     keys, stop = inputs.keys, stop_of_rows(inputs)
     rows = keys.shape[1] * keys.shape[2]
     # Computed before the loop: in the loop, XLA for CPUs would run random numbers and a scatter as loops, at every token.
-    drawn = uniforms(keys.reshape(-1), sampling.max_new_tokens).reshape(sampling.max_new_tokens, len(keys), -1)
-    return Draws(drawn, stop.reshape(len(keys), rows, -1), sampling, inputs.allowed)
+    bits = random_bits(keys.reshape(-1), sampling.max_new_tokens).reshape(sampling.max_new_tokens, len(keys), rows, 2)
+    return Draws(bits, stop.reshape(len(keys), rows, -1), sampling, inputs.allowed)
 
 
 def empty_completions(shape: tuple[int, ...], stop: Int[Array, "*agent_prompt stop"]) -> Completions:

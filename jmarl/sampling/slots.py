@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int, UInt32
 
 from jmarl.config import Sampling
 from jmarl.models import decoding
@@ -45,7 +45,7 @@ class Decoder(NamedTuple):
 class Draws(NamedTuple):
     """What the tokens of rows are drawn with."""
 
-    uniforms: Float[Array, "token agent row"]
+    bits: UInt32[Array, "token agent row 2"]
     stop: Int[Array, "agent row stop"]  # ids that end each row
     sampling: Sampling
     allowed: Bool[Array, " vocab"] | None  # ids that may be drawn; None: all
@@ -86,16 +86,16 @@ def fewer_slots(rows: int, new_tokens: int, prompts: int, width: int) -> tuple[i
 
 def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions, steps: int) -> tuple[Slots, Completions]:
     """Decode some tokens of the rows in all slots, and write them to `out`, whose arrays are [A, row, ...]."""
-    capacity, agents = len(draws.uniforms), jnp.arange(len(slots.row))[:, None]
+    capacity, agents = len(draws.bits), jnp.arange(len(slots.row))[:, None]
     layers = [(weights, prompts) for (weights, _), prompts in zip(decoder.view.layers, slots.prompts, strict=True)]
     view = decoder.view._replace(layers=layers, prefix_mask=slots.prompt_mask)
     places = slots.t + jnp.arange(steps)[:, None, None]
-    uniforms, stop = draws.uniforms[jnp.minimum(places, capacity - 1), agents, slots.row], draws.stop[agents, slots.row]
+    bits, stop = draws.bits[jnp.minimum(places, capacity - 1), agents, slots.row], draws.stop[agents, slots.row]
 
-    def add_token(slots: Slots, u: Array) -> tuple[Slots, tuple[Array, ...]]:
+    def add_token(slots: Slots, bits: Array) -> tuple[Slots, tuple[Array, ...]]:
         _, t, token, live, clock, cache, _, _, seen = slots
         logits, cache = decoder.decode(view, cache, token[..., None], t, clock)
-        chosen, logp, truncated = choose_for_rows(logits[:, :, 0], u, t, seen, stop, draws.sampling, draws.allowed)
+        chosen, logp, truncated = choose_for_rows(logits[:, :, 0], bits, t, seen, stop, draws.sampling, draws.allowed)
         if seen is not None:
             seen = jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True)))(seen, chosen)
         ended = live & jnp.any(chosen[..., None] == stop, -1)
@@ -109,7 +109,7 @@ def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions,
         )
         return following, (chosen, logp, truncated, live, ended)
 
-    moving, (chosen, logp, truncated, live, ended) = lax.scan(add_token, slots._replace(prompts=(), prompt_mask=()), uniforms)
+    moving, (chosen, logp, truncated, live, ended) = lax.scan(add_token, slots._replace(prompts=(), prompt_mask=()), bits)
     beyond = out.ended.shape[1]
     at = agents, jnp.where(live, slots.row, beyond), places  # tokens of rows that have ended are dropped
     out = out._replace(

@@ -135,11 +135,11 @@ def test_next_token_frequencies_match_transformers(settings):
     logits = 2.0 * jax.random.normal(jax.random.key(3), (vocab,))
     seen = jnp.zeros(vocab, bool).at[jnp.array(SEEN)].set(True) if settings.repetition_penalty != 1 else None
 
-    def choose(key):
-        return choice.choose(logits, jax.random.uniform(key), jnp.int32(1), seen, STOP, settings)
+    def choose(bits):
+        return choice.choose(logits, bits, jnp.int32(1), seen, STOP, settings)
 
-    keys = jax.random.split(jax.random.key(4), draws)
-    tokens, logp, truncated = jax.device_get(jax.jit(lambda k: jax.lax.map(choose, k, batch_size=2000))(keys))
+    bits = jax.random.bits(jax.random.key(4), (draws, 2))
+    tokens, logp, truncated = jax.device_get(jax.jit(lambda x: jax.lax.map(choose, x, batch_size=2000))(bits))
     expected = transformers_logits(logits, settings)
     np.testing.assert_allclose(truncated, expected[tokens], atol=2e-5)
     np.testing.assert_allclose(logp, jax.nn.log_softmax(logits / settings.temperature)[tokens], atol=2e-5)
@@ -157,21 +157,55 @@ def test_next_token_frequencies_match_transformers(settings):
 def test_tokens_of_a_row_are_independent():
     """The first two tokens of a row from a uniform distribution are equal with probability 1 / V."""
 
-    def choose_two(u):
-        return [choice.choose(jnp.zeros(320), u[t], jnp.int32(t), None, STOP, Sampling())[0] for t in (0, 1)]
+    def choose_two(bits):
+        return [choice.choose(jnp.zeros(320), bits[t], jnp.int32(t), None, STOP, Sampling())[0] for t in (0, 1)]
 
-    first, second = jax.vmap(choose_two)(choice.uniforms(jax.random.split(jax.random.key(9), 3200), 2).T)
+    first, second = jax.vmap(choose_two, 1)(choice.random_bits(jax.random.split(jax.random.key(9), 3200), 2))
     assert int((first == second).sum()) < 30  # 10 are expected
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
 
 
-def test_lookup_inverts_the_cumulative_sum():
-    """The index is i for u in [c_i, c_i+1), across block borders and zero weights, and up to the largest float below 1."""
+def draw_indices(weights, bits):
+    return np.asarray(jax.jit(jax.vmap(choice.draw_index, (None, 0)))(jnp.asarray(weights), bits))
+
+
+def test_an_index_is_drawn_in_proportion_to_its_weight():
+    """Across block borders, with blocks and indices of weight 0, and with weights of which the sum is not 1."""
+    from scipy import stats
+
     weights = np.zeros(700, np.float32)
     weights[[3, 255, 256, 600]] = [1, 2, 4, 1]
-    u = np.array([0, 0.124, 0.125, 0.374, 0.375, 0.5, 0.874, 0.875, np.nextafter(np.float32(1), 0)], np.float32)
-    indices = jax.vmap(choice.lookup, (None, 0))(jnp.asarray(weights), jnp.asarray(u))
-    assert indices.tolist() == [3, 3, 255, 255, 256, 256, 256, 600, 600]
+    counts = np.bincount(draw_indices(weights, jax.random.bits(jax.random.key(0), (40_000, 2))), minlength=700)
+    assert counts[weights == 0].sum() == 0
+    assert stats.chisquare(counts[weights > 0], 40_000 * weights[weights > 0] / 8).pvalue > 1e-3
+
+
+def test_rounding_of_logits_hardly_changes_tokens():
+    """Logits that differ by 1e-5 change one token in 100,000. A boundary of the cumulative sum would lie between one in 100."""
+    logits, noise = jax.random.normal(jax.random.key(0), (2, 16384))
+    bits = jax.random.bits(jax.random.key(1), (8192, 2))
+    x, y = (draw_indices(jnp.exp(2 * logits + d), bits) for d in (0, 1e-5 * noise))
+    assert (x != y).sum() <= 2 and len(set(x)) > 1000
+
+
+@pytest.mark.parametrize("bits", ["random", "counted", "one bit apart"])
+def test_noise_is_exponential_and_independent(bits):
+    """Chi-square tests of the numbers of all indices, and of pairs: neighbors, indices far apart, and one index of two tokens
+    whose bits are random, or follow each other, or differ in one bit of the second word."""
+    from scipy import stats
+
+    count, tokens = 448, 4096
+    plain = jax.random.bits(jax.random.key(0), (tokens, 2))
+    counted = jnp.stack([jnp.arange(tokens, dtype=jnp.uint32)] * 2, 1)
+    one_bit_apart = jnp.repeat(plain[::2], 2, 0) ^ jnp.tile(jnp.array([[0, 0], [0, 1]], jnp.uint32), (tokens // 2, 1))
+    words = {"random": plain, "counted": counted, "one bit apart": one_bit_apart}[bits]
+    noise = jax.jit(jax.vmap(functools.partial(choice.exponentials, count=count)))(words)
+    assert noise.min() > 0 and np.isfinite(noise).all()
+    bins = np.asarray(jnp.floor(-jnp.expm1(-noise) * 32)).astype(int).clip(0, 31)
+    assert stats.chisquare(np.bincount(bins.ravel(), minlength=32)).pvalue > 1e-4
+    pairs = [(bins[:, :-1], bins[:, 1:]), (bins[:, :224], bins[:, 224:]), (bins[::2], bins[1::2])]
+    for first, second in pairs:
+        assert stats.chisquare(np.bincount((first * 32 + second).ravel(), minlength=1024)).pvalue > 1e-4
 
 
 def test_top_p_threshold_equals_a_sort():
@@ -286,13 +320,15 @@ def test_ids_that_are_not_allowed_are_never_chosen(settings):
     logits = 3 * jax.random.normal(jax.random.key(0), (320,))
     seen, allowed = jnp.zeros(320, bool).at[jnp.array(SEEN)].set(True), jnp.argsort(jnp.argsort(logits)) < 250
     choose = functools.partial(choice.choose, stop=STOP, cfg=settings)
-    rows = jax.jit(jax.vmap(lambda logits, u, allowed: choose(logits, u, jnp.int32(1), seen, allowed=allowed), (None, 0, None)))
-    u = jnp.arange(200) / 200
-    token, logp, truncated = rows(logits, u, allowed)
+    rows = jax.jit(
+        jax.vmap(lambda logits, bits, allowed: choose(logits, bits, jnp.int32(1), seen, allowed=allowed), (None, 0, None))
+    )
+    bits = jax.random.bits(jax.random.key(1), (200, 2))
+    token, logp, truncated = rows(logits, bits, allowed)
     assert allowed[token].all() and not allowed[jnp.argmax(logits)]
     over_all = jax.nn.log_softmax(logits / (settings.temperature or 1))
     np.testing.assert_allclose(logp, over_all[token], atol=1e-5)
-    without = rows(jnp.where(allowed, logits, -1e9), u, jnp.ones(320, bool))
+    without = rows(jnp.where(allowed, logits, -1e9), bits, jnp.ones(320, bool))
     np.testing.assert_array_equal(token, without[0])
     np.testing.assert_allclose(truncated, without[2], atol=1e-5)
     if settings == Sampling():
