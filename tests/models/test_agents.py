@@ -1,5 +1,6 @@
 """Loading and saving weights does not change a model: parity with transformers."""
 
+import json
 import os
 from pathlib import Path
 
@@ -126,6 +127,29 @@ def test_sharded_files_hold_the_same_model(family, tiny_dir):
     sharded = tiny_dir(family, max_shard_size="40KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2 and not (sharded / "model.safetensors").exists()
     jax.tree.map(np.testing.assert_array_equal, weights.load_agent(sharded).params, weights.load_agent(tiny_dir(family)).params)
+
+
+def test_a_large_model_is_written_in_shards_that_transformers_loads(tiny_config, tiny_tokenizer, random_agent, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    agent = random_agent(tiny_config(tie_embeddings=False), tiny_tokenizer, 0)
+    older, whole = (tmp_path / "model", agent.config, jax.tree.map(np.zeros_like, agent.params)), tmp_path / "whole"
+    weights.save_pretrained(*older)
+    weights.save_pretrained(*older, max_shard_size="60KB")
+    weights.save_pretrained(tmp_path / "model", agent.config, agent.params, agent.tokenizer, max_shard_size="40KB")
+    weights.save_pretrained(whole, agent.config, agent.params)
+    expected = load_file(whole / "model.safetensors")
+    files = sorted((tmp_path / "model").glob("model*"))
+    index = json.loads(files.pop().read_text())
+    assert index["metadata"] == {"total_size": sum(x.nbytes for x in expected.values())}
+    assert [x.name for x in files] == sorted(set(index["weight_map"].values()))  # none of the older models is left
+    assert [x.name for x in files] == [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    assert all(x.stat().st_size < 45_000 or len(load_file(x)) == 1 for x in files) and len(files) > 3
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    assert {name: x.numpy().tobytes() for name, x in theirs.items()} == {name: x.tobytes() for name, x in expected.items()}
+    jax.tree.map(np.testing.assert_array_equal, weights.load_agent(tmp_path / "model").params, agent.params)
+    weights.save_pretrained(tmp_path / "model", agent.config, agent.params)
+    assert [x.name for x in (tmp_path / "model").glob("model*")] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

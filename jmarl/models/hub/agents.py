@@ -3,13 +3,11 @@
 Host world: numpy and files, no jax and no torch. Models are loaded into the decoder's layout (`jmarl.models.decoder`) in
 float32, and saved as directories that transformers and vLLM load. The tokenizer is read from ``tokenizer.json`` alone, which
 is complete; `AutoTokenizer` would import torch and may rebuild the tokenizer from its parts. Left out: pickled ``.bin``
-weights, tokenizers without a ``tokenizer.json``, sharded export. `jmarl.models.hub.hf_format` and `jmarl.models.hub.gguf`
-convert the formats; checkpoints of a run are written by Orbax.
+weights, tokenizers without a ``tokenizer.json``. `jmarl.models.hub.weight_files` reads and writes tensors,
+`jmarl.models.hub.hf_format` and `jmarl.models.hub.gguf` convert the formats; checkpoints of a run are written by Orbax.
 """
 
-import functools
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -21,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.hf_format import Tensor, config_from_hf, config_to_hf, params_from_tensors, tensors_from_params
+from jmarl.models.hub.hf_format import config_from_hf, config_to_hf, params_from_tensors, tensor_views
 from jmarl.models.hub.tokenize import stop_ids
+from jmarl.models.hub.weight_files import open_tensors, read_json, save_tensors, write_json
 
 __all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "save_pretrained"]
 
@@ -33,7 +32,6 @@ CACHE_FORMAT = 1  # raise it when the conversion changes, so that old caches are
 HUB_FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", "tokenizer*.json",
              "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*",
              "generation_config.json"]  # fmt: skip
-DTYPES = ("F32", "F16", "BF16")
 
 
 class Agent(NamedTuple):
@@ -93,7 +91,7 @@ def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelCo
     if not path.is_dir():
         path = _smollm2_directory() if name == SMOLLM2 else _download(name, None, [x for x in HUB_FILES if "model*" not in x])
     tokenizer = load_tokenizer(path) if (path / "tokenizer.json").is_file() else None
-    return config_from_hf(_read_json(path / "config.json")), tokenizer
+    return config_from_hf(read_json(path / "config.json")), tokenizer
 
 
 def check_readable(path: Path) -> None:
@@ -125,30 +123,30 @@ def save_pretrained(
     params: Any,
     tokenizer: Any = None,
     generation_config: Mapping[str, Any] | None = None,
+    max_shard_size: int | str = "5GB",
 ) -> None:
     """Write one agent as a Hugging Face directory: ``config.json``, ``model.safetensors`` (float32), tokenizer files,
     ``generation_config.json``.
 
     Args:
+      directory: weights of an older model in it are replaced.
       params: the decoder's parameters of one agent, of any array type.
       tokenizer: a transformers fast tokenizer; None writes none.
       generation_config: see `Agent`. All ids that end a completion are written to it and to ``config.json``.
+      max_shard_size: of a file with weights, in bytes or as "5GB". A larger model is written to several files,
+        ``model-00001-of-0000N.safetensors`` and so on, and ``model.safetensors.index.json``.
     """
-    from safetensors.numpy import save_file
-
     fields = dict(generation_config or {})
     if tokenizer is not None:
         check_vocabulary(config, tokenizer, os.fspath(directory))
         fields |= token_ids(tokenizer, fields)
-    hf, tensors = config_to_hf(config, fields), tensors_from_params(config, params)
+    hf, views = config_to_hf(config, fields), tensor_views(config, params)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "config.json", hf)
+    write_json(directory / "config.json", hf)
     if fields:
-        _write_json(directory / "generation_config.json", fields)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    # safetensors creates files that only their owner can read
-    shutil.copymode(directory / "config.json", directory / "model.safetensors")
+        write_json(directory / "generation_config.json", fields)
+    save_tensors(directory, views, max_shard_size, like=directory / "config.json")
     if tokenizer is not None:
         save_tokenizer(directory, tokenizer)
 
@@ -175,23 +173,19 @@ def save_tokenizer(directory: Path, tokenizer: Any) -> None:
             raise
         raise OSError(f"the tokenizer cannot be written to {directory}: {error}") from error
     path = directory / "tokenizer_config.json"
-    fields = _read_json(path) | {"tokenizer_class": "PreTrainedTokenizerFast"}  # transformers 4 does not know 5's class name
+    fields = read_json(path) | {"tokenizer_class": "PreTrainedTokenizerFast"}  # transformers 4 does not know 5's class name
     if isinstance(fields.get("extra_special_tokens"), list):  # 5's name; 4 expects a dict, and a list by the old name
         fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
-    _write_json(path, fields)
-
-
-def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    write_json(path, fields)
 
 
 def _load_directory(name: str, directory: Path) -> Agent:
-    fields = _read_json(directory / "config.json")
+    fields = read_json(directory / "config.json")
     config, tokenizer = config_from_hf(fields), load_tokenizer(directory)
     check_vocabulary(config, tokenizer, str(directory))
     path = directory / "generation_config.json"
-    generation = with_end_tokens(_read_json(path) if path.is_file() else {}, fields, tokenizer)
-    return Agent(name, config, params_from_tensors(config, _open_tensors(directory), str(directory)), tokenizer, generation)
+    generation = with_end_tokens(read_json(path) if path.is_file() else {}, fields, tokenizer)
+    return Agent(name, config, params_from_tensors(config, open_tensors(directory), str(directory)), tokenizer, generation)
 
 
 def with_end_tokens(generation_config: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
@@ -210,58 +204,6 @@ def _ids(fields: Mapping[str, Any]) -> list[int]:
     if any(isinstance(i, bool) or not isinstance(i, Integral) for i in ids):
         raise ValueError(f"eos_token_id={value!r:.80} of the model's files is not a number of a token or a list of them")
     return [i for i in ids if i >= 0]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        if (path.parent / "adapter_config.json").is_file():
-            what = "so it holds the adapters of a model: merge it into its model (peft: merge_and_unload, save_pretrained)"
-        else:
-            what = "so it is no Hugging Face model directory: give one with config.json and model.safetensors"
-        raise FileNotFoundError(f"{path.parent} has no {path.name}, {what}")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path} is not valid JSON: {e}") from e
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path} holds a {type(fields).__name__}, not the fields of a model: get the file again")
-    return fields
-
-
-def _open_tensors(directory: Path) -> dict[str, Tensor]:
-    """Return the tensors of a directory's safetensors files, memory-mapped; nothing is read yet."""
-    index = directory / "model.safetensors.index.json"
-    if (directory / "model.safetensors").is_file():
-        files = ["model.safetensors"]
-    elif index.is_file():
-        files = sorted(set(_read_json(index)["weight_map"].values()))
-    else:
-        names = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
-        raise FileNotFoundError(f"{directory} has neither model.safetensors nor {index.name}; it has {names}")
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        tensors |= _open_file(directory / file)
-    return tensors
-
-
-def _open_file(path: Path) -> dict[str, Tensor]:
-    import ml_dtypes  # noqa: F401  (adds bfloat16 to numpy)
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is named by the index of {path.parent} but is not there")
-    try:
-        file = safe_open(path, framework="numpy")
-    except SafetensorError as e:
-        size = path.stat().st_size
-        raise ValueError(f"{path} ({size} bytes) is not a complete safetensors file: {e}; get it again") from e
-    tensors = {}
-    for name in file.keys():  # noqa: SIM118 (not a dict)
-        header = file.get_slice(name)
-        if header.get_dtype() not in DTYPES:
-            raise ValueError(f"{path}: {name} is {header.get_dtype()}, jmarl reads {', '.join(DTYPES)}")
-        tensors[name] = Tensor(tuple(header.get_shape()), functools.partial(file.get_tensor, name), str(path))
-    return tensors
 
 
 def load_tokenizer(directory: Path) -> Any:

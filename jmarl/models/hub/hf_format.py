@@ -263,6 +263,12 @@ def read_finite(tensor: Tensor, name: str, where: str) -> np.ndarray:
 
 def tensors_from_params(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return one agent's parameters as Hugging Face tensors, float32 and contiguous. Inverts `params_from_tensors`."""
+    return {name: np.ascontiguousarray(view, np.float32) for name, view in tensor_views(cfg, params).items()}
+
+
+def tensor_views(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return one agent's parameters as Hugging Face tensors. Arrays on the host are not copied, apart from those of
+    query, key and value, whose rows lie apart."""
     leaves = {name: np.asarray(leaf) for name, leaf in _flatten(params)}
     shapes = param_shapes(cfg)
     check_names(leaves, shapes, "params")
@@ -272,11 +278,11 @@ def tensors_from_params(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str
                 f"params: {name} has shape {leaf.shape}, the config asks for {shapes[name]} "
                 "(of a stack of agents, export one agent at a time)"
             )
-    tensors, views = {}, _split_heads(cfg, leaves)
-    for name, slot in tensor_slots(cfg).items():
-        part = views[slot.leaf][slot.part].transpose(np.argsort(slot.axes))
-        tensors[name] = np.ascontiguousarray(part, np.float32).reshape(slot.shape)
-    return tensors
+    views = _split_heads(cfg, leaves)
+    return {
+        name: views[slot.leaf][slot.part].transpose(np.argsort(slot.axes)).reshape(slot.shape)
+        for name, slot in tensor_slots(cfg).items()
+    }
 
 
 def check_names(names: Iterable[str], expected_names: Iterable[str], where: str) -> None:
