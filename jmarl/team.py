@@ -23,11 +23,11 @@ from jaxtyping import Bool, Int
 from jmarl.config import Run
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import without_value_head
-from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
+from jmarl.models.hub.agents import Agent, open_agent, save_pretrained
 from jmarl.models.hub.peft import merge, save_adapter
 from jmarl.models.hub.tokenize import decode, stop_ids
 from jmarl.models.lora import describe, digest, model_of
-from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, place
+from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, place, state_shardings
 from jmarl.models.stack import share_params, stack_params, unstack
 from jmarl.types import StackState, TeamState
 
@@ -100,13 +100,15 @@ class Team:
     def load(cls, models: Sequence[str | Path], *, shared_weights: bool = False) -> Team:
         """Load a team from one name, directory, .gguf file or hub id per agent; equal models are read once.
 
+        Weights are read when they are needed, and then divided over devices at once (`hub.agents.open_agent`).
+
         shared_weights: all agents are roles of one set of parameters.
         """
         if isinstance(models, str | Path):
             raise TypeError(f"give one model per agent, such as [{str(models)!r}] * 2, got {models!r}")
         if any(not isinstance(model, str | Path) for model in models):
             raise TypeError("give names or directories of models; `Team.of` makes a team of loaded agents")
-        loaded = {str(model): load_agent(model) for model in models}
+        loaded = {str(model): open_agent(model) for model in models}
         return cls.of([loaded[str(model)] for model in models], shared_weights=shared_weights)
 
     @classmethod
@@ -262,12 +264,18 @@ def sort_into_stacks(agents: Sequence[Agent], shared_weights: bool = False) -> t
 
 
 def stack_agents(stacks: Sequence[StackSpec], agents: Sequence[Agent], lora: bool = False) -> list[Any]:
-    """Return the stacked parameters [A, ...] of each stack.
+    """Return the stacked parameters [A, ...] of each stack, on its devices.
 
     lora: agents of a stack share one copy of their parameters, which must be equal.
     """
-    params = [[agents[roles[0]].params for roles in spec.members] for spec in stacks]
-    return [share_params(trees) if lora else stack_params(trees) for trees in params]
+    stack = share_params if lora else stack_params
+    return [
+        stack(
+            [agents[roles[0]].params for roles in spec.members],
+            None if spec.mesh is None else partial(state_shardings, spec.mesh),
+        )
+        for spec in stacks
+    ]
 
 
 def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool = False) -> tuple[Team, list[Any]]:

@@ -166,6 +166,9 @@ def cast(directory: Path, dtype: str) -> None:
         mode = path.stat().st_mode
         save_file(tensors, path, metadata={"format": "pt"})
         path.chmod(mode)
+    if (index := directory / "model.safetensors.index.json").is_file():
+        total = json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]
+        set_field(index, "metadata", {"total_size": total * kind.itemsize // 4})
     if (directory / "config.json").is_file():
         set_field(directory / "config.json", "torch_dtype", dtype)
 

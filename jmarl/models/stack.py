@@ -17,18 +17,36 @@ from jaxtyping import Array
 
 from jmarl.types import Shared
 
+Part = tuple[tuple[int, int], ...]  # where each axis starts and ends
 
-def stack_params(agents: Sequence[Any]) -> Any:
-    """Stack the parameters of A agents to one float32 pytree [A, ...]; structures and shapes must be equal."""
+
+def stack_params(agents: Sequence[Any], shardings: Callable[[Any], Any] | None = None) -> Any:
+    """Stack the parameters of A agents to one float32 pytree [A, ...]; structures and shapes must be equal.
+
+    Leaves are placed one after the other, see `place_leaves`.
+
+    Args:
+      agents: arrays, or leaves that are read when they are needed (`hub.hf_format.StoredLeaf`).
+      shardings: from the shapes of the result to its shardings; None: the first device.
+    """
     first = jax.tree.structure(agents[0])
     for i, other in enumerate(agents):
         if jax.tree.structure(other) != first:
             raise ValueError(f"agent {i} has other parameters than agent 0: only one architecture fits a stack")
-    return jax.tree.map(lambda *xs: jnp.stack([jnp.asarray(x, jnp.float32) for x in xs]), *agents)
+
+    def place(path: Sequence[Any], *leaves: Any, sharding: Any = None) -> Array:
+        return place_leaves(leaves, in_layers(path), sharding)
+
+    if shardings is None:
+        return jax.tree_util.tree_map_with_path(place, *agents)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(agents), *x.shape), jnp.float32), agents[0])
+    return jax.tree_util.tree_map_with_path(lambda path, x, *xs: place(path, *xs, sharding=x), shardings(shapes), *agents)
 
 
-def share_params(agents: Sequence[Any]) -> Any:
-    """Return the equal parameters of A agents as one float32 pytree of `Shared` leaves. Raises ValueError if they differ."""
+def share_params(agents: Sequence[Any], shardings: Callable[[Any], Any] | None = None) -> Any:
+    """Return the equal parameters of A agents as one float32 pytree of `Shared` leaves. Raises ValueError if they differ.
+
+    Arguments as of `stack_params`."""
     for i, other in enumerate(agents[1:], 1):
         for (path, x), y in zip(jax.tree_util.tree_flatten_with_path(agents[0])[0], jax.tree.leaves(other), strict=True):
             if x is not y and not np.array_equal(x, y):
@@ -36,7 +54,62 @@ def share_params(agents: Sequence[Any]) -> Any:
                     f"agents 0 and {i} of a stack start from different weights ({jax.tree_util.keystr(path)}), and LoRA has "
                     "one base per stack: give them one model, or train all weights (lora_rank=0)"
                 )
-    return jax.tree.map(lambda x: Shared(jnp.asarray(x, jnp.float32)), agents[0])
+
+    def place(path: Sequence[Any], leaf: Any, sharding: Any = None) -> Shared:
+        return Shared(place_leaves([leaf], in_layers(path), None if sharding is None else sharding.value, shared=True))
+
+    if shardings is None:
+        return jax.tree_util.tree_map_with_path(place, agents[0])
+    shapes = jax.tree.map(lambda x: Shared(jax.ShapeDtypeStruct(x.shape, jnp.float32)), agents[0])
+    return jax.tree_util.tree_map_with_path(place, agents[0], shardings(shapes))
+
+
+def in_layers(path: Sequence[Any]) -> bool:
+    """Return whether the first axis of an agent's leaf is that of the layers, from its path in a pytree of parameters."""
+    return any(isinstance(k, jax.tree_util.DictKey) and k.key == "layers" for k in path[:-1])
+
+
+def place_leaves(leaves: Sequence[Any], in_layers: bool, sharding: Any = None, shared: bool = False) -> Array:
+    """Return the same leaf of A agents as one float32 array [A, ...] on devices.
+
+    On the host there are never more than this array, divided as the devices have it, and one layer: each layer is read once.
+
+    Args:
+      leaves: arrays, or leaves that are read when they are needed.
+      sharding: of the result; None: the first device.
+      shared: return the only leaf without the agent axis.
+    """
+    if any(isinstance(x, jax.Array) for x in leaves):  # on devices already, or traced
+        arrays = [jnp.asarray(x, jnp.float32) for x in leaves]
+        array = arrays[0] if shared else jnp.stack(arrays)
+        return array if sharding is None else jax.device_put(array, sharding)
+    shape, devices = (len(leaves), *leaves[0].shape), dict[Part, list[Any]]()
+    if sharding is None:
+        devices[tuple((0, n) for n in shape)] = [None]
+    else:
+        for device, index in sharding.addressable_devices_indices_map(shape[1:] if shared else shape).items():
+            index = (slice(None), *index) if shared else index
+            part = tuple(x.indices(n)[:2] for x, n in zip(index, shape, strict=True))
+            devices.setdefault(part, []).append(device)
+    parts, arrays = read_parts(leaves, in_layers, list(devices)), []
+    for part, owners in devices.items():
+        x = parts.pop(part)  # the memory is free when its devices have it
+        # Copied, because `device_put` on CPUs may use the memory of numpy, which programs cannot take when it is donated.
+        arrays += jax.block_until_ready([jnp.array(x[0] if shared else x, device=device) for device in owners])
+    return arrays[0] if sharding is None else jax.make_array_from_single_device_arrays(shape[shared:], sharding, arrays)
+
+
+def read_parts(leaves: Sequence[Any], in_layers: bool, parts: Sequence[Part]) -> dict[Part, np.ndarray]:
+    """Return parts of the array [A, ...] of A leaves, on the host. Layers are not divided."""
+    arrays = {part: np.empty([stop - start for start, stop in part], np.float32) for part in parts}
+    different = {id(x): x for x in leaves}
+    for n in range(leaves[0].shape[0]) if in_layers else [...]:
+        read = {key: np.asarray(x[n] if in_layers else x) for key, x in different.items()}
+        for part, array in arrays.items():
+            index = tuple(slice(start, stop) for start, stop in part[1 + in_layers :])
+            for a in range(*part[0]):
+                array[a - part[0][0], n] = read[id(leaves[a])][index]
+    return arrays
 
 
 def per_agent(f: Callable, mode: str) -> Callable:

@@ -77,7 +77,7 @@ def prepare(
         cfg, mesh_line = mesh_that_fits(team, cfg, policy_algorithm(cfg), jax.device_count(), room)
     task, data = checked_task(cfg, team, task, wandb_config)
     first_words(team, task, cfg)
-    setup, state = start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg)
+    setup, state = start(team, initial_params(on_mesh(team, cfg.run), params, cfg.lora.lora_rank > 0), cfg)
     mesh = setup.team.stacks[0].mesh
     for line in filter(None, (mesh_line, mesh and line_of_mesh(mesh, cfg)) if cfg.run.progress else ()):
         say(line)

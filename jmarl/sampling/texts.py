@@ -12,7 +12,7 @@ from jmarl.config import TrainConfig
 from jmarl.models.hub.tokenize import as_prompt
 from jmarl.randomness import EVAL, Randomness
 from jmarl.sampling.generate import SampleRequest, pad, sample_team, texts_of, tokenize_first_turn, tokens_of
-from jmarl.team import Team, initial_params, moved
+from jmarl.team import Team, initial_params, moved, on_mesh
 
 
 def generate(
@@ -46,7 +46,7 @@ def generate(
     asked = [[as_prompt(prompt) for prompt in row] for row in prompts]  # messages are now texts, None is still None
     encoded = pad(team, tokenize_first_turn(team, asked, settings, cfg.episodes))
     acts = np.array([[prompt is not None for prompt in row] for row in asked])
-    team, weights = moved(team, initial_params(team, params, lora=False), cfg.run)
+    team, weights = moved(team, initial_params(on_mesh(team, cfg.run), params, lora=False), cfg.run)
     request = SampleRequest(encoded, settings, randomness, 1, np.arange(count, dtype=np.uint32), acts=np.any(acts, 1))
     tokens = tokens_of(team, sample_team(team, weights, request), count)
     texts = texts_of(team, tokens, cfg.episodes.skip_special_tokens)

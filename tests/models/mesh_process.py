@@ -16,12 +16,12 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.evaluation.cross_play import cross_play
 from jmarl.models import sharding
-from jmarl.models.hub.agents import load_agent
+from jmarl.models.hub.agents import load_agent, open_agent
 from jmarl.preferences.pairs import Pair
 from jmarl.runs.prepare import start
 from jmarl.runs.rollouts import play_step, sampler_of
 from jmarl.sampling import slots
-from jmarl.team import Team, make_team
+from jmarl.team import Team, make_team, stack_agents
 
 MESHES = ("data=8", "agent=2,data=4", "agent=2,data=2,model=2")
 ITEMS = [{"prompt": text} for text in ("The answer is", "def add(first, second):", "apples and pears", "Two agents")]
@@ -122,8 +122,22 @@ def played(agents, mesh):
     return [evaluation.rollout.joint_returns[0], pairings.rewards]
 
 
+def divided_at_once(directories, mesh, lora):
+    """Whether weights that are read from files to a mesh equal those that are moved there, and lie like them."""
+    directories = [directories[0]] * 2 if lora else directories
+    devices = sharding.make_mesh(mesh)
+    at_once, moved = (
+        stack_agents(Team.of([load(path) for path in directories]).on(on).stacks, [load(path) for path in directories], lora)
+        for load, on in ((open_agent, devices), (load_agent, None))
+    )
+    pairs = list(zip(*map(jax.tree.leaves, (at_once, [sharding.place(stack, devices) for stack in moved])), strict=True))
+    equal = all((np.asarray(x) == np.asarray(y)).all() for x, y in pairs)
+    return equal and all(x.sharding == y.sharding and x.dtype == y.dtype for x, y in pairs)
+
+
 def main(directories):
-    agents, out = [load_agent(path) for path in directories], {"devices": jax.device_count(), "meshes": {}}
+    agents, out = [open_agent(path) for path in directories], {"devices": jax.device_count(), "meshes": {}}
+    out["divided"] = [divided_at_once(directories, mesh, lora) for mesh in MESHES for lora in (False, True)]
     for variant in VARIANTS:
         one, rewards = result_of(variant, agents, mesh="agent=1")
         for mesh in MESHES:

@@ -42,6 +42,12 @@ def test_training_on_a_mesh_equals_one_device(facts, variant, mesh):
 
 
 @pytest.mark.long
+def test_weights_are_divided_when_they_are_read(facts):
+    """They equal those that one device reads and then gives to the others, and lie like them; also a base of adapters."""
+    assert facts["divided"] == [True] * 2 * len(MESHES)
+
+
+@pytest.mark.long
 def test_rows_move_into_fewer_slots_on_each_device(facts):
     assert facts["long"] == [True] * len(MESHES)
 

@@ -98,7 +98,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
 
     The environment is made before models are read. generations: completions of each task."""
     from jmarl.runs.precompile import keep_programs
-    from jmarl.team import Team, on_mesh, place_params, stack_agents
+    from jmarl.team import Team, on_mesh, stack_agents
 
     find_own_modules()
     check_flags(args)
@@ -112,7 +112,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
     shared = source.experiment is not None and source.experiment.team.shared_weights
     keep_programs(to_stderr)
     team = on_mesh(Team.of(agents, shared_weights=shared), cfg.run)
-    params = place_params(team, stack_agents(team.stacks, team.agents))
+    params = stack_agents(team.stacks, team.agents)
     settings = {"model": source.text, "environment": name, "options": options, "tasks": args.tasks or args.split}
     settings |= sampling_settings(cfg)
     to_stderr(f"{source.text}: {', '.join(env.roles)} in {name}")

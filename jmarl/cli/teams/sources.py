@@ -42,7 +42,7 @@ class Source:
 
 def load_source(models: Sequence[str], base_models: Sequence[str] | None = None) -> Source:
     """Return the agents of `--model`. Raises FileNotFoundError or ValueError if there are none, with what is there instead."""
-    from jmarl.models.hub.agents import load_agent
+    from jmarl.models.hub.agents import open_agent
 
     paths = [Path(model).expanduser() for model in models]
     if len(models) == 1 and is_run(paths[0]):
@@ -56,7 +56,7 @@ def load_source(models: Sequence[str], base_models: Sequence[str] | None = None)
             raise ValueError(f"{model} holds several runs: give one of them, such as {below[0]}")
         if len(models) > 1 and (is_run(path) or (path / "agent_0").is_dir()):
             raise ValueError(f"with several models each is one agent, and {model} is a team: give it alone, or its agent_0")
-    loaded = {model: load_agent(model) for model in models}  # equal models are read once
+    loaded = {model: open_agent(model) for model in models}  # equal models are read once, when they are needed
     return Source([loaded[model] for model in models], ", ".join(models))
 
 
@@ -68,9 +68,9 @@ def is_run(path: Path) -> bool:
 def load_directory(path: Path) -> list[Agent]:
     """Return the agents in a directory of them."""
     from jmarl.evaluation.cross_play import agents_in
-    from jmarl.models.hub.agents import load_agent
+    from jmarl.models.hub.agents import open_agent
 
-    return [load_agent(agent) for agent in agents_in(path)]
+    return [open_agent(agent) for agent in agents_in(path)]
 
 
 def experiment_of(path: Path) -> ExperimentConfig | None:

