@@ -14,7 +14,7 @@ from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.files.run_directory import resolve_resume
-from jmarl.models.hub.agents import Agent, load_agent
+from jmarl.models.hub.agents import Agent, load_agent, open_agent
 from jmarl.preferences.pairs import Trajectory
 from jmarl.runs.checks import check_agents, check_settings
 from jmarl.runs.imitation import demonstrate, imitate
@@ -117,7 +117,7 @@ def train_config(options: Any, **settings: Any) -> TrainConfig:
 
 def load_team(model: str, num_agents: int, cfg: TrainConfig, shared_weights: bool = False) -> tuple[Team, list[Any]]:
     """Return a team whose agents all start from one model, and the parameters [A, ...] of its stacks."""
-    return make_team([load_agent(model)] * num_agents, shared_weights, lora=cfg.lora.lora_rank > 0)
+    return make_team([open_agent(model)] * num_agents, shared_weights, lora=cfg.lora.lora_rank > 0)
 
 
 def load_and_train(
@@ -128,8 +128,8 @@ def load_and_train(
     shared_weights: bool = False,
 ) -> TrainResult:
     """Train a team whose agents all start from `cfg.model`."""
-    team, params = load_team(cfg.model, cfg.num_agents, cfg, shared_weights)
-    return train(team, env, items, cfg, params=params, eval_items=held_out)
+    team = Team.load([cfg.model] * cfg.num_agents, shared_weights=shared_weights)
+    return train(team, env, items, cfg, eval_items=held_out)
 
 
 def imitate_and_train(

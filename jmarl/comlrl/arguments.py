@@ -12,7 +12,7 @@ import jax
 from jmarl.comlrl.config import TrainerConfig
 from jmarl.envs.reward_environment import Formatter, bind_formatter, default_formatter
 from jmarl.envs.rows import GIVE, Rows, read_rows
-from jmarl.models.hub.agents import Agent, load_agent
+from jmarl.models.hub.agents import Agent, open_agent
 from jmarl.models.hub.transformers_model import (
     TransformersModel,
     agent_from_transformers,
@@ -76,7 +76,7 @@ def same_source(first: Model, second: Model) -> bool:
 def _load(source: Any, tokenizer: Any, index: int) -> Agent:
     """Load one agent by its name, or take over a model of `transformers`. index: of the agent, for errors."""
     if isinstance(source, str | os.PathLike):
-        return load_agent(source)
+        return open_agent(source)
     if is_peft_model(source):
         raise TypeError(
             f"agent {index} is a {type(source).__name__}: give model.merge_and_unload(), and set lora_rank to train adapters"

@@ -26,16 +26,14 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.envs.vector import vectorize
 from jmarl.evaluation.zero_shot import CrossPlay, Texts
-from jmarl.models.hub.agents import Agent, load_agent, load_tokenizer
+from jmarl.models.hub.agents import Agent, load_tokenizer, open_agent
 from jmarl.models.hub.tokenize import decode, encode_prompts
 from jmarl.models.platforms import platform_of
-from jmarl.models.sharding import place
-from jmarl.models.stack import stack_params
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import joint_actions
 from jmarl.sampling.generate import RowIds, pad, tokens_of
 from jmarl.sampling.stack_program import SampleProgram, sample_stack
-from jmarl.team import StackSpec, Team, agents_by_model, on_mesh
+from jmarl.team import StackSpec, Team, agents_by_model, on_mesh, stack_agents
 
 MAX_PAIRINGS = 1024
 
@@ -118,6 +116,7 @@ def sample_texts(
     """
     settings, chat, group = cfg.eval_sampling(), cfg.episodes.chat_settings, cfg.run.eval_generations
     players = [player for agents in teams for player in players_of(agents)]
+    agents = [player.agent for player in players]
 
     def limits(player: Player) -> tuple[int, int]:
         return player.agent.config.max_positions, settings.max_new_tokens
@@ -131,7 +130,7 @@ def sample_texts(
     specs = [stack_of(players, i) for i in stacks]
     team, done = on_mesh(Team(tuple(specs)), cfg.run), []
     for spec, indices, encoded in zip(team.stacks, stacks, pad(team, rows), strict=True):
-        params = place(stack_params([players[i].agent.params for i in indices]), spec.mesh)
+        (params,) = stack_agents([spec], agents)
         numbers = np.array([[players[i].number] for i in indices])  # [A, 1]
         stack = np.array([players[i].stack for i in indices])
         keys = RowIds(cfg.run.seed, 0, EVAL, stack, numbers, np.arange(len(prompts[0])))
@@ -209,7 +208,7 @@ def load_runs(
     for name, agents in zip(names, runs, strict=True):
         for i, path in enumerate(agents):
             check_template(load_tokenizer(path), chat, i, name)
-    return names, [[load_agent(path) for path in agents] for agents in runs]
+    return names, [[open_agent(path) for path in agents] for agents in runs]
 
 
 def run_names(directories: Sequence[str | Path]) -> list[str]:

@@ -26,7 +26,15 @@ from jmarl.models.heads import values_of, with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.rows import on_rows
-from jmarl.models.sharding import DeviceMesh, model_on, on_devices, place_agents, state_specs
+from jmarl.models.sharding import (
+    DeviceMesh,
+    mesh_of_one_model,
+    model_on,
+    on_devices,
+    place_agents,
+    state_shardings,
+    state_specs,
+)
 from jmarl.models.stack import map_own, per_agent, share_params, stack_params, take_agents
 from jmarl.objectives.policy import batch_logprobs, kl_penalty
 from jmarl.sampling.scoring import hidden_states
@@ -66,12 +74,13 @@ def make_critics(team: Team, params: Sequence[Any], algorithm: Algorithm, seed: 
         return Critics((), settings), []
     if algorithm.row.critic == "central":
         first = team.stacks[0]
+        mesh = mesh_of_one_model(first.mesh)
         fields = first.generation_config if model is None else model.generation_config
         if model is None:
             config, tokenizer, weights = first.config, first.tokenizer, map_own(lambda x: take_agents(x, slice(1)), params[0])
         else:
-            config, tokenizer, weights = model.config, model.tokenizer, stacked_model(model, 1, algorithm, seed)
-        spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),), (), (fields,) * team.num_agents)
+            config, tokenizer, weights = model.config, model.tokenizer, stacked_model(model, 1, algorithm, seed, mesh)
+        spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),), (), (fields,) * team.num_agents, mesh=mesh)
         return Critics((spec,), settings), [with_value_head(map_own(jnp.copy, weights))]
     if model is None:
         return Critics(team.stacks, settings), [with_value_head(map_own(jnp.copy, p)) for p in params]
@@ -83,15 +92,16 @@ def make_critics(team: Team, params: Sequence[Any], algorithm: Algorithm, seed: 
                 "agent's tokens; a central one (maac, mappo) may be any model"
             )
         specs.append(dataclasses.replace(spec, config=model.config))
-        stacks.append(with_value_head(stacked_model(model, len(spec.members), algorithm, seed)))
+        stacks.append(with_value_head(stacked_model(model, len(spec.members), algorithm, seed, spec.mesh)))
     return Critics(tuple(specs), settings), stacks
 
 
-def stacked_model(model: Agent, count: int, algorithm: Algorithm, seed: int) -> Any:
+def stacked_model(model: Agent, count: int, algorithm: Algorithm, seed: int, mesh: DeviceMesh | None) -> Any:
     """Return parameters [A, ...] of `count` critics that start from a model; with LoRA new adapters over it."""
+    shardings = None if mesh is None else partial(state_shardings, mesh)
     if not algorithm.lora.lora_rank:
-        return stack_params([model.params] * count)
-    params = [share_params([model.params])]
+        return stack_params([model.params] * count, shardings)
+    params = [share_params([model.params], shardings)]
     return lora.init_models(params, [(model.config, count)], algorithm.lora, seed, lora.INIT_CRITICS)[0]
 
 

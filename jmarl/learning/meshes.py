@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from jmarl.algorithms import Algorithm, find_row
@@ -11,13 +10,15 @@ from jmarl.learning.choose import GIB, SHARE, Work, all_options, candidates
 from jmarl.models.config import ModelConfig
 from jmarl.models.lora import num_trained
 from jmarl.models.rows import divide
-from jmarl.models.sharding import DeviceMesh
+from jmarl.models.sharding import DeviceMesh, largest_agent_axis
 from jmarl.team import Team
 
 MOMENTS = {"adamw": 2, "lion": 1, "sgd": 1}  # arrays like the parameters that an optimizer keeps
 
 
-def mesh_that_fits(team: Team, cfg: TrainConfig, algorithm: Algorithm, num_devices: int, room: int) -> tuple[TrainConfig, str]:
+def mesh_that_fits(
+    team: Team, cfg: TrainConfig, algorithm: Algorithm, num_devices: int, room: int, num_runs: int = 1
+) -> tuple[TrainConfig, str]:
     """Return settings whose mesh, if it is auto, also divides rows and weights where whole agents do not fit, and a line that
     says so; else the settings unchanged and no line.
 
@@ -29,16 +30,16 @@ def mesh_that_fits(team: Team, cfg: TrainConfig, algorithm: Algorithm, num_devic
         algorithm: that the settings resolve to.
         num_devices: that are there.
         room: bytes that JAX takes on each.
+        num_runs: of this team that learn together.
     """
     counts = [len(spec.members) for spec in team.stacks]
-    common = math.gcd(*counts)
-    agents = max(n for n in range(1, num_devices + 1) if common % n == 0)
+    agents = largest_agent_axis(counts, num_devices)
     data = num_devices // agents
     noise_of_parts = cfg.lora.lora_dropout and cfg.optimizer.micro_batches not in (1, "auto")
     cannot = cfg.episodes.async_steps or cfg.run.strategy == "ddp" or noise_of_parts
     if cfg.run.mesh != "auto" or data == 1 or cannot:
         return cfg, ""
-    sizes = [(spec.config, count // agents) for spec, count in zip(team.stacks, counts, strict=True)]
+    sizes = [(spec.config, num_runs * count // agents) for spec, count in zip(team.stacks, counts, strict=True)]
     need = sum(bytes_of_state(model, algorithm) * own for model, own in sizes)
     need += max(bytes_of_programs(model, cfg, algorithm, own) for model, own in sizes)
     if need <= SHARE * room:

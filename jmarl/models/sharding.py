@@ -150,9 +150,14 @@ def mesh_for(
                     f"agent={mesh.shape['agent']}: use a divisor, such as agent={math.gcd(*agents)}"
                 )
         return mesh if mesh.size > 1 else None
-    common = math.gcd(*agents)
-    size = max(n for n in range(1, min(common, len(devices)) + 1) if common % n == 0)
+    size = largest_agent_axis(agents, len(devices))
     return make_mesh(f"agent={size}", strategy, devices) if size > 1 else None
+
+
+def largest_agent_axis(agents: Sequence[int], num_devices: int) -> int:
+    """Return over how many devices whole agents can be spread. agents: the number of each stack."""
+    common = math.gcd(*agents)
+    return max(n for n in range(1, min(common, num_devices) + 1) if common % n == 0)
 
 
 def mesh_of_one_model(mesh: DeviceMesh | None) -> DeviceMesh | None:

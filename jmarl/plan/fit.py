@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from jax.stages import Compiled, Lowered
 
-from jmarl.algorithms import on_platform
+from jmarl.algorithms import on_platform, resolve
 from jmarl.config import TrainConfig
 from jmarl.learning.choose import MAX_PROOFS, all_options, candidates, choose, is_open, proofs
+from jmarl.learning.meshes import mesh_that_fits
+from jmarl.models.sharding import largest_agent_axis
 from jmarl.plan.devices import GIB, Gpu, compile_devices, compile_for
 from jmarl.plan.plan import LARGEST_POOL, POOL, Plan, make_plan, parts_of_state
 from jmarl.plan.programs import shapes_of_run, widths_of
@@ -21,10 +22,12 @@ from jmarl.team import Team
 def choose_settings(
     team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int, num_devices: int = 1
 ) -> tuple[TrainConfig, str]:
-    """Return the settings without auto, as a run on these devices has them, and the line that it shows, if any."""
-    cfg = on_platform(cfg, "cpu" if gpu is None else "gpu")
+    """Return the settings without auto, as a run on these devices has them, and the lines that it shows, if any."""
+    cfg, mesh_line = on_platform(cfg, "cpu" if gpu is None else "gpu"), ""
+    if gpu is not None:
+        cfg, mesh_line = mesh_that_fits(team, cfg, resolve(cfg), num_devices, int(POOL * gpu.memory))
     if gpu is None or not is_open(cfg):
-        return cfg, ""
+        return cfg, mesh_line
     setup, state = shapes_of_run(team, cfg, compile_devices(gpu, num_devices), prompt_tokens)
     work, updates = longest_update(setup, state, widths_of(team, prompt_tokens))
     size, rooms = sum(parts_of_state(state).values()), [int(share * gpu.memory) for share in (POOL, LARGEST_POOL)]
@@ -33,16 +36,15 @@ def choose_settings(
         return compile_for(gpu, {"update": update})["update"]
 
     setup, line = choose(setup, work, size, rooms, updates, compile_update)
-    return setup.cfg, line
+    return setup.cfg, "\n".join(filter(None, (mesh_line, line)))
 
 
 def meshes(team: Team, cfg: TrainConfig, num_devices: int) -> list[dict[str, Any]]:
     """Return the settings of meshes to try, those that exchange least first: whole agents, then rows, then weights."""
     if num_devices == 1 or cfg.run.mesh != "auto":
         return [{}]
-    common = math.gcd(*(len(spec.members) for spec in team.stacks))
-    agents = max(n for n in range(1, num_devices + 1) if common % n == 0 and num_devices % n == 0)
-    if agents == num_devices:
+    agents = largest_agent_axis([len(spec.members) for spec in team.stacks], num_devices)
+    if agents > num_devices // 2:
         return [{"mesh": f"agent={agents}"}, {"mesh": f"data={num_devices}"}]
     text = f"agent={agents},data={num_devices // agents}" if agents > 1 else f"data={num_devices}"
     return [{"mesh": text, "strategy": "ddp"}, {"mesh": text, "strategy": "fsdp"}]

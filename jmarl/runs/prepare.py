@@ -28,13 +28,14 @@ from jmarl.learning.critics import make_critics
 from jmarl.learning.meshes import line_of_mesh, mesh_that_fits
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.per_agent import initial_state, settings_of_stack, with_adapters
-from jmarl.learning.setup import Setup, make_setup, mesh_of_critics
+from jmarl.learning.setup import Setup, make_setup
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import say
 from jmarl.models import lora, sharding
 from jmarl.models.heads import with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.peft import merge
+from jmarl.models.sharding import DeviceMesh
 from jmarl.models.stack import map_own, unstack
 from jmarl.preferences.data_source import add_reference, batch_size, data_source, encode_tokens, longest_batches
 from jmarl.preferences.encoding import AgentTokens, Examples
@@ -47,7 +48,7 @@ from jmarl.runs.checks import check_data, check_fit, check_run, check_team, envi
 from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update, updates_of
 from jmarl.runs.rollouts import rollout_source, with_empty_slots
 from jmarl.runs.run import Run, Task
-from jmarl.team import Team, initial_params, on_mesh, policies
+from jmarl.team import Team, initial_params, on_mesh, policies, sort_into_stacks, stack_agents
 from jmarl.types import Batches, TeamState
 
 
@@ -72,15 +73,11 @@ def prepare(
     """
     given = resolve_resume(cfg)
     cfg = resolve_auto(given)
-    mesh_line = ""
-    if (room := memory_pool()) is not None:
-        cfg, mesh_line = mesh_that_fits(team, cfg, policy_algorithm(cfg), jax.device_count(), room)
+    cfg = choose_mesh(team, cfg)
     task, data = checked_task(cfg, team, task, wandb_config)
-    first_words(team, task, cfg)
-    setup, state = start(team, initial_params(on_mesh(team, cfg.run), params, cfg.lora.lora_rank > 0), cfg)
-    mesh = setup.team.stacks[0].mesh
-    for line in filter(None, (mesh_line, mesh and line_of_mesh(mesh, cfg)) if cfg.run.progress else ()):
-        say(line)
+    team = on_mesh(team, cfg.run)
+    first_words(team, task, cfg, team.stacks[0].mesh)
+    setup, state = start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg)
     if cfg.episodes.async_steps:
         state = with_empty_slots(setup, state, task.items, task.env)
     if task.env is None:
@@ -114,6 +111,27 @@ def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | 
     return task._replace(env=env, items=items, held_out=held_out, overlap=overlap), data
 
 
+def choose_mesh(team: Team, cfg: TrainConfig, num_runs: int = 1) -> TrainConfig:
+    """Return settings for the devices that are here, see `mesh_that_fits`, and say what was chosen.
+
+    num_runs: of this team that learn together."""
+    if (room := memory_pool()) is None:  # a platform that does not say how much memory it has
+        return cfg
+    cfg, line = mesh_that_fits(team, cfg, policy_algorithm(cfg), jax.device_count(), room, num_runs)
+    if line and cfg.run.progress:
+        say(line)
+    return cfg
+
+
+def place_team(agents: Sequence[Agent], cfg: TrainConfig, shared_weights: bool = False) -> tuple[TrainConfig, Team, list[Any]]:
+    """Return the settings with their mesh, a team on it without agents, and the parameters [A, ...] of its stacks, for callers
+    that keep parameters between runs. Arguments as of `make_team`."""
+    team = Team(sort_into_stacks(agents, shared_weights))
+    cfg = choose_mesh(team, cfg)
+    team = on_mesh(team, cfg.run)
+    return cfg, team, stack_agents(team.stacks, agents, cfg.lora.lora_rank > 0)
+
+
 def start(team: Team, params: Sequence[Any], cfg: TrainConfig, devices: Sequence[Any] | None = None) -> tuple[Setup, TeamState]:
     """Return the setup of a run and its state at step 0, on the devices where it trains.
 
@@ -126,8 +144,6 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, devices: Sequence
     algorithm = dataclasses.replace(policy_algorithm(cfg), divides_rows=divides_rows)
     params = with_adapters(team, params, cfg)
     critics, critic_params = make_critics(team, params, algorithm, cfg.run.seed)
-    critic_mesh = mesh_of_critics(algorithm, mesh)
-    critics = critics._replace(specs=tuple(dataclasses.replace(spec, mesh=critic_mesh) for spec in critics.specs))
     if algorithm.has_value_head:
         params = [with_value_head(stack) for stack in params]
     if algorithm.row.margin == "score":  # params of an earlier fit have a head
@@ -136,10 +152,10 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, devices: Sequence
     learns = [stack.opt_state != () for stack in state.stacks] if own else [True]  # frozen agents have frozen critics
     critic_states = tuple(
         init_stack(
-            sharding.place(weights, critic_mesh),
+            sharding.place(weights, spec.mesh),
             settings_of_stack(critics.algorithm, cfg.run, spec.members, team.num_agents)[0],
             learns=critic_learns,
-            mesh=critic_mesh,
+            mesh=spec.mesh,
         )
         for spec, weights, critic_learns in zip(critics.specs, critic_params, learns, strict=False)
     )
@@ -261,12 +277,13 @@ def first_agent(team: Team, initial: Sequence[Any]) -> Agent:
 # --- the first words -----------------------------------------------------------------------------------------------------
 
 
-def first_words(team: Team, task: Task, cfg: TrainConfig) -> None:
-    """Show the first lines of a run, if it shows anything."""
+def first_words(team: Team, task: Task, cfg: TrainConfig, mesh: DeviceMesh | None) -> None:
+    """Show the first lines of a run, if it shows anything. mesh: of the run, or of all runs that learn together."""
     if task.env is None:
         lines = [line_of_run(team, cfg), line_of_data(task.items, task.held_out), task.overlap]
     else:
         lines = [task.overlap, line_of_run(team, cfg)]
+    lines += [line_of_mesh(mesh, cfg)] if mesh else []
     for line in filter(None, lines if cfg.run.progress else []):
         say(line)
 

@@ -57,7 +57,7 @@ from jmarl.rollout.turns import Rollout
 from jmarl.runs.checks import check_settings
 from jmarl.runs.loop import LoopResult, run_loop
 from jmarl.runs.precompile import Updates, longest_prompts, longest_update
-from jmarl.runs.prepare import checked_task, choose_updates, first_words, identity_of, start
+from jmarl.runs.prepare import checked_task, choose_mesh, choose_updates, first_words, identity_of, start
 from jmarl.runs.records import TrainResult
 from jmarl.runs.rollouts import check_valid, play_step, tasks_at
 from jmarl.runs.run import Run, Task
@@ -129,11 +129,11 @@ def prepare_seeds(
     """
     check_seeds(seeds, cfg)
     cfg = resolve_resume(cfg, seeds)
-    cfg = resolve_auto(cfg, cfg.for_seed(int(seeds[0])))
+    cfg = choose_mesh(team, resolve_auto(cfg, cfg.for_seed(int(seeds[0]))), len(seeds))
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
     task, data = checked_task(cfgs[0].replace(progress=cfg.run.progress), team, task, None)
-    first_words(team, task, cfg)
     mesh = sharding.mesh_for(cfg.run.mesh, [len(s.members) * len(cfgs) for s in team.stacks], cfg.run.strategy)
+    first_words(team, task, cfg, mesh)
     setup, states = start_seeds(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs)
     identity = identity_of(setup, states[0], task.env, data)
     runs = choose_for_all(Runs(setup._replace(cfg=cfg), cfgs, mesh), states[0], task)

@@ -17,8 +17,9 @@ from jmarl.preferences.data_source import encode, evaluate_on_data
 from jmarl.preferences.pairs import load_pairs
 from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.fit import fit
+from jmarl.runs.prepare import place_team
 from jmarl.runs.records import FitResult
-from jmarl.team import make_team, on_mesh, place_params, policies, save_team
+from jmarl.team import policies, save_team
 
 
 @trainer_config
@@ -85,9 +86,8 @@ class DPOTrainer:
         self.config = self.args.train_config(len(self.data))
         self.algorithm = check_fit(self.config, self.wandb_config)
         check_data(self.data, self.config)
-        self.team, params = make_team(load_agents(agents, model, size, tokenizer), lora=self.args.lora_rank > 0)
-        self.team = on_mesh(self.team, self.config.run)
-        self._params = place_params(self.team, params)
+        loaded = load_agents(agents, model, size, tokenizer)
+        self.config, self.team, self._params = place_team(loaded, self.config)
         self._result: FitResult | None = None
 
     @property

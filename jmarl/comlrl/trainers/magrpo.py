@@ -43,9 +43,10 @@ from jmarl.evaluation.evaluate import evaluate
 from jmarl.logs.terminal import say
 from jmarl.models.hub.agents import Agent
 from jmarl.runs.checks import check_agents, check_run, environment_of
+from jmarl.runs.prepare import place_team
 from jmarl.runs.records import TrainResult
 from jmarl.runs.train import train
-from jmarl.team import agents_of, make_team, on_mesh, place_params, policies, save_team
+from jmarl.team import agents_of, policies, save_team
 
 
 @trainer_config
@@ -167,7 +168,7 @@ class MAGRPOTrainer:
         for agent in loaded:
             add_special_tokens(agent.tokenizer, loading.special_tokens)
         self._names = [agent.name for agent in loaded]
-        team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
+        self.config, team, self._params = place_team(loaded, self.config)
         self.team = dataclasses.replace(team, **others)
         env: Any = TrainerEnvironment(
             self.reward,
@@ -178,8 +179,6 @@ class MAGRPOTrainer:
         )
         self.env = environment_of(self.team, env if roles is None else WithRoles(env, roles), self.config)
         check_run(self.items, self.config, self.wandb_config)
-        self.team = on_mesh(self.team, self.config.run)
-        self._params = place_params(self.team, self._params)
         self._run_config = self.config  # of the last run
         ignored = [*self.args.without_effect(), *loading.without_effect]
         ignored += ["dataset_type="] if dataset_type is not None else []

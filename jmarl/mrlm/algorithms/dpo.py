@@ -59,7 +59,7 @@ class DPOTrainer(Policies):
             self.data, self.eval_data = pairs, self._read(eval_dataset)[: self.experiment.training.eval_episodes]
         check_fit(self.config, self.wandb)
         check_data(self.data, self.config)
-        self._make_team(size, self.config)
+        self._make_team(size)
         # The reference is what training starts from, so an evaluation has to know it afterwards, too.
         self._encoded = encode(self.team, self.params, self.eval_data or self.data, resolve(self.config), self.config)
 

@@ -80,7 +80,7 @@ class SFTTrainer(Policies):
             parts = train, collect_solutions(self.env, "eval", held_out, seed, answers, self.min_reward) if held_out else []
         self.data, self.eval_data = ([self._with_system_prompt(trajectory) for trajectory in part] for part in parts)
         check_data(self.data, self.config)
-        self._make_team(1, self.config)
+        self._make_team(1)
 
     def _with_system_prompt(self, trajectory: TextTrajectory) -> TextTrajectory:
         system = self.policy_envs[0].system_prompt

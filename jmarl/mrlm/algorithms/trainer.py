@@ -34,9 +34,10 @@ from jmarl.mrlm.core.llm_environment import LLMEnvironment, check_device
 from jmarl.mrlm.core.system_prompts import WithSystemPrompts
 from jmarl.runs.checks import check_settings, check_team, environment_of
 from jmarl.runs.experiment import wandb_config
+from jmarl.runs.prepare import place_team
 from jmarl.runs.records import TrainResult
 from jmarl.runs.train import train
-from jmarl.team import agents_of, make_team, on_mesh, place_params, policies, save_team
+from jmarl.team import agents_of, policies, save_team
 from jmarl.types import TeamState
 
 NUM_TASKS, NUM_EPISODES = 1000, 20  # of training and of an evaluation
@@ -91,13 +92,12 @@ class Policies:
         self.min_reward, self.wandb = other.get("min_reward"), wandb_config(other)
         return config
 
-    def _make_team(self, num_roles: int, cfg: TrainConfig) -> None:
+    def _make_team(self, num_roles: int) -> None:
         """Make the team of the policies; one policy plays all roles."""
         agents = [policy.agent for policy in self.policy_envs]
         shared = len(agents) == 1 and num_roles > 1
-        self.team, params = make_team(agents * num_roles if shared else agents, shared, lora=cfg.lora.lora_rank > 0)
-        self.team = on_mesh(self.team, cfg.run)
-        self._params = place_params(self.team, params)
+        agents = agents * num_roles if shared else agents
+        self.config, self.team, self._params = place_team(agents, self.config, shared)
 
     @property
     def params(self) -> list[Any]:
@@ -163,7 +163,7 @@ class Trainer(Policies):
             self.config = self.config.replace(num_turns=turns, **({} if turns > 1 else {"branching": "tree"}))
         self.env = with_system_prompts(env, self.policy_envs, self.config)
         check_settings(self.config)
-        self._make_team(num_roles, self.config)
+        self._make_team(num_roles)
         check_team(self.team, self.config)
         environment_of(self.team, self.env, self.config)  # raises for an environment that does not fit
 
