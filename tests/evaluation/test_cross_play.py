@@ -24,10 +24,10 @@ from jmarl.team import agents_of, make_team, save_team
 from jmarl.types import TRACES
 
 ROOT = Path(__file__).resolve().parents[2]
-NEW, GROUP, SEED = 6, 3, 5
+NEW, GROUP, SEED = 6, 3, 12
 CONFIG = TrainConfig.of(
     max_new_tokens=NEW,
-    min_new_tokens=3,  # so that no two agents write the same
+    min_new_tokens=NEW,  # so that no two agents write the same
     eval_generations=GROUP,
     num_generations=GROUP,
     seed=SEED,
@@ -315,7 +315,7 @@ def test_runs_from_disk_are_played_as_in_memory(saved, runs):
 
 
 def test_directories_are_checked_before_models_are_read(saved, runs, monkeypatch, tmp_path):
-    monkeypatch.setattr(crossplay, "load_agent", None)
+    monkeypatch.setattr(crossplay, "open_agent", None)
     with pytest.raises(ValueError, match=r"/x is given more than once"):
         load_runs([*saved, saved[0] / "models" / ".."], chat=False)
     with pytest.raises(FileNotFoundError, match="nothing has no whole team.*it has none"):
