@@ -11,8 +11,9 @@ from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
 from jmarl.learning.meshes import line_of_mesh, mesh_that_fits
 from jmarl.models.sharding import make_mesh
-from jmarl.plan.devices import GIB
-from jmarl.plan.plan import describe_team
+from jmarl.plan.devices import GIB, GPUS
+from jmarl.plan.fit import choose_settings
+from jmarl.plan.plan import POOL, describe_team
 
 ROOM = int(0.75 * 79.1 * GIB)  # that JAX takes of an H100
 STEP: dict[str, Any] = dict(num_prompts=8, num_generations=8, max_new_tokens=512, compute_dtype="bfloat16")
@@ -44,6 +45,22 @@ def test_auto_divides_weights_where_whole_agents_do_not_fit(model: str, settings
     assert bool(line) == (text != settings.get("mesh", "auto"))
     if line:
         assert line.startswith(f"mesh=auto is {text}: with whole agents a device would need about ")
+
+
+def test_seeds_that_learn_together_need_more() -> None:
+    team = describe_team([("0.5B", MODELS["0.5B"], None)] * 2, False)
+    cfg = TrainConfig.of(**STEP)
+    meshes = [mesh_that_fits(team, cfg, resolve(cfg), 8, ROOM, seeds)[0].run.mesh for seeds in (1, 20)]
+    assert meshes == ["auto", "agent=2,data=4"]
+
+
+def test_a_plan_has_the_mesh_of_the_run() -> None:
+    """Nothing else is auto here, so nothing is compiled."""
+    team = describe_team([("7B", MODELS["7B"], None)] * 2, False)
+    cfg = TrainConfig.of(**STEP, remat="none", micro_batches=1)
+    planned, line = choose_settings(team, cfg, GPUS["h100"], 256, 8)
+    run, line_of_run = mesh_that_fits(team, cfg, resolve(cfg), 8, int(POOL * GPUS["h100"].memory))
+    assert (planned.run.mesh, line) == (run.run.mesh, line_of_run) and run.run.mesh == "agent=2,data=4"
 
 
 @pytest.mark.parametrize(

@@ -80,3 +80,22 @@ def test_shapes_are_those_of_kernels_in_memory() -> None:
     assert len(shapes) == 2 and largest(shapes, lambda kind, axes: kind == "f32" and len(axes) == 2) == 4000
     assert size_of("(f32[8,32]{1,0}, bf16[3], pred[])") == 1024 + 6 + 1
     assert parse(TEXT)[1] == "main"
+
+
+EXCHANGES = """HloModule exchanges
+
+ENTRY %main (w: bf16[2,16], g: f32[8,16], n: f32[4]) -> f32[4] {
+  %w = bf16[2,16]{1,0} parameter(0)
+  %g = f32[8,16]{1,0} parameter(1)
+  %n = f32[4]{0} parameter(2)
+  %start = (bf16[2,16]{1,0}, bf16[8,16]{1,0}) all-gather-start(%w), dimensions={0}
+  %whole = bf16[8,16]{1,0} all-gather-done(%start)
+  %part = f32[2,16]{1,0} reduce-scatter(%g), dimensions={0}, to_apply=%add
+  ROOT %sum = f32[4]{0} all-reduce(%n), to_apply=%add
+}
+"""
+
+
+def test_what_a_device_receives_from_others() -> None:
+    """Of 4 devices: three quarters of a gathered weight, what three others add to a gradient, a sum there and back."""
+    assert Program(EXCHANGES).cost().exchanged == 2 * (8 - 2) * 16 + 4 * (8 - 2) * 16 + 2 * 4 * 4
