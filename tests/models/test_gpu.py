@@ -129,7 +129,7 @@ def test_one_kernel_and_several_steps_sample_the_same(tiny_config, monkeypatch, 
     params = jax.vmap(functools.partial(init_params, cfg))(keys)
     prompts = jax.random.randint(jax.random.key(1), (agents, 3, 8), 3, 300)
     lengths = jnp.array([[8, 1, 5]] * agents)
-    rows = jax.random.split(jax.random.key(2), (agents, 3, 4))
+    rows = jax.random.split(jax.random.key(4), (agents, 3, 4))
     inputs = SampleInputs(prompts, lengths, rows, jnp.array([7, 11]))
     by_xla = platforms.merge_agents(lambda *arrays: gpu.attend_token(*arrays, implementation="xla"))
     monkeypatch.setattr(decoding, "attend_token", by_xla)

@@ -62,12 +62,14 @@ def answer(prompt, agent_completions, num_agents, prompt_history_per_agent, resp
     return [f"{prompt} {agent_completions[1 - i]}" for i in range(num_agents)]
 
 
-def play_pair(pair, reward, items=ITEMS[:1], group=2, transition=answer, settings=SETTINGS, formatters=None, **episodes):
+def play_pair(
+    pair, reward, items=ITEMS[:1], group=2, transition=answer, settings=SETTINGS, formatters=None, seed=0, **episodes
+):
     team, params = pair
     formatters = formatters or [lambda item: item["prompt"]] * team.num_agents
     env = RewardEnvironment(make_reward(reward, num_agents=team.num_agents), formatters, transition)
     sample = partial(sample_team, team, params)
-    return play(sample, team, items, env, settings, Episodes(**episodes), group, Randomness(seed=0, step=0))
+    return play(sample, team, items, env, settings, Episodes(**episodes), group, Randomness(seed, step=0))
 
 
 # --- returns -------------------------------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ def test_a_history_continues_from_cached_keys_and_values(brief, branching, chat)
     """
     episodes = dict(num_turns=3, history="append", branching=branching, chat=chat)
     settings = Sampling(max_new_tokens=4)
-    got = play_pair(brief, indices_of_any, transition=short, settings=settings, group=3, **episodes)
+    got = play_pair(brief, indices_of_any, transition=short, settings=settings, group=3, seed=3, **episodes)
     for turn in got.turns[:2]:
         assert {False, True} == set(np.asarray(turn.completions[0].ended & ~turn.completions[0].action_mask[..., -1]).ravel())
     (batch,) = jax.device_get(to_batches(brief[0], got))
