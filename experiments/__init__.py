@@ -6,14 +6,15 @@ with huge pages, a few percent. glibc reads the variable only when a process sta
 alone.
 
 JAX gets one virtual CPU device per core, so that agents are computed in parallel (see `jmarl.models.sharding`). If you have set
-JAX_NUM_CPU_DEVICES, it is left alone.
+JAX_NUM_CPU_DEVICES, it is left alone, and so it is in one of several processes, which share the cores.
 """
 
 import os
 import sys
 
 if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2].startswith("experiments."):  # not when a test or notebook imports it
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
+    if "WORLD_SIZE" not in os.environ:
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import jax
 
@@ -22,6 +22,8 @@ from jmarl.files.interrupt import EXIT_INTERRUPTED, Interrupted, ending_at_secon
 from jmarl.files.lock import DirectoryInUse
 from jmarl.files.run_directory import CannotGoOn, checkpoints_of
 from jmarl.logs.failed_update import NonFiniteError
+from jmarl.processes.ending import fail, has_joined
+from jmarl.processes.join import join_processes
 from jmarl.runs.records import FitResult, TrainResult
 from jmarl.sandbox import SandboxUnavailable
 
@@ -34,18 +36,23 @@ R = TypeVar("R", bound=TrainResult | FitResult | Sequence[TrainResult])
 def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], None]) -> None:
     """Run an experiment from the command line: read its flags, run it, show its result, and end with `exit_code`.
 
-    Wrong settings, and what this machine or directory does not allow, end the process with a message of one line.
+    Wrong settings, and what this machine or directory does not allow, end the process with a message of one line. Several
+    processes that torchrun or `jmarl launch` starts are one run; with --distributed auto or HOST:PORT those of Slurm, Open MPI
+    and Kubernetes are too.
     """
     prepare_streams()
     try:
-        cfg = parse_flags(settings)
+        distributed, arguments = distributed_flag(sys.argv[1:])
+        if not {"-h", "--help"} & {*arguments}:
+            join_processes(distributed)
+        cfg = parse_flags(settings, arguments)
     except (ValueError, TypeError, DirectoryInUse) as error:
-        raise SystemExit(f"error: {error}") from None
+        refuse(error)
     try:
         with ending_at_second_signal():
             result = run(cfg)
     except (CannotGoOn, CheckpointError, DirectoryInUse, NonFiniteError, SandboxUnavailable) as error:
-        raise SystemExit(f"error: {error}") from None
+        refuse(error)
     except Interrupted as reason:
         print(f"interrupted {reason}\n{resume_hint(cfg)}", flush=True)
         raise SystemExit(EXIT_INTERRUPTED if has_checkpoint(cfg) else EXIT_NOT_SAVED) from None
@@ -54,6 +61,29 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
     if results[0].interrupted:
         print(resume_hint(cfg), flush=True)
     raise SystemExit(exit_code(cfg, *results))
+
+
+def refuse(error: Exception) -> NoReturn:
+    """End the process with an error in one line, and with it the others of a run of several processes."""
+    text = f"error: {error}"
+    if has_joined():
+        print(text, file=sys.stderr, flush=True)
+        fail(text, 1)
+    raise SystemExit(text) from None
+
+
+def distributed_flag(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the value of --distributed, which is no setting of a run, and the other arguments."""
+    rest, value = list[str](), ""
+    words = iter(arguments)
+    for word in words:
+        if word == "--distributed":
+            value = next(words, "")
+        elif word.startswith("--distributed="):
+            value = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return value, rest
 
 
 def has_checkpoint(cfg: TrainConfig) -> bool:

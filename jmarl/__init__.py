@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.preferences.pairs import load_pairs as load_pairs
     from jmarl.preferences.pairs import load_trajectories as load_trajectories
     from jmarl.preferences.reward_model import load_reward_model as load_reward_model
+    from jmarl.processes.join import join_processes as join_processes
     from jmarl.runs.experiment import run_experiment as run_experiment
     from jmarl.runs.fit import fit as fit
     from jmarl.runs.records import TrainResult as TrainResult
@@ -75,6 +76,7 @@ _NAMES = {  # module -> the public names that it defines
     "evaluation.cross_play": "cross_play load_runs",
     "evaluation.evaluate": "evaluate",
     "sampling.texts": "generate",
+    "processes.join": "join_processes",
     "runs.experiment": "run_experiment",
     "runs.fit": "fit",
     "preferences.pairs": "load_pairs load_trajectories",

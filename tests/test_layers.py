@@ -28,6 +28,7 @@ ORDER = [
     "randomness",
     "memory",
     "hardware",
+    "processes",
     "rl",
     "algorithms",
     "models",
@@ -75,9 +76,10 @@ HOST = {
     "logs.diversity", "report",
     "files.manifest", "files.lock", "files.interrupt", "files.fingerprint",
     "files.run_files", "files.constants",
+    "processes.meeting", "processes.ending", "processes.launch", "processes.children", "processes.kept_output",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
-HOST_MAY_USE = HOST | {"randomness", "config", "models.config"}
+HOST_MAY_USE = HOST | {"randomness", "config", "models.config", "processes.place"}
 
 FLAX_USERS = {"models.config", "models.decoder", "models.decoding", "files.checkpoint"}
 NEVER = {"torch", "tensorflow", "experiments", "tests", "notebooks"}

@@ -38,6 +38,18 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
 
     point: settings of one run of a sweep, which override all others."""
     find_own_modules()
+    layers, sweep, names = read_layers(args)
+    for name, value in (point or {}).items():
+        layers.add_flag(name, value, "sweep:")
+    settings = all_settings(layers)
+    notes = choose_directory(settings, Path(names[0]).stem)
+    folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
+    cfg, more = complete(located(experiment_config(settings), folders, settings), settings)
+    return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more, settings)
+
+
+def read_layers(args: argparse.Namespace) -> tuple[MRLMLayers, dict[str, Any] | None, list[str]]:
+    """Return what files and flags say, the section sweep, and the names of the files."""
     layers, sweep = MRLMLayers(), None
     names = [name.strip() for name in args.config.split(",") if name.strip()]
     for name in names:
@@ -54,13 +66,7 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
         else:
             layers.add_flag(name, parse_value(value))
     layers.add(YamlFile(FLAGS, flags_of(args), {}))
-    for name, value in (point or {}).items():
-        layers.add_flag(name, value, "sweep:")
-    settings = all_settings(layers)
-    notes = choose_directory(settings, Path(names[0]).stem)
-    folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
-    cfg, more = complete(located(experiment_config(settings), folders, settings), settings)
-    return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more, settings)
+    return layers, sweep, names
 
 
 @contextlib.contextmanager

@@ -19,10 +19,12 @@ from typing import Any, NoReturn
 
 from jmarl.config.validation import did_you_mean
 from jmarl.files.lock import DirectoryInUse
+from jmarl.processes import ending
 
 COMMANDS: dict[str, str] = {
     "init": "write a small project to start from: settings, a reward with its test, data",
     "train": "train a team as a YAML file says",
+    "launch": "start a command as several processes on this host, and again when one fails",
     "eval": "play without learning: mean return, success rate, parts of the reward",
     "cross-play": "play all pairings of the agents of several runs: who works with whom",
     "collect": "play without learning, and write what was written as trajectories and pairs",
@@ -68,13 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        ending.fail("stopped by Ctrl+C", KILLED)
         return _fail("stopped", verbose, KILLED)
     except BrokenPipeError:  # such as `jmarl play | head`: nobody reads the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
         code = WRONG_INPUT if isinstance(error, USER_ERRORS) else FAILED
-        return _fail(sentence_of(error, verbose), verbose, code)
+        text = sentence_of(error, verbose)
+        _fail(text, verbose, code)
+        ending.fail(text, code)  # of one of several processes: the others end too
+        return code
 
 
 def sentence_of(error: Exception, verbose: bool) -> str:
@@ -111,7 +117,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = parser_for(arguments)
     if unknown := unknown_command(arguments):
         parser.error(f"there is no command {unknown!r}{did_you_mean(unknown, COMMANDS)}; choose {', '.join(COMMANDS)}")
-    check_flags(parser, arguments)
+    check_flags(parser, arguments[: arguments.index("--")] if "--" in arguments else arguments)
     args = parser.parse_args(arguments)
     return args.run(args)
 
@@ -123,10 +129,11 @@ def parser_for(arguments: Sequence[str]) -> Parser:
     text = "print what completes commands and flags in a shell: put it where the shell reads it"
     parser.add_argument("--print-completion", choices=SHELLS, help=text)
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", parser_class=Parser)
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments  # the rest is that of another process
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("-v", "--verbose", action="store_true", help=VERBOSE.get(name, "show the traceback of an error"))
-        if name in arguments:
+        if name in own:
             module = importlib.import_module(f"jmarl.cli.{name.replace('-', '_')}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)

@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where")
     where.add_argument("--output", metavar="DIR", help="directory of the run; default: runs/<experiment_name>")
     where.add_argument("--device", choices=("auto", "cpu", "gpu", "tpu"), help="platform; default: what JAX finds")
+    where.add_argument(
+        "--distributed",
+        default="",
+        metavar="auto|HOST:PORT",
+        help="join several processes into one run, found by Slurm, Open MPI, Kubernetes or torchrun (auto), or at process 0",
+    )
     how_to = parser.add_argument_group("how")
     how_to.add_argument(
         "--resume",
@@ -55,13 +61,21 @@ def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from jmarl.cli.configuration import naming_places, read_configuration, train
     from jmarl.logs.samples import SAMPLES
+    from jmarl.processes.join import joined_place
+    from jmarl.processes.place import check_processes
 
     SAMPLES.setLevel(logging.INFO if args.verbose else logging.WARNING)
     with warnings.catch_warnings(), contextlib.ExitStack() as places:
         warnings.showwarning = _one_line
         configuration = read_configuration(args)
         places.enter_context(naming_places(configuration.given))
-        choose_device(configuration.device)
+        choose_device(configuration.device, args.distributed)
+        if "processes" in configuration.given and not args.dry_run:
+            asked = configuration.given["processes"]
+            try:
+                check_processes(asked.value, joined_place())
+            except ValueError as error:
+                raise ValueError(f"{asked.place}: {error}") from None
         lines = list(configuration.notes)
         if configuration.experiment.train.run.mesh == "data=all":
             lines.append(devices_line())
@@ -84,15 +98,22 @@ def run(args: argparse.Namespace) -> int:
         return train(configuration.experiment)[0]
 
 
-def choose_device(name: str) -> None:
-    """Choose the platform of JAX. Raises ValueError if this machine does not have it."""
-    if name == "auto":
-        return
+def choose_device(name: str, distributed: str = "") -> None:
+    """Choose the platform of JAX, and join the processes of the run if there are several. Raises ValueError if this machine
+    does not have the platform.
+
+    distributed: as for `join_processes`."""
     import jax
 
-    if name not in ("cpu", "gpu", "tpu"):
+    from jmarl.processes.join import join_processes
+
+    if name not in ("auto", "cpu", "gpu", "tpu"):
         raise ValueError(f"device={name!r} is not allowed: choose auto, cpu, gpu or tpu")
-    jax.config.update("jax_platforms", {"gpu": "cuda"}.get(name, name))
+    if name != "auto":
+        jax.config.update("jax_platforms", {"gpu": "cuda"}.get(name, name))
+    join_processes(distributed)
+    if name == "auto":
+        return
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # jax asserts that the platform has a plugin
@@ -101,13 +122,14 @@ def choose_device(name: str) -> None:
 
 
 def devices_line() -> str:
-    """Return what `distributed` does with the devices of this process."""
+    """Return what `distributed` does with the devices."""
     import jax
 
     count = jax.device_count()
     if count == 1:
         return "distributed: there is one device, so nothing is spread over others"
-    return f"distributed: weights and batches are spread over {count} devices of this process"
+    where = "this process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
+    return f"distributed: weights and batches are spread over {count} devices of {where}"
 
 
 def _one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:

@@ -18,7 +18,7 @@ from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import Given, KeyPath, YamlFile, put
 
 TREES = ("options", "wandb", "chat_template_kwargs", "train_envs", "eval_envs", "environment")  # with content of any keys
-OUTSIDE = ("device",)  # settings of the command line alone
+OUTSIDE = ("device", "processes")  # settings of the command line alone, and what the processes are compared with
 
 
 class Layers:

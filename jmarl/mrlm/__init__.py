@@ -3,9 +3,9 @@
 Replace `mrlm` by `jmarl.mrlm` in imports. Each trainer fills a `TrainConfig` and calls `runs.train` or `runs.fit`. The
 room imports all rooms before it. Open `algorithms` first.
 
-Left out, since one trainer of several stacks does more: rollout buffers, and the loops of DDP and FSDP (devices of one process
-by `mesh`; processes come later). Serving environments over gRPC comes later too. `names` has the names that are elsewhere here
-or refused with a sentence. Settings that cannot act here are refused with the reason (`jmarl.mrlm.keys`).
+Left out, since one trainer of several stacks does more: rollout buffers, and the loops of DDP and FSDP (devices by `mesh`,
+processes by `jmarl launch` or torchrun). Serving environments over gRPC comes later. `names` has the names that are elsewhere
+here or refused with a sentence. Settings that cannot act here are refused with the reason (`jmarl.mrlm.keys`).
 """
 
 import importlib

@@ -31,6 +31,8 @@ from jmarl.mrlm.sections import OutputConfig as OutputConfig
 from jmarl.mrlm.sections import PPOConfig as PPOConfig
 from jmarl.mrlm.sections import SFTConfig as SFTConfig
 from jmarl.mrlm.sections import TrainingConfig as TrainingConfig
+from jmarl.processes.join import joined_place
+from jmarl.processes.place import check_processes
 
 __path__: list[str] = []  # its submodules are in names.ALIASES
 SET_BY_TRAINERS = {"algorithm", "frozen_agents"}
@@ -149,6 +151,7 @@ class ExperimentConfig:
         if values.get("save_every") and not values.get("output_dir"):
             values["output_dir"] = SAVED_IN
         values.pop("device", None)
+        check_processes(values.pop("processes", {}), joined_place())
         own = {"algorithm", *SECTION_OF}
         config = TrainConfig.of(**{name: x for name, x in values.items() if name in own})
         return Resolved(config, {name: x for name, x in values.items() if name not in own})

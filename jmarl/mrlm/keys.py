@@ -22,7 +22,7 @@ Entry = str | Rule | Refused | Ignored
 NO_CRITIC = Ignored("GRPO has no critic")
 SHARDED = Ignored("strategy=fsdp divides weights, gradients and moments over all devices of the mesh")
 COLLECT_EVERY = Ignored("trajectories are given, or written by solvers before training")
-ONE_PROCESS = Ignored("there is one process")
+LAUNCHED = Ignored("who starts the processes says it: jmarl launch, torchrun or srun")
 GENERATION: dict[str, Entry] = {
     "max_new_tokens": "max_new_tokens",
     "min_new_tokens": "min_new_tokens",
@@ -147,13 +147,13 @@ KEYS: dict[str, dict[str, Entry]] = {
         "strategy": rules.distributed,
         "num_gpus": rules.distributed,
         "num_nodes": rules.distributed,
-        "node_rank": rules.distributed,
+        "node_rank": LAUNCHED,
         "nnodes": rules.distributed,
         "nproc_per_node": rules.distributed,
         "world_size": rules.distributed,
         "backend": Ignored("the compiler chooses: NCCL between GPUs"),
-        "master_addr": ONE_PROCESS,
-        "master_port": ONE_PROCESS,
+        "master_addr": LAUNCHED,
+        "master_port": LAUNCHED,
         "gpu_ids": Refused("set the environment variable CUDA_VISIBLE_DEVICES"),
         "fsdp_sharding_strategy": SHARDED,
         "fsdp_cpu_offload": only(False, "weights are never moved to the host: set gradient_checkpointing, or use more devices"),

@@ -54,7 +54,8 @@ _LOSS = "losses are pure functions in jmarl.rl, which the trainers call"
 _JUDGE = "a judge is a function (transcript, rng) -> DebateVerdict, as in jmarl.envs.debate"
 
 LEFT_OUT_MODULES: dict[str, str] = {
-    "distributed": _LATER + "; choose GPUs by CUDA_VISIBLE_DEVICES, and see them by `jmarl info`",
+    "distributed": "jmarl launch or torchrun starts several processes, and jmarl.join_processes joins them; choose GPUs by "
+    "CUDA_VISIBLE_DEVICES, and see them by `jmarl info`",
     "server": _LATER,
     "client": _LATER,
     "protocols": _LATER,

@@ -322,19 +322,24 @@ def device(values: Values, kind: str) -> dict[str, Any]:
 
 
 def distributed(values: Values, kind: str) -> dict[str, Any]:
-    """Divide the rows of a batch over the devices of this process, if it has several, and with fsdp the weights too."""
-    for name, one in (("num_nodes", 1), ("node_rank", 0), ("nnodes", 1), ("nproc_per_node", 1), ("world_size", 1)):
-        if values.get(name, one) != one:
-            raise ValueError(f"{name}={values[name]!r}: {LATER}, which uses all devices of one machine (num_gpus)")
+    """Divide the rows of a batch over all devices, and with fsdp the weights too. `processes` is what the processes of the run
+    are compared with once they have joined: the section starts none."""
     if values.get("strategy", "ddp") not in ("ddp", "fsdp"):
         raise ValueError(f"strategy={values['strategy']!r} is not allowed: choose ddp or fsdp")
-    defaults = {"num_gpus": 1, "strategy": "ddp"}
+    counts = ("num_nodes", "nnodes", "nproc_per_node", "world_size")
+    for name in counts:
+        if not isinstance(values.get(name, 1), int) or values.get(name, 1) < 1:
+            raise ValueError(f"{name}={values[name]!r} is not allowed: give a number of at least 1")
+    defaults = {"num_gpus": 1, "strategy": "ddp"} | dict.fromkeys(counts, 1)
     given = [name for name, default in defaults.items() if values.get(name, default) != default]
     if given and "enabled" not in values:
         raise ValueError(f"{given[0]} has no effect without enabled: set distributed.enabled to true, or remove {given[0]}")
     if not values.get("enabled", False):
-        return {}
-    return {"mesh": f"data={values.get('num_gpus', 'all')}", "strategy": values.get("strategy", "ddp")}
+        return {"processes": {"enabled": False}} if "enabled" in values else {}
+    asked = {name: values[name] for name in counts if name in values}
+    nodes, gpus = asked.get("num_nodes", asked.get("nnodes", 1)), values.get("num_gpus", "all")
+    mesh = f"data={gpus if gpus == 'all' else gpus * nodes}"  # num_gpus are those of a node
+    return {"mesh": mesh, "strategy": values.get("strategy", "ddp")} | ({"processes": asked} if asked else {})
 
 
 def dataset(values: Values, kind: str) -> dict[str, Any]:

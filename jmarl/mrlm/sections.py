@@ -213,9 +213,11 @@ class DistributedConfig:
 
     enabled: bool | None = None
     strategy: str | None = None
-    """ddp or fsdp: weights and batches are spread over the devices of this process."""
+    """ddp or fsdp: batches are divided over all devices of all processes, and with fsdp weights too."""
     num_gpus: int | None = None
+    """Of a node; None: all."""
     num_nodes: int | None = None
+    """This and the next ones: what the processes that `jmarl launch` or torchrun starts are compared with."""
     node_rank: int | None = None
     nnodes: int | None = None
     nproc_per_node: int | None = None

@@ -40,7 +40,7 @@ def test_help_of_a_command_fits_a_screen(name, capsys):
 
 
 def test_unknown_names_get_the_nearest_known_one(capsys):
-    assert "there is no command 'evl'; did you mean 'eval'?; choose init, train, eval," in error_of(capsys, "evl")
+    assert "there is no command 'evl'; did you mean 'eval'?; choose init, train, launch, eval," in error_of(capsys, "evl")
     assert "jmarl eval: there is no flag --modle; did you mean '--model'?" in error_of(capsys, "eval", "--modle", "m0")
     assert "(choose from 'train', 'eval')" in error_of(capsys, "play", "--model", "m", "--split", "x")
     assert "jmarl configs: there is no flag --x; see jmarl configs" in error_of(capsys, "configs", "--x", "list")

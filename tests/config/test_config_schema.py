@@ -31,7 +31,14 @@ def settings(tree: dict[str, Any], flags: dict[str, Any] | None = None) -> dict[
     for name, value in (flags or {}).items():
         layers.add_flag(name, value)
     result = {name: given.value for name, given in layers.settings(lambda name: find_row(name).data).items()}
-    assert set(result) <= {*OWN, "algorithm", *SECTION_OF, *TOP_SETTINGS, "device"}  # no key sets what does not exist
+    assert set(result) <= {
+        *OWN,
+        "algorithm",
+        *SECTION_OF,
+        *TOP_SETTINGS,
+        "device",
+        "processes",
+    }  # no key sets what does not exist
     return result
 
 
@@ -93,8 +100,7 @@ def test_every_setting_is_read_by_something():
 # Keys that a rule reads: other keys that they need, and two values. Of keys with one allowed value: that one and another.
 ONE_VALUE = {
     "model_type": "seq2seq", "load_in_8bit": True, "load_in_4bit": True, "num_beams": 2, "num_return_sequences": 2,
-    "fsdp_cpu_offload": True, "num_nodes": 2, "node_rank": 1, "nnodes": 2,
-    "nproc_per_node": 2, "world_size": 2, "tokenizer_name_or_path": "other",
+    "fsdp_cpu_offload": True, "tokenizer_name_or_path": "other",
 }  # fmt: skip
 VALUES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "mini_batch_size": ({"batch_size": 8}, 4, 2),
@@ -127,6 +133,7 @@ VALUES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "enabled": ({}, True, False),
     "strategy": ({"enabled": True}, "ddp", "zero"),
     "num_gpus": ({"enabled": True}, 1, 2),
+    **dict.fromkeys(("num_nodes", "nnodes", "nproc_per_node", "world_size"), ({"enabled": True}, 2, 3)),
     "type": ({"path": "a.json"}, "json", "parquet"),
     "name": ({"path": "a/b"}, "c", "d"),
     "device": ({}, "cpu", "gpu"),

@@ -121,7 +121,7 @@ def test_other_texts_stay_texts():
             "line 19: lerning_rate: unknown key; did you mean '.*learning_rate'",
         ),
         ("distributed:\n", "ppo: {}\ndistributed:\n", "line 19: ppo is set twice, before in line 8"),
-        ("enabled: true", "num_nodes: 2", "num_nodes=2: environments and trainers in other processes"),
+        ("enabled: true", "enabled: true\n  world_size: 0", "world_size=0 is not allowed: give a number of at least 1"),
         ("distributed:\n", "x: [\ndistributed:\n", "a.yaml, line 21, column 10 is not YAML"),
         ("batch_size: 16", "mini_batch_size: 3\n  batch_size: 16", "3 episodes does not divide the 16"),
         ('torch_dtype: "bfloat16"', "load_in_4bit: true", "load_in_4bit can only be False: weights are not quantized"),

@@ -92,7 +92,11 @@ def test_a_group_of_a_wrong_size_is_an_error(key):
     [
         ("sft", dict(sft=SFTConfig(mode="both")), "mode='both' is not allowed: choose behavioral_cloning"),
         ("ppo", dict(training=TrainingConfig(use_bf16=True, use_fp16=True)), "two types"),
-        ("ppo", dict(distributed=DistributedConfig(num_nodes=2)), "num_nodes=2: .* everything runs in one process"),
+        (
+            "ppo",
+            dict(distributed=DistributedConfig(enabled=True, num_nodes=2)),
+            r"distributed.num_nodes=2, and here it is 1 \(1 processes\): start them by jmarl launch",
+        ),
         ("ppo", dict(model=ModelConfig(load_in_4bit=True)), "load_in_4bit can only be False: weights are not quantized"),
         (
             "ppo",

@@ -1,0 +1,140 @@
+"""Processes that join by JAX's runtime: real ones, which fail, are killed, or are on two hosts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jmarl.processes.launch import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+CHILD = str(Path(__file__).parent / "joined_process.py")
+OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID")
+ENV = {name: value for name, value in os.environ.items() if name not in OWN} | {
+    "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1",
+}  # fmt: skip
+PIPES = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def start(*arguments, host="127.0.0.1", prefixes=((), ()), **env):
+    """Start two processes without a launcher."""
+    place = env | {"WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": str(free_port())}
+    return [
+        subprocess.Popen([*prefix, sys.executable, CHILD, *arguments], env=ENV | place | {"RANK": str(rank)}, **PIPES)
+        for rank, prefix in enumerate(prefixes)
+    ]
+
+
+def wait_until_joined(process):
+    """Return the line of a process that says so."""
+    return next(line for line in iter(process.stdout.readline, "") if line.startswith("total "))
+
+
+def kill_and_wait(what, victim):
+    """Kill one of two processes. Returns what the other one wrote, its exit code, and the seconds until it ended."""
+    processes = start(what)
+    try:
+        for process in processes:
+            assert wait_until_joined(process) == "total 28.0 of 2 processes, 2 devices\n"
+        processes[victim].kill()
+        begin = time.monotonic()
+        output, _ = processes[1 - victim].communicate(timeout=60)
+        return output, processes[1 - victim].returncode, time.monotonic() - begin
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+def test_when_one_is_killed_the_other_ends_within_a_minute_with_a_reason():
+    output, code, seconds = kill_and_wait("wait", victim=1)  # it notices by the heartbeats alone
+    assert code == -signal.SIGABRT and 5 < seconds < 45
+    assert "The following tasks are unhealthy (stopped sending heartbeats):\n1\n" in output
+
+
+@pytest.mark.long
+def test_when_one_is_killed_in_an_exchange_the_other_says_that_it_has_ended():
+    output, code, seconds = kill_and_wait("exchange", victim=1)
+    assert code == 1 and seconds < 20
+    assert "(another process has ended, and its output says why)" in output.splitlines()[-1]
+
+
+def launched(*words, flags=()):
+    command = [sys.executable, "-m", "jmarl", "launch", "--nproc-per-node", "2", *flags, "--", *words]
+    return subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.long
+def test_an_error_on_rank_1_ends_all_with_its_rank_file_and_line(tmp_path):
+    done = launched(CHILD, "fail", "1", flags=("--log-dir", str(tmp_path)))
+    line = 1 + Path(CHILD).read_text().splitlines().index('    {}["no such city"]')
+    reason = f"failed: KeyError: 'no such city', in {CHILD}, line {line}"
+    (own,) = [text for text in done.stdout.splitlines() if text.startswith("[rank 0] jmarl: process 1 of 2 (host ")]
+    assert reason in own and own.endswith("ends too")
+    assert f"jmarl: process 1 failed first: it ended with exit code 1. Its last lines, of {tmp_path}/rank_1.txt:" in done.stderr
+    assert reason in done.stderr and done.returncode == 1
+
+
+@pytest.mark.long
+def test_process_0_gives_the_others_time_to_read_its_reason(tmp_path):
+    done = launched(CHILD, "fail", "0", flags=("--log-dir", str(tmp_path), "--devices-per-process", "2"))
+    assert "[rank 1] total 120.0 of 2 processes, 4 devices" in done.stdout
+    assert "jmarl: process 0 failed first: it ended with exit code 1." in done.stderr
+    assert "process 1 ended with exit code 76 after it" in done.stderr and done.returncode == 1
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("torchrun") is None, reason="torchrun is not installed")
+def test_the_processes_of_torchrun_join():
+    command = ["torchrun", "--nproc_per_node=2", "--master_port", str(free_port()), CHILD]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("total 28.0 of 2 processes, 2 devices") == 2, (done.stdout, done.stderr)  # lines may run together
+
+
+@pytest.mark.long
+def test_joining_ends_in_time_with_a_sentence_where_no_coordinator_is():
+    script = "import jmarl\njmarl.join_processes('auto', timeout=1.0)"
+    env = ENV | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1 and "RuntimeError: process 1 of 2 did not reach process 0 at 127.0.0.1:" in done.stderr
+
+
+@pytest.fixture
+def two_hosts():
+    """Commands in front of those of two hosts, network namespaces with a cable between them; and the address of the first."""
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("two network namespaces need root and the command ip")
+    names = [f"jmarl{os.getpid()}{end}" for end in "ab"]
+    commands = [f"netns add {names[0]}", f"netns add {names[1]}"]
+    commands += [f"link add cable netns {names[0]} type veth peer name cable netns {names[1]}"]
+    for i, name in enumerate(names):
+        commands += [
+            f"-n {name} addr add 10.77.42.{i + 1}/24 dev cable",
+            f"-n {name} link set cable up",
+            f"-n {name} link set lo up",
+        ]
+    try:
+        for command in commands:
+            done = subprocess.run(["ip", *command.split()], capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"two network namespaces cannot be made here: ip {command}: {done.stderr.strip()}")
+        yield [("ip", "netns", "exec", name) for name in names], "10.77.42.1"
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+@pytest.mark.long
+def test_processes_of_two_hosts_join_past_a_proxy_and_a_host_name_that_is_loopback(two_hosts):
+    prefixes, address = two_hosts  # the name of this machine is 127.0.0.1 or unknown there, and no proxy answers
+    processes = start(host=address, prefixes=prefixes, http_proxy="http://10.77.42.9:9", https_proxy="http://10.77.42.9:9")
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert all("total 28.0 of 2 processes, 2 devices\n" in output for output in outputs), outputs
