@@ -26,9 +26,10 @@ from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, open_agent, save_pretrained
 from jmarl.models.hub.peft import merge, save_adapter
 from jmarl.models.hub.tokenize import decode, stop_ids
-from jmarl.models.lora import describe, digest, model_of
+from jmarl.models.lora import AdapterKind, describe, digest, model_of
 from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, place, state_shardings
 from jmarl.models.stack import share_params, stack_params, unstack
+from jmarl.processes import exchange
 from jmarl.types import StackState, TeamState
 
 # Encoded to compare tokenizers: blanks, digits, cases, accents, letters of other scripts, an emoji, control characters.
@@ -358,31 +359,32 @@ MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates"
 def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
     """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …; params: of each stack, [A, ...].
 
-    With LoRA the adapters are merged into the weights, and also written for `peft` to `agent_0/adapter/`, … All agents are
-    written under temporary names first: if one cannot be written (a full disk), an error is raised and old files are unchanged.
-    Then files of an older model are replaced; other files in its directory stay.
+    With LoRA adapters are merged into the weights, and also written for `peft` to `agent_0/adapter/`, … All agents are written
+    under temporary names first, so that an error changes no old files. Only then those of an older model are replaced.
     """
     root, renames = Path(directory), list[tuple[Path, Path]]()  # temporary and final directory
+
+    def write(spec: StackSpec, roles: Sequence[int], model: Any, adapters: AdapterKind) -> None:
+        merged = merge(spec.config, model)
+        for agent in roles:
+            temporary = root / f"agent_{agent}.saving"
+            renames.append((temporary, root / f"agent_{agent}"))
+            shutil.rmtree(temporary, ignore_errors=True)  # left by a save that was killed
+            own = spec.of(agent)
+            save_pretrained(temporary, spec.config, merged, own.tokenizer, own.generation_config)
+            if adapters.rank:
+                save_adapter(temporary / "adapter", model, adapters.alpha)
+
     try:
         for spec, stack in zip(team.stacks, params, strict=True):
-            adapters = describe(stack)
-            for a, roles in enumerate(spec.members):
+            for a, roles in enumerate(spec.members):  # all processes give their part, and the first one writes
                 model = jax.device_get(unstack(stack, a))
-                merged = merge(spec.config, model)
-                for agent in roles:
-                    temporary = root / f"agent_{agent}.saving"
-                    renames.append((temporary, root / f"agent_{agent}"))
-                    shutil.rmtree(temporary, ignore_errors=True)  # left by a save that was killed
-                    own = spec.of(agent)
-                    save_pretrained(temporary, spec.config, merged, own.tokenizer, own.generation_config)
-                    if adapters.rank:
-                        save_adapter(temporary / "adapter", model, adapters.alpha)
+                exchange.from_first(partial(write, spec, roles, model, describe(stack)))
     except BaseException:
         for temporary, _ in renames:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    for temporary, final in renames:
-        _replace_directory(temporary, final)
+    exchange.from_first(lambda: [_replace_directory(*paths) for paths in renames])
 
 
 def _replace_directory(new: Path, final: Path) -> None:

@@ -49,7 +49,7 @@ AGENTS: list[Constraint] = [
 ]
 
 # team: its stacks and other models. divides_agents: whether the mesh divides the rows or weights of an agent; divides_rows: its
-# rows
+# rows; processes: of the run
 TEAM: list[Constraint] = [
     ("reward_model", lambda s: s.team.reward_model is None or s.row.learned,
      "the team has a reward model, but algorithm={s.algorithm!r} has none: it is for marlhf and marlhf_iter"),
@@ -58,6 +58,8 @@ TEAM: list[Constraint] = [
     ("async_steps", lambda s: not s.async_steps or not s.divides_agents,
      "async_steps=1 does not go with mesh={s.mesh!r}, which divides an agent: which rows begin early would follow from the "
      "slots of each device, and the tokens with them; spread whole agents (mesh=auto)"),
+    ("async_steps", lambda s: not s.async_steps or s.processes == 1,
+     "async_steps=1 needs one process, and this run has {s.processes}: set async_steps=0"),
     ("micro_batches", lambda s: not s.lora_dropout or not s.divides_rows or s.micro_batches in (1, "auto"),
      "micro_batches={s.micro_batches} with lora_dropout does not go with mesh={s.mesh!r}: the noise of each micro-batch is its "
      "own, and would be another than on one device; set micro_batches=1"),

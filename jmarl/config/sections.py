@@ -153,6 +153,8 @@ class Episodes(Section):
     Faster where lengths differ much. The loss then weights tokens by importance_cap (2 unless it is set). For one turn, on
     meshes that split only agents, without sample_parts and dynamic_sampling. The keys and values of completions under way stay
     in memory during updates, twice, and are part of checkpoints. 0: every completion is sampled with the newest parameters."""
+    rewards_divided: bool = False
+    """In several processes, call reward functions in each, with a share of the joint actions; False: in the first, with all."""
     overlap_rewards: bool = True
     """False: wait for the rewards of a part before the next is sampled, one after the other. The numbers are the same."""
 

@@ -15,6 +15,7 @@ from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.models.lora import model_of
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import pass_at_k
+from jmarl.rollout.chunks import divided
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Sampler, sample_team
@@ -76,6 +77,7 @@ def play_held_out(
 ) -> Rollout:
     """Play episodes on held-out items with the settings of evaluations; see `play` for `sample`, `evaluate` for `part`."""
     env = env.for_agents(team.num_agents) if isinstance(env, RewardEnvironment) else env
+    env = divided(env, cfg.episodes.rewards_divided)
     settings, episodes, randomness = cfg.eval_sampling(), cfg.eval_episodes(), Randomness(cfg.run.seed, part, EVAL)
     return play(sample, team, items, env, settings, episodes, cfg.run.eval_generations, randomness)
 

@@ -13,8 +13,9 @@ dict), and an error names the paths whose shapes differ from the state of the ru
   so it may read the directory of a running job.
 - Arrays are restored bit for bit, with the dtype and sharding of the leaf that they replace.
 
-Left out: several hosts, typed PRNG keys (store `jax.random.key_data`) and arrays without elements. `lock` ensures that a
-directory has only one writer.
+In several processes all call `save` and `restore`: each writes and reads its parts, and the first one all else. Left out: a
+directory that not all of them see, typed PRNG keys (store `jax.random.key_data`) and arrays without elements. `lock` ensures
+that a directory has only one writer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import shutil
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jmarl.files.manifest import find_damage, sync_directory, write_manifest
+from jmarl.processes import exchange
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +80,15 @@ class Checkpointer:
             if not self.directory.is_dir():
                 raise CheckpointError(f"checkpoint directory {self.directory} does not exist")
         else:
-            _require_writable(self.directory)
-            self._remove_leftovers()
+            exchange.from_first(self._prepare)
+
+    def _prepare(self) -> None:
+        _require_writable(self.directory)
+        self._remove_leftovers()
 
     def steps(self) -> list[int]:
         """Return the steps that are complete on disk, ascending. A running save is not listed."""
-        return saved_steps(self.directory)
+        return exchange.from_first(partial(saved_steps, self.directory))
 
     def latest_step(self) -> int | None:
         """Return the newest complete step, or None."""
@@ -100,13 +106,17 @@ class Checkpointer:
             raise CheckpointError(
                 f"step {step} is older than step {saved[-1]} in {self.directory}: set the newer steps aside first (set_aside)"
             )
-        arrays = _flatten(state)
+        arrays = {name: exchange.of_all(leaf) for name, leaf in _flatten(state).items()}
         spec = {name: _describe(leaf) for name, leaf in arrays.items()}
         content = {"format": FORMAT, "meta": _require_json(meta), "spec": spec}
         folder, began = self._folder(step, SAVING), time.monotonic()
-        try:
+
+        def begin() -> None:
             folder.mkdir()
             (folder / META).write_text(json.dumps(content), encoding="utf-8")
+
+        try:
+            exchange.from_first(begin)
             self._writer().save(folder / "state", arrays)
         except Exception as error:
             raise self._failed(step, error) from error
@@ -118,18 +128,20 @@ class Checkpointer:
         """In a thread: wait for the arrays, write the manifest, and rename the folder so that the step is listed."""
         try:
             self._writer().wait_until_finished()
-            write_manifest(folder)
-            folder.rename(self._folder(step))
-            sync_directory(self.directory)
+            if exchange.is_first():
+                write_manifest(folder)
+                folder.rename(self._folder(step))
+                sync_directory(self.directory)
         except Exception as error:
             self._error = self._failed(step, error)
         else:
-            self._delete_old()
+            if exchange.is_first():
+                self._delete_old()
         self.seconds = time.monotonic() - began
 
     def check(self) -> None:
         """Raise the `CheckpointError` of a background save that has failed, once. Does not wait."""
-        if self._thread is not None and not self._thread.is_alive():
+        if self._thread is not None and not exchange.any_of(self._thread.is_alive()):
             self.wait()
 
     def wait(self) -> None:
@@ -137,12 +149,18 @@ class Checkpointer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            errors = exchange.gather(partial(str, self._error or ""))
+            if self._error is None and (text := next(filter(None, errors), "")):
+                self._error = CheckpointError(text)
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def damage(self, step: int) -> str | None:
         """Return how the files of a step are damaged; None if they are intact. Reads all files, once per step."""
+        return exchange.from_first(partial(self._damage, step))
+
+    def _damage(self, step: int) -> str | None:
         if step not in self._intact:
             if (problem := find_damage(self._folder(step))) is not None:
                 return problem
@@ -171,10 +189,15 @@ class Checkpointer:
     def set_aside(self, step: int, reason: str) -> Path:
         """Rename the folder of a step to `STEP.REASON`, so that it is not listed any more. Returns its new path."""
         target = self._folder(step, f".{reason}")
-        if target.exists():
-            shutil.rmtree(target)
-        logger.warning("checkpoint step %d is now %s, which is not used and may be deleted", step, target)
-        return self._folder(step).rename(target)
+
+        def rename() -> None:
+            if target.exists():
+                shutil.rmtree(target)
+            logger.warning("checkpoint step %d is now %s, which is not used and may be deleted", step, target)
+            self._folder(step).rename(target)
+
+        exchange.from_first(rename)
+        return target
 
     def restore(
         self, state_like: Any, step: int | None = None, resized: str | None = None, unused: str | None = None
@@ -197,7 +220,7 @@ class Checkpointer:
             if unused and name.startswith(f"{unused}/"):
                 read[name] = jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
         _require_same(content["spec"], read, f"checkpoint step {step} in {self.directory}")
-        default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        default = exchange.sharding_of_small()
         targets = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(leaf) or default)
             for name, leaf in read.items()
@@ -256,7 +279,7 @@ class Checkpointer:
 
     def _delete_old(self) -> None:
         """Delete all but the newest steps. Folders are renamed first, so that a partially deleted one is not listed."""
-        for step in self.steps()[: -self.keep]:
+        for step in saved_steps(self.directory)[: -self.keep]:
             try:
                 shutil.rmtree(self._folder(step).rename(self._folder(step, DELETING)))
             except OSError as error:
@@ -279,7 +302,7 @@ class Checkpointer:
             raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {saved}")
         if (problem := self.damage(step)) is not None:
             raise self._unreadable(step, problem)
-        content = json.loads((self._folder(step) / META).read_text(encoding="utf-8"))
+        content = exchange.from_first(lambda: json.loads((self._folder(step) / META).read_text(encoding="utf-8")))
         if (version := content.get("format", 1)) != FORMAT:
             raise CheckpointError(
                 f"checkpoint step {step} in {self.directory} has format {version}, and this version of jmarl reads format "
@@ -291,16 +314,16 @@ class Checkpointer:
         """Remove the files of a failed save, and return its error."""
         with contextlib.suppress(Exception):  # closing repeats `error`, which is raised
             self._close_writer()
-        shutil.rmtree(self._folder(step, SAVING), ignore_errors=True)  # the next writer tries again
-        return CheckpointError(
-            f"step {step} was not saved in {self.directory} (newest complete step: {self.latest_step()}): {error}"
-        )
+        if exchange.is_first():
+            shutil.rmtree(self._folder(step, SAVING), ignore_errors=True)  # the next writer tries again
+        newest = max(saved_steps(self.directory), default=None)
+        return CheckpointError(f"step {step} was not saved in {self.directory} (newest complete step: {newest}): {error}")
 
     def _unreadable(self, step: int, error: Exception | str) -> CheckpointError:
         return CheckpointError(f"checkpoint step {step} in {self.directory} cannot be read: {error}. {self._others(step)}")
 
     def _others(self, step: int) -> str:
-        return f"Other steps there: {[s for s in self.steps() if s != step]}"
+        return f"Other steps there: {[s for s in saved_steps(self.directory) if s != step]}"
 
 
 def nbytes(state: Any) -> int:

@@ -21,6 +21,7 @@ from jmarl.files.run_files import CONFIG_FILE
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.metrics_writer import MetricsWriter
 from jmarl.logs.terminal import say
+from jmarl.processes import exchange
 from jmarl.team import base_digests, to_checkpoint
 from jmarl.types import StackState, TeamState
 
@@ -180,28 +181,33 @@ def open_run(
         step: the checkpoint to resume from; None: the newest intact one.
     """
     meta, savers, writer = {"config": flat(cfg), **identity}, [], None
+    owns_files = bool(cfg.run.output_dir) and exchange.is_first()
     note: Callable[[str], None] = logger.debug  # without a directory there is no log of the attempt
     with contextlib.ExitStack() as opened:
-        if cfg.run.output_dir:
-            opened.enter_context(locked(cfg.run.output_dir))
-            check_contents(cfg)  # again, because another process may have written before the lock was taken
         if cfg.run.saves or cfg.run.resume:
             meta["bases"] = base_digests(state)
-        if cfg.run.output_dir:
+
+        def enter() -> Callable[[str], None]:
+            opened.enter_context(locked(cfg.run.output_dir))
+            check_contents(cfg)  # again, because another process may have written before the lock was taken
             if not cfg.run.resume:
                 set_aside(cfg.run.output_dir)
-            note = opened.enter_context(attempt(cfg.run.output_dir, meta))
+            return opened.enter_context(attempt(cfg.run.output_dir, meta))
+
+        if owns_files:
+            note = enter()
+        exchange.wait_for_all()
         if cfg.run.resume:
             state, changes, meta["changes"] = resume(cfg, state, meta, step)
             if changes:
                 note(f"resumed with other settings: {'; '.join(changes)}")
         if cfg.run.saves:
             savers = [(opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit)), meta)]
-        if cfg.run.output_dir:
+        if owns_files:
             note(f"the first step is {int(state.step)}")
             hparams = meta["config"] | {"environment": meta.get("environment", {})}
             writer = opened.enter_context(open_writer(cfg, hparams, int(state.step), wandb_config))
-        elif cfg.run.progress:
+        elif cfg.run.progress and exchange.is_first():
             writer = opened.enter_context(open_writer(cfg, {}, int(state.step)))
         yield OpenRun(state, savers, writer)
 

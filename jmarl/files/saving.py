@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from jmarl.config import Run
 from jmarl.files.checkpoint import Checkpointer, CheckpointError, nbytes
 from jmarl.logs.terminal import say
+from jmarl.processes import exchange
 from jmarl.team import Team, policies, save_team, to_checkpoint
 from jmarl.types import TeamState
 
@@ -50,7 +51,11 @@ class Saves:
 
     def check_room(self, state: TeamState) -> None:
         """Warn if the disk has no room for two checkpoints."""
-        if self.savers and (free := self._free_bytes()) < 2 * (size := nbytes(to_checkpoint(self.to_save(state)))):
+        if (
+            self.savers
+            and exchange.is_first()
+            and (free := self._free_bytes()) < 2 * (size := nbytes(to_checkpoint(self.to_save(state))))
+        ):
             warnings.warn(
                 f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: two of them do not "
                 "fit. Training goes on; free some space, choose another directory, or make no checkpoints (save_every=0)",
@@ -63,6 +68,9 @@ class Saves:
             return bool(self.savers)
         if self.run.save_every:
             return self._disk_full or updates % self.run.save_every == 0
+        return exchange.from_first(self._time_is_over)
+
+    def _time_is_over(self) -> bool:
         longest = max(saver.seconds for saver, _ in self.savers)
         return time.monotonic() - self._last_time >= max(60 * self.run.save_minutes, MIN_INTERVAL * longest)
 
@@ -74,10 +82,10 @@ class Saves:
 
     def save(self, updates: int, state: TeamState) -> None:
         """Start to save the state after this number of updates, if the disk has room for it."""
-        if all(saver.latest_step() == updates for saver, _ in self.savers):
+        if all([saver.latest_step() == updates for saver, _ in self.savers]):
             return
         state = self.to_save(state)
-        if (free := self._free_bytes()) < (size := nbytes(to_checkpoint(state))):
+        if (free := exchange.from_first(self._free_bytes)) < (size := nbytes(to_checkpoint(state))):
             if not self._disk_full:
                 self._count(f"{self.run.output_dir} has {gib(free)} free, and it takes about {gib(size)}")
             self._disk_full = True  # the checkpoint stays due until there is room
@@ -92,7 +100,7 @@ class Saves:
         checkpoints are wanted."""
         for saver, _ in self.savers:
             self._try(saver.wait)
-        return self._last_error if any(saver.latest_step() != updates for saver, _ in self.savers) else ""
+        return self._last_error if any([saver.latest_step() != updates for saver, _ in self.savers]) else ""
 
     def save_at_failure(self, state: TeamState) -> None:
         """Save the newest state of a failing run, unless the failed update has consumed it."""
@@ -100,7 +108,7 @@ class Saves:
             return
         for saver, _ in self.savers:
             self._try(saver.wait)
-        saved = min((saver.latest_step() for saver, _ in self.savers), key=lambda step: -1 if step is None else step)
+        saved = min([saver.latest_step() for saver, _ in self.savers], key=lambda step: -1 if step is None else step)
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(to_checkpoint(self.to_save(state)))):
             since = "since the beginning" if saved is None else f"after update {saved}, the last checkpoint,"
             warnings.warn(f"everything learned {since} is lost: the failed update had consumed the weights", stacklevel=3)
@@ -135,7 +143,7 @@ def write_models(run: Run, team: Team, state: TeamState) -> str:
         return ""
     try:
         save_team(Path(run.output_dir) / "models", team, policies(state))
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, exchange.FailedProcess) as error:
         warnings.warn(
             f"the models in {run.output_dir}/models could not be written: {error}. Free some space and resume the run, "
             "which writes them again",

@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jmarl.evaluation.evaluate import Evaluation
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.step_log import QueuedStep, StepLog, update_metrics
 from jmarl.logs.terminal import LOSS_TAG
+from jmarl.models.stack import to_host
 from jmarl.rollout.experience import DataExperience
 from jmarl.team import to_agents
 from jmarl.types import TRACES
@@ -39,7 +39,7 @@ class DataLog(StepLog):
         super().add(step)
 
     def row(self, step: QueuedStep, seconds: float) -> dict[str, float]:
-        row = update_metrics(self.team, jax.device_get(step.metrics))
+        row = update_metrics(self.team, to_host(step.metrics))
         names = [f"agent_{n}/loss" for n in range(self.team.num_agents)]
         self.losses.append(float(np.mean([row[name] for name in names if name in row])))  # frozen agents have no loss
         return row | {LOSS_TAG: self.losses[-1], "tokens_per_s": step.experience.tokens / seconds}
@@ -50,7 +50,7 @@ class DataLog(StepLog):
             [spec.tokenizer.batch_decode(rows.reshape(-1, rows.shape[-1]))]
             for spec, rows in zip(self.team.agent_specs, tokens, strict=True)
         ]
-        return jax.device_get(experience), {"texts": texts}
+        return to_host(experience), {"texts": texts}
 
     def evaluation_row(self, result: dict[str, float] | Evaluation) -> dict[str, float]:
         if isinstance(result, Evaluation):  # preference rounds evaluate by playing

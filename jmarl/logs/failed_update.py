@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
+from jmarl.processes import exchange
 
 
 class NonFiniteError(RuntimeError):
@@ -73,7 +74,7 @@ class NonFiniteWatch:
             data, summary = record(experience)
             failed = FailedUpdate(step, cfg.run.seed, cfg.algorithm, data, self.reason)
             try:
-                path = write_failed_update(failed, summary, cfg.run.output_dir)
+                path = exchange.from_first(lambda: write_failed_update(failed, summary, cfg.run.output_dir))
                 note = f" Its experience is in {path}; --resume --replay-rollout {path} repeats that update alone."
             except Exception as error:  # a full disk, items that cannot be pickled: still report why the run stops
                 note = f" Its experience could not be written: {error!r}."

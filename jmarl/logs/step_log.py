@@ -16,6 +16,7 @@ from jmarl.config import TrainConfig
 from jmarl.logs.failed_update import NonFiniteWatch
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.metrics_writer import MetricsWriter
+from jmarl.processes import exchange
 from jmarl.team import Team
 from jmarl.types import TRACES
 
@@ -96,14 +97,14 @@ class StepLog:
     def evaluation(self, updates: int, result: Any, start: float) -> None:
         """Write an evaluation after a number of updates, unless the log of a resumed run has it. Its step is that of the last
         update. start: `time.monotonic()` before the evaluation, which does not count as training time."""
-        if self.writer is not None and not self.was_evaluated(updates):
+        if self.writer is not None and updates not in self.writer.evaluated:
             self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | self.evaluation_row(result))
             self.evaluation_texts(updates, result)
         self._started += time.monotonic() - start
 
     def was_evaluated(self, updates: int) -> bool:
         """Return whether the log of a resumed run has the evaluation after this number of updates."""
-        return self.writer is not None and updates in self.writer.evaluated
+        return exchange.from_first(lambda: self.writer is not None and updates in self.writer.evaluated)
 
     def sync(self) -> None:
         """Write all queued rows to the disk, so that no checkpoint is ahead of them after a power cut."""

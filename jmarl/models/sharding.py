@@ -37,6 +37,8 @@ from jaxtyping import Array
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import is_placed, is_shared
+from jmarl.processes import exchange
+from jmarl.processes.exchange import to_devices
 from jmarl.types import Shared
 
 AXES = ("agent", "data", "model")
@@ -92,15 +94,6 @@ class DeviceMesh:
         return P(*(name if name and n % self.shape[name] == 0 else None for name, n in zip(names, shape, strict=False)))
 
 
-def require_one_process() -> None:
-    """Raise RuntimeError in one of several processes of `jax.distributed`: rollouts, logs and checkpoints need all agents."""
-    if jax.process_count() > 1:
-        raise RuntimeError(
-            f"training runs in one process, and jax.distributed has joined {jax.process_count()}: start a single one, whose "
-            "devices `mesh` can all use"
-        )
-
-
 # --- meshes ------------------------------------------------------------------------------------------------------------
 
 
@@ -137,7 +130,8 @@ def mesh_for(
 ) -> DeviceMesh | None:
     """Return the mesh of the setting `mesh`; None for one device.
 
-    `auto` spreads agents over as many devices as divide the number of `agents` of each stack. For other text see `make_mesh`.
+    `auto` spreads agents over as many devices as divide the number of `agents` of each stack, and in several processes divides
+    rows and weights by the rest. For other text see `make_mesh`.
     Raises ValueError for a mesh whose agent axis does not divide them.
     """
     devices = jax.devices() if devices is None else devices
@@ -149,9 +143,22 @@ def mesh_for(
                     f"mesh={text!r} spreads whole agents, and {count} agents of one model cannot be divided by "
                     f"agent={mesh.shape['agent']}: use a divisor, such as agent={math.gcd(*agents)}"
                 )
+        if mesh.size < len(devices) and exchange.count() > 1:
+            raise ValueError(
+                f"mesh={text!r} has {mesh.size} devices, and the {exchange.count()} processes of this run have {len(devices)}: "
+                "a mesh of several processes has all their devices; set auto, or start fewer"
+            )
         return mesh if mesh.size > 1 else None
+    if exchange.count() > 1:
+        return make_mesh(mesh_of_processes(agents, len(devices)), strategy, devices)
     size = largest_agent_axis(agents, len(devices))
     return make_mesh(f"agent={size}", strategy, devices) if size > 1 else None
+
+
+def mesh_of_processes(agents: Sequence[int], num_devices: int) -> str:
+    """Return the mesh of the devices of several processes, of which each must be used: agents first, then rows and weights."""
+    size = next(n for n in range(min(math.gcd(*agents), num_devices), 0, -1) if math.gcd(*agents) % n == num_devices % n == 0)
+    return f"agent={size},data={num_devices // size}"
 
 
 def largest_agent_axis(agents: Sequence[int], num_devices: int) -> int:
@@ -291,8 +298,8 @@ def place(tree: Any, mesh: DeviceMesh | None) -> Any:
 
     def move(x: Any, sharding: Any) -> Any:
         if is_shared(x):
-            return Shared(jax.device_put(x.value, sharding.value))
-        new = jax.device_put(x, sharding)
+            return Shared(to_devices(x.value, sharding.value))
+        new = to_devices(x, sharding)
         # `donate` frees nothing if the devices differ (jax 0.10.2), so delete the old array here, but only if it was split:
         # otherwise the new array may use its memory.
         is_split = sharding.shard_shape(x.shape) != x.shape
@@ -306,8 +313,8 @@ def place(tree: Any, mesh: DeviceMesh | None) -> Any:
 def copy_to(tree: Any, mesh: DeviceMesh | None) -> Any:
     """Return parameters [A, ...] on a mesh, or without one on the first device; the arrays given are kept."""
     if mesh is not None:
-        return jax.device_put(tree, state_shardings(mesh, tree))
-    first = jax.devices()[0]
+        return to_devices(tree, state_shardings(mesh, tree))
+    first = jax.local_devices()[0]
 
     def move(x: Any) -> Any:  # those that are there stay uncommitted, for which programs are compiled already
         return x if is_placed(x) and x.sharding.device_set == {first} else jax.device_put(x, first)
@@ -317,7 +324,9 @@ def copy_to(tree: Any, mesh: DeviceMesh | None) -> Any:
 
 def place_agents(tree: Any, mesh: DeviceMesh | None) -> Any:
     """Place arrays [A, ...] on a mesh, divided by agents only; without one, on the first device."""
-    return jax.device_put(tree, jax.devices()[0] if mesh is None else NamedSharding(mesh.mesh, P("agent")))
+    if mesh is None:
+        return jax.device_put(tree, jax.local_devices()[0])
+    return to_devices(tree, NamedSharding(mesh.mesh, P("agent")))
 
 
 def shapes_on(tree: Any, mesh: DeviceMesh) -> Any:
@@ -328,7 +337,7 @@ def shapes_on(tree: Any, mesh: DeviceMesh) -> Any:
 
 def put(tree: Any, mesh: DeviceMesh | None) -> Any:
     """Place arrays on a mesh like `place`; without one, on the first device."""
-    return jax.device_put(tree, jax.devices()[0]) if mesh is None else place(tree, mesh)
+    return jax.device_put(tree, jax.local_devices()[0]) if mesh is None else place(tree, mesh)
 
 
 def constrain(state: Any, mesh: DeviceMesh | None) -> Any:

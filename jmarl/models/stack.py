@@ -6,6 +6,7 @@ A leaf of a stacked pytree is an array [A, ...] of the agents' own, or a `Shared
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array
 
+from jmarl.processes import exchange
 from jmarl.types import Shared
 
 Part = tuple[tuple[int, int], ...]  # where each axis starts and ends
@@ -82,7 +84,7 @@ def place_leaves(leaves: Sequence[Any], in_layers: bool, sharding: Any = None, s
     if any(isinstance(x, jax.Array) for x in leaves):  # on devices already, or traced
         arrays = [jnp.asarray(x, jnp.float32) for x in leaves]
         array = arrays[0] if shared else jnp.stack(arrays)
-        return array if sharding is None else jax.device_put(array, sharding)
+        return array if sharding is None else exchange.to_devices(array, sharding)
     shape, devices = (len(leaves), *leaves[0].shape), dict[Part, list[Any]]()
     if sharding is None:
         devices[tuple((0, n) for n in shape)] = [None]
@@ -192,17 +194,14 @@ def take_agents(x: Any, index: int | slice) -> Any:
 def unstack(tree: Any, agent: int) -> Any:
     """Return one agent's part of a stacked pytree, shared leaves included.
 
-    Arrays on several devices are copied to the host. Raises ValueError for arrays that lie in other processes, too.
+    Arrays on several devices are copied to the host, those of several processes to each of them.
     """
 
     def take(x: Any) -> Any:
         if not isinstance(x, jax.Array) or isinstance(x, Tracer) or len(x.sharding.device_set) == 1:
             return x[agent]
-        if not x.is_fully_addressable:  # the shards of other processes would stay unset
-            raise ValueError(
-                f"an array {list(x.shape)} is spread over {jax.process_count()} processes, and this one holds only a part "
-                "of it: gather it in every process first (jax.experimental.multihost_utils.process_allgather)"
-            )
+        if not x.is_fully_addressable:  # shards of other processes would stay unset
+            return exchange.to_host(_agent_of(x, agent))
         array = np.empty(x.shape[1:], x.dtype)
         for shard in x.addressable_shards:
             first, last, _ = shard.index[0].indices(len(x))
@@ -214,11 +213,17 @@ def unstack(tree: Any, agent: int) -> Any:
     return with_shared([take(x) for x in own])
 
 
+@partial(jax.jit, static_argnums=1)
+def _agent_of(x: Array, agent: int) -> Array:
+    """Return x[agent], divided as XLA likes."""
+    return x[agent]
+
+
 def array_library(arrays: Any) -> Any:
     """Return numpy for a pytree of arrays that are all on the host, jax.numpy for others."""
     return np if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(arrays)) else jnp
 
 
 def to_host(arrays: Any) -> Any:
-    """Copy a pytree of arrays to the host; a no-op if all are there already."""
-    return arrays if array_library(arrays) is np else jax.device_get(arrays)
+    """Copy a pytree of arrays to the host, whole to that of each process; a no-op if all are there already."""
+    return arrays if array_library(arrays) is np else exchange.to_host(arrays)

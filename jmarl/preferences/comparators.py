@@ -24,6 +24,7 @@ from jmarl.logs.goodput import timed_sampler
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, encode_answer
 from jmarl.models.lora import join, split
+from jmarl.models.stack import to_host
 from jmarl.preferences.encoding import chat_for, end_token
 from jmarl.randomness import COMPARE, PROPOSE, Randomness
 from jmarl.rollout.play import play
@@ -104,7 +105,7 @@ class History:
 
     def remember(self, round_: int, params: Sequence[Any]) -> None:
         """Store the policy with which a round begins, in place of an earlier one of this round, and remove old ones."""
-        leaves = jax.tree.leaves(jax.device_get([split(stack)[1] for stack in params]))
+        leaves = jax.tree.leaves(to_host([split(stack)[1] for stack in params]))
         if self.folder is None:
             self.past = {r: policy for r, policy in self.past.items() if r >= round_ - self.lag} | {round_: leaves}
             return
@@ -182,7 +183,7 @@ class Comparator:
         if self.kind != "model":
             return candidates_of(self.team, rollout, self.cfg)
         turn = rollout.turns[0]
-        ended = to_agents(self.writers, [jax.device_get(done.ended) for done in turn.completions])
+        ended = to_agents(self.writers, [to_host(done.ended) for done in turn.completions])
         tokens = tokens_of(self.writers, turn.completions, len(items))
         texts = texts_of(self.writers, tokens, shown=special_tokens(env))  # without the end token, whatever rewards read
         return self._encode(turn.prompts, texts, [rows[: len(items)] for rows in ended], turn.rewards.mean(-1))

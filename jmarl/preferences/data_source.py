@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,6 +14,7 @@ from jmarl.config import TrainConfig
 from jmarl.learning.setup import Setup
 from jmarl.logs.goodput import CLOCK
 from jmarl.models import lora
+from jmarl.models.stack import to_host
 from jmarl.preferences.encoding import (
     AgentTokens,
     Examples,
@@ -119,7 +119,7 @@ def evaluate_on_data(team: Team, params: Sequence[Any], held_out: Examples, algo
     margins = scores[..., 0] - scores[..., 1]  # [M, N]
     margins = margins.sum(1, keepdims=True) if algorithm.row.margin == "joint" else margins
     weights = jnp.full(margins.size, 1 / margins.size, jnp.float32)
-    loss, metrics = jax.device_get(algorithm.row.loss(jnp.asarray(margins.ravel()), weights, **algorithm.options))
+    loss, metrics = to_host(algorithm.row.loss(jnp.asarray(margins.ravel()), weights, **algorithm.options))
     return {"loss": float(loss), "accuracy": float(metrics["accuracy"].mean()), "margin": float(margins.mean())}
 
 
@@ -130,7 +130,7 @@ def evaluate_on_texts(team: Team, params: Sequence[Any], held_out: Examples, alg
     size, sums, counts = batch_size(algorithm), np.zeros(2), np.zeros(2)
     for i in range(0, len(held_out.tokens), size):
         (batch,) = text_batches(team, held_out.take(range(i, min(i + size, len(held_out.tokens)))), size)
-        logp = jax.device_get(token_numbers(params[0], team.stacks[0], batch, algorithm))
+        logp = to_host(token_numbers(params[0], team.stacks[0], batch, algorithm))
         masks = [np.asarray(batch.kinds) == kind for kind in (1, 2)]
         sums -= [logp[mask].sum() for mask in masks]
         counts += [mask.sum() for mask in masks]

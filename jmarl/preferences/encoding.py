@@ -30,7 +30,7 @@ from jmarl.models.hub.tokenize import (
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.rows import on_rows
 from jmarl.models.sharding import DeviceMesh, model_on, on_devices, place_agents, state_specs
-from jmarl.models.stack import per_agent
+from jmarl.models.stack import per_agent, to_host
 from jmarl.objectives.objective import Outputs
 from jmarl.objectives.pairs import PairTargets, completion_numbers, pair_token_weights
 from jmarl.objectives.pairs import token_numbers as numbers_of_tokens
@@ -280,7 +280,7 @@ def pair_scores(team: Team, params: Sequence[Any], batches: Sequence[PreferenceB
     for spec, weights, batch in zip(team.stacks, params, batches, strict=True):
         token_weights = pair_token_weights(batch.action_mask, algorithm)
         targets = PairTargets(token_weights, batch.reference, batch.team_margin, batch.valid)
-        scores.append(jax.device_get(jax.vmap(completion_numbers)(token_numbers(weights, spec, batch, algorithm), targets)))
+        scores.append(to_host(jax.vmap(completion_numbers)(token_numbers(weights, spec, batch, algorithm), targets)))
     return np.stack(to_agents(team, scores), 1)
 
 

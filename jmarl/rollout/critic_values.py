@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,6 +22,7 @@ from jmarl.learning.critics import check_context, value_stack, with_penalty
 from jmarl.learning.setup import Setup
 from jmarl.models import lora
 from jmarl.models.hub.tokenize import by_agent, decode, encode_answer, encode_prompts
+from jmarl.models.stack import to_host
 from jmarl.objectives.policy import penalizes_tokens
 from jmarl.objectives.values import reuses_values
 from jmarl.randomness import GREEDY, Randomness
@@ -167,7 +167,7 @@ def own_values(setup: Setup, state: TeamState, turn: Turn, values_of: Values) ->
         values = values_of(lora.model_of(critic), spec, prompts, lengths, tokens, algorithm)
         if kind == "q":
             values = jnp.take_along_axis(values, done.action_mask.sum(-1, keepdims=True), -1)
-        stacks.append(jax.device_get(values[..., 0]))  # [A, R * P', G]
+        stacks.append(to_host(values[..., 0]))  # [A, R * P', G]
     values = np.array(to_agents(setup.team, stacks), float)[:, : len(turn.items)]
     return np.broadcast_to(values, (*values.shape[:2], turn.group_size))
 
@@ -227,7 +227,7 @@ def joint_values(critic: StackState, spec: StackSpec, text: JointText, algorithm
     if algorithm.value_kind == "v":
         tokens, counts = tokens[:, :, :1], counts[:, :, :1]
     values = value_stack(lora.model_of(critic), spec, text.prompts, text.lengths, jnp.asarray(tokens), algorithm)
-    values = jax.device_get(jnp.take_along_axis(values, counts[..., None], -1)[0, : text.nodes, :, 0])
+    values = to_host(jnp.take_along_axis(values, counts[..., None], -1)[0, : text.nodes, :, 0])
     return np.broadcast_to(values, (text.nodes, text.counts.shape[2]))
 
 

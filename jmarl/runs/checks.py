@@ -6,6 +6,7 @@ The conditions and sentences are rows of `algorithms.constraints` and `algorithm
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from jmarl.learning.per_agent import learning_agents, updates_per_agent
 from jmarl.models import sharding
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.preferences.reward_model import policy_config
+from jmarl.processes import exchange
 from jmarl.team import Team
 
 
@@ -40,7 +42,6 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
     Raises:
         ValueError: settings conflict with each other, this machine or the output directory.
     """
-    sharding.require_one_process()
     s = facts(cfg)
     require([SAMPLES], s)
     algorithm = resolve(cfg)
@@ -49,13 +50,14 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
         require(MAKES_PAIRS, s)
     if s.row.learned:
         require(LEARNS_REWARD, s)
+        exchange.require_one("algorithms that train a reward model")
         check_settings(policy_config(cfg))
         return algorithm
     require([*LEARNS, *CENTRAL], s)
     check_row(algorithm)
     if cfg.run.mesh not in ("auto", "data=all"):
         sharding.make_mesh(cfg.run.mesh)
-    check_directory(cfg)
+    exchange.from_first(partial(check_directory, cfg))
     return algorithm
 
 
@@ -83,6 +85,7 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
     mesh, s = sharding.mesh_for(cfg.run.mesh, counts, cfg.run.strategy), facts_of_agents(cfg, team.num_agents)
     s.team = team
     s.divides_agents = mesh is not None and mesh.size > mesh.shape["agent"]
+    s.processes = exchange.count()
     s.divides_rows = mesh is not None and mesh.shape["data"] > 1
     require(TEAM, s)
     for spec in team.stacks:
@@ -152,10 +155,9 @@ def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> Algorithm:
     Raises:
         ValueError: settings conflict with each other, this machine or the output directory.
     """
-    sharding.require_one_process()
     s = facts(cfg, wandb=wandb_config)
     require(GIVEN_DATA, s)
     algorithm = resolve(cfg)
     require([MICRO_BATCHES], with_resolved(s, algorithm))
-    check_directory(cfg)
+    exchange.from_first(partial(check_directory, cfg))
     return algorithm

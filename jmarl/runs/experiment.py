@@ -5,7 +5,9 @@ texts). All checks that need no model come before models are loaded. Left out: a
 loaded agents or reward functions with arguments; call `train` or `fit` for those.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import watched
 from jmarl.models.hub.tokenize import with_instruction
 from jmarl.preferences.pairs import load_pairs, load_trajectories
+from jmarl.processes import exchange
 from jmarl.runs.checks import check_agents, check_data, check_fit, check_settings
 from jmarl.runs.fit import fit
 from jmarl.runs.imitation import collect_solutions
@@ -59,6 +62,7 @@ def learns_from_completions(cfg: ExperimentConfig) -> bool:
     return plays
 
 
+@exchange.tells_others
 def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[TrainResult]:
     """Run an experiment, and return the result of `train`, of `fit` for given pairs or texts, or of `train_seeds` with seeds.
 
@@ -68,7 +72,7 @@ def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[Trai
         ValueError: settings do not fit each other, the data, this machine or the output directory.
         FileNotFoundError: a file of data does not exist.
     """
-    cfg = cfg.replace(resume=resolve_resume(cfg.train, cfg.seeds).run.resume)
+    cfg = cfg.replace(resume=exchange.from_first(partial(resolve_resume, cfg.train, cfg.seeds)).run.resume)
     return _train(cfg) if learns_from_completions(cfg) else _fit(cfg)
 
 
@@ -82,7 +86,8 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
     team = load_team(cfg)
-    with written_config(cfg):
+    with contextlib.ExitStack() as opened:
+        exchange.from_first(partial(opened.enter_context, written_config(cfg)))
         if cfg.seeds:
             return train_seeds(team, task.env, task.items, cfg.train, seeds=cfg.seeds, eval_items=task.held_out)
         return train(team, task.env, task.items, cfg.train, eval_items=task.held_out, wandb_config=wandb_config(vars(cfg)))
@@ -100,7 +105,8 @@ def _fit(cfg: ExperimentConfig) -> FitResult:
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
     team = load_team(cfg)
-    with written_config(cfg):
+    with contextlib.ExitStack() as opened:
+        exchange.from_first(partial(opened.enter_context, written_config(cfg)))
         return fit(team, data, cfg.train, eval_data=held_out, wandb_config=wandb_config(vars(cfg)))
 
 

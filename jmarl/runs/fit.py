@@ -11,13 +11,15 @@ from jmarl.config import TrainConfig
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import watched
 from jmarl.preferences.pairs import Pair, Trajectory
+from jmarl.processes import exchange
 from jmarl.runs.loop import repeat_update, run_training
-from jmarl.runs.prepare import prepare
+from jmarl.runs.prepare import of_this_process, prepare
 from jmarl.runs.records import FitResult
 from jmarl.runs.run import Task
 from jmarl.team import Team
 
 
+@exchange.tells_others
 def fit(
     team: Team,
     data: Sequence[Pair] | Sequence[Trajectory],
@@ -37,6 +39,7 @@ def fit(
         eval_data: held-out data; evaluated before training, after it and every `eval_every` updates.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
+    cfg = of_this_process(cfg)
     with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
         run, state = prepare(cfg, team, Task(None, data, eval_data), params=params, wandb_config=wandb_config)
         source = run.make_source(state)

@@ -39,6 +39,7 @@ from jmarl.logs.step_log import StepLog, update_metrics
 from jmarl.logs.terminal import say
 from jmarl.memory import explain_memory
 from jmarl.models.stack import to_host
+from jmarl.processes import exchange
 from jmarl.rollout.experience import Source
 from jmarl.runs.run import Run
 from jmarl.team import without_gradients
@@ -61,6 +62,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
     interrupted, before, after = False, None, None
     with CLOCK.phase("compiling"):
         state = source.open(state)
+        exchange.wait_for_all()  # collectives of CPUs wait 30 s for each other, and one process may compile for longer
     saves.check_room(state)
     with interruptible(bool(saves.savers)) as signals:
         try:
@@ -69,7 +71,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
             elif first == settings.num_updates or not log.was_evaluated(first):
                 after = evaluate_if_due(source, state, first, log, settings)
             for step in range(first, settings.num_updates):
-                if interrupted := signals.requested:
+                if interrupted := exchange.any_of(signals.requested):
                     break
                 if source.waits(step):
                     log.flush()  # the step before ends with its update
@@ -87,7 +89,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                     with CLOCK.phase("checkpoint"):
                         saves.save(step + 1, state)
                 log.stop_if_not_finite()
-                if interrupted := signals.requested:
+                if interrupted := exchange.any_of(signals.requested):
                     break
                 after = evaluate_if_due(source, state, step + 1, log, settings) or after
             log.flush()
@@ -147,13 +149,15 @@ def run_training(
     cfg, team = run.cfg, run.team
     writes_models = run.setup.algorithm.row.margin != "score"  # their directories would not hold the head of a reward model
     with open_run(cfg, state, run.identity, wandb_config) as opened, explain_memory(run.setup.calls), CLOCK.running():
-        record_choices(cfg)
+        if exchange.is_first():
+            record_choices(cfg)
         log = (RolloutLog if run.plays else DataLog)(team, cfg, opened.writer)
         result = run_loop(run.setup, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))
         if not result.interrupted and writes_models:
             with CLOCK.phase("checkpoint"):
                 result = result._replace(unsaved=write_models(cfg.run, team, result.state) or result.unsaved)
-        if complete := bool(cfg.run.output_dir) and not (result.interrupted or result.unsaved):
+        complete = bool(cfg.run.output_dir) and not (result.interrupted or result.unsaved)
+        if complete and exchange.is_first():
             mark_complete(cfg.run.output_dir, cfg.run.num_updates)
     if complete and cfg.run.progress and writes_models:  # a reward model is often a part of another run
         say(next_commands(cfg.run.output_dir))

@@ -42,6 +42,8 @@ from jmarl.preferences.encoding import AgentTokens, Examples
 from jmarl.preferences.pair_rounds import Rounds, pair_source
 from jmarl.preferences.pairs import Trajectory, shared_examples
 from jmarl.preferences.reward_model import Fit, LearnedRounds, policy_config, with_reward_models
+from jmarl.processes import exchange
+from jmarl.rollout.chunks import divided
 from jmarl.rollout.experience import Source
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.runs.checks import check_data, check_fit, check_run, check_team, environment_of
@@ -71,8 +73,9 @@ def prepare(
         wandb_config: keyword arguments of `wandb.init`, to be checked.
         fit: `jmarl.fit`, which trains reward models; for algorithms that learn from one.
     """
-    given = resolve_resume(cfg)
-    cfg = resolve_auto(given)
+    cfg = of_this_process(cfg)
+    given = exchange.from_first(partial(resolve_resume, cfg))  # files are read by one process
+    cfg = of_this_process(exchange.from_first(partial(resolve_auto, given)))
     cfg = choose_mesh(team, cfg)
     task, data = checked_task(cfg, team, task, wandb_config)
     team = on_mesh(team, cfg.run)
@@ -86,8 +89,14 @@ def prepare(
         make_source = partial(source_of_data, setup, examples, held_out)
     else:
         setup = choose_updates(setup, state, partial(longest_of_items, setup, state, task.items, task.env))
-        make_source = partial(source_of_items, setup, task, given, fit)
+        played = task._replace(env=divided(task.env, cfg.episodes.rewards_divided))
+        make_source = partial(source_of_items, setup, played, given, fit)
     return Run(setup, task, identity_of(setup, state, task.env, data), make_source), state
+
+
+def of_this_process(cfg: TrainConfig) -> TrainConfig:
+    """Return the settings of this process: only the first one of a run shows its progress."""
+    return cfg if exchange.is_first() else cfg.replace(progress=False)
 
 
 def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, Any]:
@@ -115,7 +124,9 @@ def choose_mesh(team: Team, cfg: TrainConfig, num_runs: int = 1) -> TrainConfig:
     """Return settings for the devices that are here, see `mesh_that_fits`, and say what was chosen.
 
     num_runs: of this team that learn together."""
-    if (room := memory_pool()) is None:  # a platform that does not say how much memory it has
+    if (
+        room := min(filter(None, exchange.gather(memory_pool)), default=None)
+    ) is None:  # a platform that does not say how much memory it has
         return cfg
     cfg, line = mesh_that_fits(team, cfg, policy_algorithm(cfg), jax.device_count(), room, num_runs)
     if line and cfg.run.progress:
@@ -200,10 +211,11 @@ def choose_updates(setup: Setup, state: TeamState, longest: Callable[[], tuple[W
 
     longest: returns the largest update, and a function from a setup to its programs.
     """
-    room = memory_pool()
-    if is_open(setup.cfg) and room is not None:
+    rooms = exchange.gather(memory_pool)  # all processes choose the same
+    if is_open(setup.cfg) and (room := min(filter(None, rooms), default=None)) is not None:
         work, updates = longest()
-        setup, line = choose(setup, work, max(bytes_on_device(state), memory_in_use()), [room], updates)
+        size = max(exchange.gather(lambda: max(bytes_on_device(state), memory_in_use())))
+        setup, line = choose(setup, work, size, [room], updates)
         if setup.cfg.run.progress:
             say(line)
     elif is_open(setup.cfg):  # a platform that does not say how much memory it has

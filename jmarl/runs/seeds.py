@@ -50,7 +50,8 @@ from jmarl.logs.step_log import QueuedStep, StepLog
 from jmarl.logs.terminal import say, watched
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
-from jmarl.models.stack import map_own
+from jmarl.models.stack import map_own, to_host
+from jmarl.processes import exchange
 from jmarl.rollout.experience import RolloutExperience, Source
 from jmarl.rollout.together import CallersEnvironment
 from jmarl.rollout.turns import Rollout
@@ -187,6 +188,7 @@ def result_of_run(runs: Runs, result: LoopResult, i: int, log: SeedsLog) -> Trai
 
 def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
     """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
+    exchange.require_one("several seeds in one program")
     seeds, cfg = [int(seed) for seed in seeds], resolve_resume(cfg, seeds)
     single_run = bool(cfg.run.output_dir) and checkpoints_of(cfg).exists()
     require(SEEDS, facts(cfg, seeds=seeds, saves=cfg.run.saves, single_run=single_run))
@@ -281,7 +283,7 @@ class SeedsLog(StepLog):
         self.logs = logs
 
     def write(self, step: QueuedStep) -> dict[str, float]:
-        metrics = jax.device_get(step.metrics)
+        metrics = to_host(step.metrics)
         for i, (log, experience) in enumerate(zip(self.logs, step.experience, strict=True)):
             if log.last_step == step.number or any(waiting.number == step.number for waiting in log.waiting):
                 continue  # the call was interrupted and is now repeated

@@ -166,7 +166,7 @@ def sample_together(
 def _put_caches(caches: Sequence[Any], mesh: DeviceMesh | None) -> Any:
     """Place the cache of each stack as the sampler on this mesh returns it."""
     if mesh is None:
-        return jax.device_put(caches, jax.devices()[0])
+        return jax.device_put(caches, jax.local_devices()[0])
     return tuple(jax.device_put(cache, sharding.shardings(mesh, sharding.by_hand(GROUP_CACHE))) for cache in caches)
 
 

@@ -11,14 +11,16 @@ from jmarl.evaluation.evaluate import EvalMetrics
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.rollout_log import mean_return
 from jmarl.logs.terminal import watched
+from jmarl.processes import exchange
 from jmarl.runs.fit import fit
 from jmarl.runs.loop import repeat_update, run_training
-from jmarl.runs.prepare import prepare
+from jmarl.runs.prepare import of_this_process, prepare
 from jmarl.runs.records import TrainResult
 from jmarl.runs.run import Task
 from jmarl.team import Team
 
 
+@exchange.tells_others
 def train(
     team: Team,
     reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
@@ -46,6 +48,7 @@ def train(
         eval_metrics: (eval_items, their rollout) -> further metrics of an evaluation by name, logged as `eval/<name>`.
     """
     task = Task(reward, items, eval_items, eval_metrics)
+    cfg = of_this_process(cfg)
     with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
         run, state = prepare(cfg, team, task, params=params, wandb_config=wandb_config, fit=fit)
         source = run.make_source(state)

@@ -21,7 +21,7 @@ SETTINGS = {*flat(TrainConfig()), *(field.name for cls in (TeamConfig, TaskConfi
 PROPERTIES = {"target_names", "allowed_changes", "size", "reward_names", "trains_in_environments"}  # of the classes
 FACTS = {  # what callers add
     "row", "group", "group_name", "items", "wandb", "learning", "updates", "team", "divides_agents",
-    "divides_rows", "order", "transition",
+    "divides_rows", "processes", "order", "transition",
     "seeds", "saves", "single_run",
 }  # fmt: skip
 TABLES = (own_constraints, constraints, run_constraints)

@@ -34,13 +34,19 @@ BASE = dict(num_updates=3, num_prompts=2, num_generations=4, max_new_tokens=6, l
             algorithm="grpo", progress=False)  # fmt: skip
 VARIANTS = {  # name -> settings
     "full weights, two turns": dict(kl_coef=0.1, num_turns=2, history="append", branching="chain"),
-    "replicated weights": dict(strategy="ddp", num_epochs=2, num_minibatches=2, num_prompts=1),
     "adapters": dict(lora_rank=4, lora_dropout=0.1, kl_coef=0.1, num_prompts=3, learning_rate=3e-3),
-    "own critics": dict(algorithm="ippo", kl_coef=0.1, kl_in="reward", advantage_scale="none", learning_rate=1e-3),
+    "own critics": dict(
+        algorithm="ippo",
+        num_epochs=2,
+        num_minibatches=2,
+        kl_coef=0.1,
+        kl_in="reward",
+        advantage_scale="none",
+        learning_rate=1e-3,
+    ),
     "central critic": dict(algorithm="maac", learning_rate=1e-3),
-    "dynamic sampling": dict(learning_rate=(1e-2, 3e-3), update_order="alternating", dynamic_sampling=1, remat="none"),
-    "rounds of preferences": dict(algorithm="madpo_iter", num_candidates=4, batch_size=2),
-    "several seeds": dict(learning_rate=3e-3),
+    "several seeds, dynamic sampling": dict(learning_rate=(1e-2, 3e-3), update_order="alternating", dynamic_sampling=1),
+    "rounds of preferences, replicated weights": dict(algorithm="madpo_iter", num_candidates=4, batch_size=2, strategy="ddp"),
     "given pairs": dict(algorithm="dpo", batch_size=2, num_updates=3, learning_rate=1e-2, adam_eps=1e-4, progress=False),
 }
 
@@ -65,7 +71,7 @@ def result_of(variant, agents, **changes):
     if variant == "given pairs":
         return fit(team, PAIRS, cfg).state, 0.0
     env = RewardEnvironment(REWARD, FORMATTERS, (lambda **_: [" more", " or less"]) if "num_turns" in settings else None)
-    if variant == "several seeds":
+    if variant.startswith("several seeds"):
         results = train_seeds(team, env, ITEMS, cfg, seeds=(0, 1))
         return [x.state for x in results], [x.rewards for x in results]
     result = train(team, env, ITEMS, cfg)

@@ -1,0 +1,225 @@
+"""Exchange what the hosts of a run know: Python objects, and arrays that lie on devices of several processes.
+
+All processes of a run execute the same program (JAX's multi-controller model): each call here is made by all of them, in one
+order and in one thread. What a call returns is equal in all, so they decide the same.
+
+Objects go through the key-value store of `jax.distributed`, not through collectives of devices: those of CPUs (gloo) end with
+an error if a process is more than 30 s late, and a reward function may take minutes. In a single process each function is as if
+it were not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+PART = 2**20  # bytes of a value of the store; its messages may have 4 MiB
+WAIT_MS = 1000  # then Python looks for signals
+
+_numbers = itertools.count()  # of the exchanges so far
+_written: list[str] = []  # keys of this process that others may still read
+_known_error: BaseException | None = None  # the error that the others know
+sent = 0  # bytes that this process has given to the others
+
+
+class FailedProcess(RuntimeError):
+    """Another process of the run failed."""
+
+
+def tells_others(f: F) -> F:
+    """Decorate a function that all processes call: if it raises in one of them, the others end too, at their next exchange."""
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        global _known_error
+        try:
+            return f(*args, **kwargs)
+        except BaseException as error:
+            if count() > 1 and error is not _known_error and not isinstance(error, FailedProcess):
+                _known_error = error
+                _give(Message(b"", "".join(traceback.format_exception(error))))
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def require_one(what: str) -> None:
+    """Raise RuntimeError in one of several processes. what: can only be done in one, a plural."""
+    if count() > 1:
+        raise RuntimeError(f"{what} need one process, and this run has {count()}: start a single one")
+
+
+class Message(NamedTuple):
+    """What a process gives to the others: a pickled object, or why it has none."""
+
+    data: bytes
+    error: str = ""
+
+
+def count() -> int:
+    """Return the number of processes of the run."""
+    return jax.process_count()
+
+
+def number() -> int:
+    """Return the number of this process, from 0."""
+    return jax.process_index()
+
+
+def is_first() -> bool:
+    """Return whether this is the process that owns the run's files, or the only one."""
+    return jax.process_index() == 0
+
+
+def gather(make: Callable[[], T]) -> list[T]:
+    """Call a function in each process. Returns the results of all processes, in their order.
+
+    Raises what it raised here, or `FailedProcess` with the traceback of another process in which it raised.
+    """
+    global _known_error
+    if count() == 1:
+        return [make()]
+    try:
+        mine = make()
+        message = Message(pickle.dumps(mine))
+    except BaseException as error:
+        _known_error = error
+        _give(Message(b"", "".join(traceback.format_exception(error))))
+        raise
+    messages = _exchange(message)
+    for i, other in enumerate(messages):
+        if other.error:
+            last = other.error.strip().splitlines()[-1]
+            error = FailedProcess(f"process {i} of {len(messages)} failed: {last}")
+            error.add_note(f"process {i}: {other.error}")
+            raise error
+    return [mine if i == number() else pickle.loads(other.data) for i, other in enumerate(messages)]
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """Call a function in the first process only, and return its result in all."""
+    return gather(make if is_first() else lambda: None)[0]  # type: ignore[return-value]
+
+
+def any_of(flag: bool) -> bool:
+    """Return whether a flag is set in one of the processes."""
+    return any(gather(lambda: flag))
+
+
+def wait_for_all() -> None:
+    """Wait until all processes are here. Call it before a collective of devices that work of the host may have delayed."""
+    gather(lambda: None)
+
+
+def share(count_of_all: int) -> slice:
+    """Return which of some things, such as episodes, are those of this process: equal parts in the order of the processes."""
+    bounds = [i * count_of_all // count() for i in (number(), number() + 1)]
+    return slice(*bounds)
+
+
+def to_host(arrays: Any) -> Any:
+    """Copy a pytree of arrays to the host; those that lie on devices of several processes whole to each of them."""
+    if count() == 1:
+        return jax.device_get(arrays)
+    leaves, tree = jax.tree.flatten(arrays)
+    spread = [x for x in leaves if _is_spread(x)]
+    whole = iter(_replicated(spread))
+    return jax.tree.unflatten(tree, [np.asarray(next(whole) if _is_spread(x) else x) for x in leaves])
+
+
+def to_devices(arrays: Any, shardings: Any) -> Any:
+    """Place a pytree of arrays by shardings, or by one for all. Arrays of the host and of single devices are equal in all
+    processes, and each process takes its part of them; nothing is exchanged then.
+    """
+
+    def move(x: Any, sharding: Any) -> jax.Array:
+        if sharding.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        if _is_spread(x):
+            return jax.jit(lambda x: x, out_shardings=sharding)(x)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(move(jax.random.key_data(x), sharding))
+        value = np.asarray(x)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    if isinstance(shardings, jax.sharding.Sharding):
+        return jax.tree.map(lambda x: move(x, shardings), arrays)
+    return jax.tree.map(move, arrays, shardings)
+
+
+def sharding_of_small() -> jax.sharding.Sharding:
+    """Return where arrays lie that are not placed: on the first device, or whole on those of all processes."""
+    if count() == 1:
+        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return NamedSharding(Mesh(np.array(jax.devices()), ("all",)), P())
+
+
+def of_all(x: Any) -> Any:
+    """Return an array that is equal in all processes as one of all their devices, as Orbax saves it."""
+    return x if count() == 1 or not x.is_fully_addressable else to_devices(x, sharding_of_small())
+
+
+def _is_spread(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)
+
+
+def _replicated(arrays: list[jax.Array]) -> list[jax.Array]:
+    if not arrays:
+        return []
+    targets = [NamedSharding(x.sharding.mesh, P()) for x in arrays]  # type: ignore[attr-defined]
+    return jax.jit(lambda *x: x, out_shardings=tuple(targets))(*arrays)
+
+
+def _client() -> Any:
+    from jax._src import distributed  # JAX has no public name for the store
+
+    return distributed.global_state.client
+
+
+def _give(message: Message) -> int:
+    """Write a message to the store. Returns the number of the exchange."""
+    global sent
+    exchange, data = next(_numbers), pickle.dumps(message)
+    sent += len(data)
+    parts = [data[start : start + PART] for start in range(0, len(data), PART)]
+    prefix = f"jmarl/{exchange}/{number()}"
+    for i, part in enumerate(parts):
+        _client().key_value_set_bytes(f"{prefix}/{i}", part)
+    _client().key_value_set_bytes(f"{prefix}/parts", str(len(parts)).encode())
+    _written.append(prefix)
+    return exchange
+
+
+def _exchange(message: Message) -> list[Message]:
+    exchange = _give(message)
+    messages = [message if i == number() else pickle.loads(_read(f"jmarl/{exchange}/{i}")) for i in range(count())]
+    while len(_written) > 1:  # all have read what came before this exchange, because all have written to this one
+        _client().key_value_delete(f"{_written.pop(0)}/")
+    return messages
+
+
+def _read(prefix: str) -> bytes:
+    parts = int(_wait_for(f"{prefix}/parts"))
+    return b"".join(_wait_for(f"{prefix}/{i}") for i in range(parts))
+
+
+def _wait_for(key: str) -> bytes:
+    """Return a value of the store, when it is there: a process that has ended ends this one, too (`jax.distributed`)."""
+    while True:
+        try:
+            return _client().blocking_key_value_get_bytes(key, WAIT_MS)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise

@@ -1,0 +1,86 @@
+"""What processes of a run give each other, and what is refused in several of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jmarl.processes import exchange
+from tests.processes.test_joined_processes import ENV
+
+CHILD = """
+import jmarl
+
+jmarl.join_processes(timeout=30)
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jmarl.config import TrainConfig
+from jmarl.models.sharding import make_mesh, mesh_for
+from jmarl.models.stack import to_host, unstack
+from jmarl.processes import exchange
+from jmarl.runs import checks, seeds
+from jmarl.types import Shared
+
+number = exchange.number()
+assert exchange.gather(lambda: number * 10) == [0, 10]
+assert exchange.from_first(lambda: f"of {number}") == "of 0"
+assert exchange.any_of(number == 1) and not exchange.any_of(False)
+assert exchange.gather(lambda: bytes(3_000_000 + number))[1] == bytes(3_000_001)  # larger than a part
+assert [*range(5)][exchange.share(5)] == [[0, 1], [2, 3, 4]][number]
+try:
+    exchange.gather(lambda: 1 // number)
+except (ZeroDivisionError, exchange.FailedProcess) as error:
+    print(f"error: {number} {type(error).__name__} {error}")
+assert exchange.gather(lambda: number) == [0, 1]  # after an error, too
+
+stacked = np.arange(8.0).reshape(2, 4)
+for mesh, axes in (("data=2", P(None, "data")), ("agent=2", P("agent"))):
+    spread = exchange.to_devices(stacked, NamedSharding(make_mesh(mesh).mesh, axes))
+    assert not spread.is_fully_addressable
+    assert (unstack({"w": spread}, 0)["w"] == stacked[0]).all() and (to_host({"w": spread})["w"] == stacked).all()
+here = jax.device_put(stacked, jax.local_devices()[0])
+assert (np.asarray(unstack({"w": here, "base": Shared(here)}, 1)["w"]) == stacked[1]).all()
+
+
+def refused(name, call):
+    try:
+        call()
+    except (ValueError, RuntimeError) as error:
+        print(f"{name}: {error}", flush=True)
+
+
+refused("seeds", lambda: seeds.check_seeds([0, 1], TrainConfig.of(num_updates=1)))
+refused("reward model", lambda: checks.check_settings(TrainConfig.of(algorithm="marlhf", num_updates=1, num_candidates=2)))
+refused("mesh", lambda: mesh_for("agent=1", [2]))
+shapes = [{name: n for name, n in mesh_for("auto", [n]).shape.items() if n > 1} for n in (2, 3)]
+print("auto:", shapes, flush=True)
+"""
+
+
+def test_a_single_process_exchanges_nothing() -> None:
+    assert exchange.gather(lambda: 3) == [3] and exchange.from_first(lambda: "a") == "a"
+    assert exchange.share(5) == slice(0, 5) and exchange.is_first() and not exchange.any_of(False)
+    assert exchange.sent == 0
+
+
+@pytest.mark.long
+def test_two_processes_exchange_objects_errors_and_arrays(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    command = [sys.executable, "-m", "jmarl", "launch", "--nproc-per-node", "2", "--log-dir", str(tmp_path), "--"]
+    done = subprocess.run([*command, str(tmp_path / "child.py")], env=ENV, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = [(tmp_path / f"rank_{rank}.txt").read_text() for rank in range(2)]
+    assert "error: 0 ZeroDivisionError" in logs[0]
+    assert "error: 1 FailedProcess process 0 of 2 failed: ZeroDivisionError" in logs[1]
+    for log in logs:
+        assert "seeds: several seeds in one program need one process, and this run has 2" in log
+        assert "reward model: algorithms that train a reward model need one process, and this run has 2" in log
+        assert "mesh: mesh='agent=1' has 1 devices, and the 2 processes of this run have 2: a mesh of several" in log
+        assert "auto: [{'agent': 2}, {'data': 2}]" in log

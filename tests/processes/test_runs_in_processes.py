@@ -1,0 +1,128 @@
+"""Runs of 2 and of 4 processes equal those of one; a run survives faults of a process."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jmarl.models.hub.agents import load_agent
+from tests.processes.run_in_processes import RUNS
+from tests.processes.test_joined_processes import ENV
+
+SCRIPT = str(Path(__file__).with_name("run_in_processes.py"))
+
+
+def launch(count, out, *arguments, fault=""):
+    """Run the script in some processes, by the launcher. Returns its exit code and all that was printed."""
+    out.mkdir(parents=True, exist_ok=True)
+    start = (
+        [] if count == 1 else ["-m", "jmarl", "launch", "--nproc-per-node", str(count), "--log-dir", str(out / "logs"), "--"]
+    )
+    command = [sys.executable, *start, SCRIPT, str(out), *map(str, arguments)]
+    done = subprocess.run(command, env=ENV | {"FAULT": fault}, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def models(tiny_dir):
+    return [tiny_dir("qwen2", seed=seed) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def results(models, tmp_path_factory):
+    """`results(count)`: the directory of all runs in so many processes, and what they gave."""
+    known = {}
+
+    def get(count):
+        if count not in known:
+            out = tmp_path_factory.mktemp(f"processes_{count}")
+            if count == 4:  # goes on after two of three updates of two processes
+                shutil.copytree(get(2)[0] / "two turns", out / "two turns")
+                shutil.rmtree(out / "two turns" / "checkpoints" / "3")
+            code, text = launch(count, out, *models, *RUNS)
+            assert code == 0, text[-4000:]
+            known[count] = out, pickle.loads((out / "results.pkl").read_bytes())
+        return known[count]
+
+    return get
+
+
+def largest_difference(a, b):
+    pairs = zip(a, b, strict=True)
+    return max(float(np.abs(np.asarray(x, float) - np.asarray(y, float)).max(initial=0)) for x, y in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", RUNS)
+def test_several_processes_equal_one(results, name, count):
+    """Three updates: rewards to the last bit, rows and the whole state up to the order of sums. The reward ranks the joint
+    actions of the step and draws random numbers; the environment draws some in each episode. Of two turns, the third update of
+    4 processes follows two of 2, from a checkpoint."""
+    (one, *_), (several, processes, devices, _) = results(1)[1], results(count)[1]
+    assert processes == devices == count
+    (rewards, rows, state, _), (other_rewards, other_rows, other_state, _) = one[name], several[name]
+    assert other_rewards == (rewards[2:] if (name, count) == ("two turns", 4) else rewards)
+    assert largest_difference(state, other_state) < 1e-5
+    assert [row.keys() for row in rows] == [row.keys() for row in other_rows]
+    for row, other in zip(rows, other_rows, strict=True):
+        np.testing.assert_allclose([*row.values()], [*other.values()], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_saved_models_are_the_gathered_arrays(results, count):
+    out, (several, *_) = results(count)
+    for i, params in enumerate(several["two turns"][3]):
+        saved = load_agent(out / "two turns" / "models" / f"agent_{i}").params
+        jax.tree.map(np.testing.assert_array_equal, saved, params)
+    files = [load_file(out / "two turns" / "models" / f"agent_{i}" / "model.safetensors") for i in range(2)]
+    assert files[0].keys() == files[1].keys()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_processes_resumes_in_one(results, models, tmp_path):
+    whole = results(1)[1][0]["two turns"]
+    shutil.copytree(results(2)[0] / "two turns", tmp_path / "two turns")
+    shutil.rmtree(tmp_path / "two turns" / "checkpoints" / "3")
+    code, text = launch(1, tmp_path, *models, "two turns")
+    assert code == 0, text[-4000:]
+    rewards, _, state, _ = pickle.loads((tmp_path / "results.pkl").read_bytes())[0]["two turns"]
+    assert rewards == whole[0][2:] and largest_difference(state, whole[2]) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_run_survives_the_end_of_a_process(models, tmp_path):
+    """One of two is 20 s late and then killed: the other ends, with a reason. Going on, one gets SIGTERM: both save and end
+    with 75. At the end the state is that of a run that never stopped, bit for bit."""
+    code, text = launch(2, tmp_path / "whole", *models)
+    assert code == 0, text[-4000:]
+    out = tmp_path / "stopped"
+    code, text = launch(2, out, *models, fault="killed of 1")
+    assert code == 128 + signal.SIGKILL and "process 1 failed first: it was killed by SIGKILL" in text
+    code, text = launch(2, out, *models, fault="stopped of 1")
+    assert code == 75 and len(set(re.findall(r"ended after (\d) updates", text))) == 1, text[-4000:]
+    code, text = launch(2, out, *models)
+    assert code == 0, text[-4000:]
+    states = [pickle.loads((x / "state.pkl").read_bytes()) for x in (tmp_path / "whole", out)]
+    for a, b in zip(*states, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_user_ends_all_with_its_process_file_and_line(models, tmp_path):
+    code, text = launch(4, tmp_path, *models, fault="bad luck of 3")
+    assert code == 1
+    assert "process 3 failed first" in text and re.search(r"run_in_processes.py\D+\d+", text) and "bad luck" in text
+    for rank in range(4):
+        assert "bad luck" in (tmp_path / "logs" / f"rank_{rank}.txt").read_text()
