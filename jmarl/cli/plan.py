@@ -24,7 +24,7 @@ EPILOG = """examples:
                                                                        on a CPU also the time of a step and of the run
 
 Best times are bounds, not measurements. A directory with config.json is enough for a model; without its tokenizer, give
---prompt-tokens. Left out: given pairs and texts, several hosts, trees of turns, several seeds in one program."""
+--prompt-tokens. Left out: given pairs and texts, trees of turns, several seeds in one program."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-tokens", type=int, metavar="N", help="length of the longest prompt; default: measured on 64 tasks"
     )
     what.add_argument(
-        "--num-devices", type=int, metavar="N", help="devices of one host; default: as many as the setting mesh names, or 1"
+        "--num-devices", type=int, metavar="N", help="devices of all hosts; default: as many as the setting mesh names, or 1"
     )
+    what.add_argument("--num-nodes", type=int, default=1, metavar="N", help="hosts with equally many devices; default: 1")
     fit = parser.add_argument_group("what to do")
     fit.add_argument(
         "--measure", action="store_true", help="also run the programs on such a device, if it is here; on cpu also two steps"
@@ -66,6 +67,11 @@ def run(args: argparse.Namespace) -> int:
     cfg: ExperimentConfig = read_configuration(argparse.Namespace(**vars(args) | settings)).experiment
     check_can_plan(cfg)
     count = args.num_devices or devices_of(cfg.train.run.mesh)
+    if args.num_nodes < 1 or count % args.num_nodes:
+        raise ValueError(
+            f"--num-nodes {args.num_nodes} does not divide {count} devices: give --num-devices, of all hosts together, and a "
+            "divisor of it"
+        )
     if gpu is None and count > 1:
         raise ValueError(
             f"--device cpu plans one device, and this run is for {count}: virtual devices of a CPU share its memory; plan it "
@@ -73,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.measure and count > 1:
         raise ValueError(f"--measure runs programs on one device, and this plan is for {count}: leave it out")
+    if args.fit is not None and args.num_nodes > 1:
+        raise ValueError("--fit finds settings for the devices of one host: leave out --num-nodes")
     if args.fit is not None and args.measure:
         raise ValueError("--measure and --fit exclude each other: measure the file that --fit writes")
     if args.fit is not None and not Path(args.fit).absolute().parent.is_dir():
@@ -93,7 +101,10 @@ def run(args: argparse.Namespace) -> int:
     train, line = choose_settings(team, cfg.train, gpu, prompt_tokens, count)
     if line:
         print(line, flush=True)
-    print("\n".join(lines_of(make_plan(team, train, gpu, prompt_tokens, eval_items, args.measure, count))), flush=True)
+    print(
+        "\n".join(lines_of(make_plan(team, train, gpu, prompt_tokens, eval_items, args.measure, count, args.num_nodes))),
+        flush=True,
+    )
     if gpu is None:
         print("\n".join(time_lines(cfg, eval_items, args.measure)))
     return 0

@@ -39,6 +39,7 @@ class Gpu(NamedTuple):
 
 
 GIB = 2**30
+NETWORK = 50e9  # bytes per second and GPU between hosts: InfiniBand with 400 Gb/s for each
 GPUS = {
     "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 233472, 50 << 20, 1.98, 84942979072, 3.352e12, 989e12, 67e12, 450e9),
     "h200": Gpu("NVIDIA H200", (9, 0), 132, 128, 233472, 50 << 20, 1.98, 150754820096, 4.814e12, 989e12, 67e12, 450e9),
@@ -65,8 +66,8 @@ def find_gpu(name: str) -> Gpu | None:
     return GPUS[name]
 
 
-def compile_devices(gpu: Gpu | None, count: int = 1) -> list[Any]:
-    """Return devices to compile for: the CPU of this machine, or GPUs of one host that need not be here.
+def compile_devices(gpu: Gpu | None, count: int = 1, hosts: int = 1) -> list[Any]:
+    """Return devices to compile for: the CPU of this machine, or GPUs that need not be here, equally many on each host.
 
     Raises ValueError without the wheels for CUDA.
     """
@@ -76,7 +77,7 @@ def compile_devices(gpu: Gpu | None, count: int = 1) -> list[Any]:
         raise ValueError(f"XLA's compiler for {gpu.name} comes with JAX's wheels for CUDA, which are not installed: {INSTALL}")
     from jax.experimental import topologies
 
-    shape = {"topology": f"1x1x{count}", "target_config": _target(gpu)}
+    shape = {"topology": f"1x{hosts}x{count // hosts}", "target_config": _target(gpu)}
     return [*topologies.get_topology_desc(platform="cuda", topology_name="", **shape).devices]
 
 

@@ -9,7 +9,9 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 BYTES = {
     "pred": 1,
@@ -53,6 +55,7 @@ class Cost(NamedTuple):
     bytes: float = 0.0
     kernels: float = 0.0
     exchanged: float = 0.0  # bytes that a device receives from others
+    crossed: float = 0.0  # of these, in exchanges between devices of several hosts
 
     def plus(self, other: "Cost", times: float = 1.0) -> "Cost":
         """Add another cost some times."""
@@ -101,11 +104,12 @@ class Program:
     Args:
       text: the optimized program, `jax.stages.Compiled.as_text`.
       unknown_trips: how often loops run whose number of steps is not known.
+      per_host: devices of a host; 0: there is one host.
     """
 
-    def __init__(self, text: str, unknown_trips: int = 1) -> None:
+    def __init__(self, text: str, unknown_trips: int = 1, per_host: int = 0) -> None:
         self.computations, self.entry = parse(text)
-        self.unknown_trips = unknown_trips
+        self.unknown_trips, self.per_host = unknown_trips, per_host
         self._costs: dict[str, tuple[Cost, Cost]] = {}
 
     def cost(self, computation: str = "") -> Cost:
@@ -155,7 +159,8 @@ class Program:
     def _kernel(self, line: Instruction, shapes: dict[str, str]) -> Cost:
         operands = [shapes[name] for name in line.operands if name in shapes]
         if line.opcode.removesuffix("-start") in COLLECTIVES:
-            return Cost(0, 0, 1, exchanged(line, sum(map(size_of, operands))))
+            received = exchanged(line, sum(map(size_of, operands)))
+            return Cost(0, 0, 1, received, received if self._crosses(line) else 0.0)
         if line.opcode not in KERNELS:
             return Cost()
         if line.opcode == "fusion":
@@ -164,6 +169,11 @@ class Program:
         read = operands if in_place is None else operands[1:]
         written = WORKSPACE.sub("", line.shape) if in_place is None else operands[in_place]
         return Cost(operations(line, operands), sum(map(size_of, read)) + size_of(written), 1)
+
+    def _crosses(self, line: Instruction) -> bool:
+        """Return whether a collective operation joins devices of several hosts."""
+        groups = groups_of(line.text)
+        return bool(self.per_host) and any(len({n // self.per_host for n in group}) > 1 for group in groups or [range(2**20)])
 
     def _fusion(self, line: Instruction, operands: list[str]) -> Cost:
         lines = self.computations[_called(line.text, "calls")]
@@ -228,6 +238,18 @@ def exchanged(line: Instruction, given: int) -> float:
     # An operation that only starts here returns what it was given, too.
     returned = size_of(line.shape) - given * (kind != line.opcode)
     return float({"all-gather": returned - given, "reduce-scatter": given - returned}.get(kind, given))
+
+
+def groups_of(text: str) -> list[list[int]]:
+    """Return the numbers of the devices that exchange with each other in a collective operation; []: all of them."""
+    if match := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}", text):
+        return [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", match[1])]
+    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        shape, devices = ([int(n) for n in x.split(",")] for x in match.group(1, 2))
+        order = [int(n) for n in match[3].split(",")] if match[3] else None
+        groups: Any = np.arange(math.prod(devices)).reshape(devices).transpose(order).reshape(shape).tolist()
+        return groups
+    return []
 
 
 def trips(line: Instruction) -> int | None:

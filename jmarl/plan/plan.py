@@ -18,7 +18,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import steps_per_look
 from jmarl.models.sharding import DeviceMesh
-from jmarl.plan.devices import GIB, Gpu, compile_devices, compile_for
+from jmarl.plan.devices import GIB, NETWORK, Gpu, compile_devices, compile_for
 from jmarl.plan.hlo import Cost, Program
 from jmarl.plan.host import checkpoints_beside_steps, parts_of_process, writes_checkpoints
 from jmarl.plan.measure import RUNS, Measured, measure, present_device
@@ -61,6 +61,7 @@ class Plan(NamedTuple):
     gpu: Gpu | None
     num_devices: int = 1
     mesh: DeviceMesh | None = None
+    num_hosts: int = 1
 
     @property
     def peak(self) -> ProgramPlan:
@@ -84,8 +85,9 @@ def make_plan(
     eval_items: int = 0,
     measures: bool = False,
     num_devices: int = 1,
+    num_hosts: int = 1,
 ) -> Plan:
-    """Compile the programs of a run for a device, or for several of one host, and count what each does.
+    """Compile the programs of a run for a device or for several, and count what each does.
 
     Args:
       team: from `describe_team`.
@@ -93,14 +95,18 @@ def make_plan(
       prompt_tokens: length of the longest prompt.
       eval_items: number of held-out tasks.
       measures: also run the programs on a device of this kind, which must be here.
-      num_devices: that the setting `mesh` may use.
+      num_devices: that the setting `mesh` may use, on all hosts.
+      num_hosts: that have equally many of them.
     """
     present = present_device(gpu) if measures else None
-    setup, state = shapes_of_run(team, cfg, compile_devices(gpu, num_devices), prompt_tokens)
+    setup, state = shapes_of_run(team, cfg, compile_devices(gpu, num_devices, num_hosts), prompt_tokens)
+    per_host = 0 if num_hosts == 1 else num_devices // num_hosts
     compiled = compile_for(gpu, programs_of_shapes(setup, state, prompt_tokens, eval_items))
     parts = ({} if gpu else parts_of_process(team, cfg)) | parts_of_state(state)
     programs = [
-        plan_program(name, program, sum(parts.values()), cfg.sampling.max_new_tokens, calls_of(name, cfg, eval_items), gpu)
+        plan_program(
+            name, program, sum(parts.values()), cfg.sampling.max_new_tokens, calls_of(name, cfg, eval_items), gpu, per_host
+        )
         for name, program in compiled.items()
     ]
     if gpu is None and writes_checkpoints(cfg):
@@ -115,7 +121,9 @@ def make_plan(
     tokens = team.num_agents * rows * cfg.sampling.max_new_tokens
     every = cfg.run.eval_every or cfg.run.num_updates
     evaluations = 1 + -(-cfg.run.num_updates // every) if eval_items else 0
-    return Plan(programs, parts, tokens, cfg.run.num_updates, evaluations, gpu, num_devices, setup.team.stacks[0].mesh)
+    return Plan(
+        programs, parts, tokens, cfg.run.num_updates, evaluations, gpu, num_devices, setup.team.stacks[0].mesh, num_hosts
+    )
 
 
 def calls_of(name: str, cfg: TrainConfig, eval_items: int) -> int:
@@ -126,17 +134,20 @@ def calls_of(name: str, cfg: TrainConfig, eval_items: int) -> int:
     return cfg.episodes.num_turns * num_parts(prompts, cfg.episodes)
 
 
-def plan_program(name: str, compiled: Compiled, state: int, new_tokens: int, calls: int, gpu: Gpu | None) -> ProgramPlan:
-    """Count one program. state: bytes that stay in memory, the program's own part included."""
+def plan_program(
+    name: str, compiled: Compiled, state: int, new_tokens: int, calls: int, gpu: Gpu | None, per_host: int = 0
+) -> ProgramPlan:
+    """Count one program. state: bytes that stay in memory, the program's own part included. per_host: see `Program`."""
     memory: Any = compiled.memory_analysis()
     temporaries = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     arguments = memory.argument_size_in_bytes
     if gpu is None:
         return ProgramPlan(name, arguments, temporaries, state + temporaries, None, 0.0, 0.0, 0.0)
     text: Any = compiled.as_text()
-    cost = Program(text, unknown_trips=new_tokens // steps_per_look("gpu", new_tokens)).cost()
+    cost = Program(text, unknown_trips=new_tokens // steps_per_look("gpu", new_tokens), per_host=per_host).cost()
     speed = gpu.bfloat16 if "bf16" in text else gpu.float32
-    times = calls * cost.operations / speed, calls * cost.bytes / gpu.bandwidth, calls * cost.exchanged / gpu.link
+    exchange = (cost.exchanged - cost.crossed) / gpu.link + cost.crossed / NETWORK
+    times = calls * cost.operations / speed, calls * cost.bytes / gpu.bandwidth, calls * exchange
     return ProgramPlan(name, arguments, temporaries, state + temporaries, cost, *times)
 
 
@@ -174,7 +185,7 @@ def lines_of(plan: Plan) -> list[str]:
     if plan.gpu:
         head += f"{'TFLOP':>9}{'GB':>9}{'kernels':>10}{'compute s':>11}{'memory s':>10}"
     if plan.mesh:
-        head += f"{'exchanged GB':>14}{'exchange s':>12}"
+        head += f"{'exchanged GB':>14}{'exchange s':>12}" + f"{'between hosts GB':>18}" * (plan.num_hosts > 1)
     has_measured = any(x.measured for x in plan.programs)
     lines = [head + f"{'measured s':>12}{'GiB alone':>11}" * has_measured]
     for x in plan.programs:
@@ -183,6 +194,7 @@ def lines_of(plan: Plan) -> list[str]:
             line += f"{x.cost.operations / 1e12:>9.1f}{x.cost.bytes / 1e9:>9.1f}{x.cost.kernels:>10,.0f}"
             line += f"{x.compute_time:>11.3f}{x.memory_time:>10.3f}"
             line += f"{x.cost.exchanged / 1e9:>14.2f}{x.exchange_time:>12.3f}" if plan.mesh else ""
+            line += f"{x.cost.crossed / 1e9:>18.4f}" if plan.num_hosts > 1 else ""
         lines.append(line + columns_of(x.measured))
     if has_measured:
         lines += [

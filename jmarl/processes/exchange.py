@@ -145,7 +145,7 @@ def to_devices(arrays: Any, shardings: Any) -> Any:
     """
 
     def move(x: Any, sharding: Any) -> jax.Array:
-        if sharding.is_fully_addressable:
+        if count() == 1 or sharding.is_fully_addressable:
             return jax.device_put(x, sharding)
         if _is_spread(x):
             return jax.jit(lambda x: x, out_shardings=sharding)(x)

@@ -87,6 +87,10 @@ def test_a_gpu_that_is_not_here_cannot_be_measured(config_only: Path, capsys: py
 @pytest.mark.parametrize(
     "flags, message",
     [
+        (
+            ["--num-devices", "8", "--num-nodes", "3"],
+            "--num-nodes 3 does not divide 8 devices: give --num-devices, of all hosts",
+        ),
         (["--num-devices", "0"], "--num-devices 0 is not allowed: give a number of at least 1"),
         (
             ["--num-devices", "2"],

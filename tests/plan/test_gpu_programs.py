@@ -41,14 +41,15 @@ def team_of(model: str) -> Team:
 
 
 @functools.cache
-def compiled(model: str, kind: str, prompt: int, **settings: Any) -> tuple[Any, Program]:
-    """The program of a run for an H100, and its counter."""
+def compiled(model: str, kind: str, prompt: int, hosts: int = 1, **settings: Any) -> tuple[Any, Program]:
+    """The program of a run for an H100, or for hosts of 8, and its counter."""
     cfg = TrainConfig.of(**dict(num_prompts=8, num_generations=8, remat="full", micro_batches=1) | settings)
-    setup, state = shapes_of_run(team_of(model), cfg, compile_devices(GPUS["h100"], 8 if "data" in cfg.run.mesh else 1))
+    count = 8 * hosts if "data" in cfg.run.mesh else 1
+    setup, state = shapes_of_run(team_of(model), cfg, compile_devices(GPUS["h100"], count, hosts))
     programs = programs_of_shapes(setup, state, prompt)
     program = compile_for(GPUS["h100"], {kind: programs[kind]})[kind]
     text: Any = program.as_text()
-    return program, Program(text, settings["max_new_tokens"])
+    return program, Program(text, settings["max_new_tokens"], per_host=8 * (hosts > 1))
 
 
 def gib(program: Any) -> tuple[float, float]:
@@ -201,6 +202,15 @@ def test_decoding_exchanges_nothing(mesh: str) -> None:
     decoding = [cost for _, count, cost in counter.loops() if count is None]
     assert decoding and all(cost.exchanged == 0 and cost.kernels > 300 for cost in decoding[:1])
     assert sum(cost.exchanged for cost in decoding) == 0 and counter.cost().exchanged > 0
+
+
+def test_nothing_crosses_between_hosts_that_have_an_agent_each() -> None:
+    """agent=2,data=8 on two hosts of eight: each gathers the weights of its agent; with data=16 they cross."""
+    for kind in ("update", "sampling"):
+        cost = compiled("0.5B", kind, 256, hosts=2, max_new_tokens=256, mesh="agent=2,data=8")[1].cost()
+        assert cost.exchanged > 0 and cost.crossed == 0
+    cost = compiled("0.5B", "update", 256, hosts=2, max_new_tokens=256, mesh="data=16")[1].cost()
+    assert cost.crossed > 0.9 * cost.exchanged
 
 
 def test_two_7b_agents_with_full_weights_fit_eight_gpus() -> None:

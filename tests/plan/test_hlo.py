@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from jmarl.plan.hlo import Cost, Program, largest, parse, size_of
+import pytest
+
+from jmarl.plan.hlo import Cost, Program, groups_of, largest, parse, size_of
 
 TEXT = """HloModule known
 
@@ -99,3 +101,27 @@ ENTRY %main (w: bf16[2,16], g: f32[8,16], n: f32[4]) -> f32[4] {
 def test_what_a_device_receives_from_others() -> None:
     """Of 4 devices: three quarters of a gathered weight, what three others add to a gradient, a sum there and back."""
     assert Program(EXCHANGES).cost().exchanged == 2 * (8 - 2) * 16 + 4 * (8 - 2) * 16 + 2 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    "text, groups",
+    [
+        ("%w), replica_groups={{0,1},{2,3}}, dimensions={0}", [[0, 1], [2, 3]]),
+        ("%w), replica_groups=[2,4]<=[8]", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("%w), replica_groups=[4,2]<=[2,4]T(1,0)", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("%w), source_target_pairs={{0,4},{4,0}}", [[0, 4], [4, 0]]),
+        ("%w), replica_groups={}, to_apply=%add", []),
+    ],
+)
+def test_which_devices_exchange_with_each_other(text, groups) -> None:
+    assert groups_of(text) == groups
+
+
+def test_what_crosses_between_hosts() -> None:
+    """Weights are gathered within hosts of two devices; norms are added up over all."""
+    text = EXCHANGES.replace("start(%w),", "start(%w), replica_groups={{0,1},{2,3}},").replace(
+        "scatter(%g),", "scatter(%g), replica_groups=[2,2]<=[4],"
+    )
+    assert Program(text, per_host=2).cost().crossed == 2 * 4 * 4
+    assert Program(text, per_host=1).cost().crossed == Program(text).cost().exchanged
+    assert Program(text).cost().crossed == 0
