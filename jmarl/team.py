@@ -28,7 +28,7 @@ from jmarl.models.hub.peft import merge, save_adapter
 from jmarl.models.hub.tokenize import decode, stop_ids
 from jmarl.models.lora import AdapterKind, describe, digest, model_of
 from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, place, state_shardings
-from jmarl.models.stack import share_params, stack_params, unstack
+from jmarl.models.stack import share_params, stack_params, to_host, unstack
 from jmarl.processes import exchange
 from jmarl.types import StackState, TeamState
 
@@ -346,7 +346,7 @@ def agents_of(team: Team, params: Sequence[Any]) -> list[Agent]:
     agents: list[Any] = [None] * team.num_agents
     for spec, stack in zip(team.stacks, params, strict=True):
         for a, roles in enumerate(spec.members):
-            merged = merge(spec.config, jax.device_get(unstack(stack, a)))
+            merged = merge(spec.config, to_host(unstack(stack, a)))
             for agent in roles:
                 own = spec.of(agent)
                 agents[agent] = Agent(f"agent_{agent}", spec.config, merged, own.tokenizer, own.generation_config)
@@ -378,13 +378,13 @@ def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
     try:
         for spec, stack in zip(team.stacks, params, strict=True):
             for a, roles in enumerate(spec.members):  # all processes give their part, and the first one writes
-                model = jax.device_get(unstack(stack, a))
-                exchange.from_first(partial(write, spec, roles, model, describe(stack)))
+                model = to_host(unstack(stack, a))
+                exchange.write_in_first(partial(write, spec, roles, model, describe(stack)))
     except BaseException:
         for temporary, _ in renames:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    exchange.from_first(lambda: [_replace_directory(*paths) for paths in renames])
+    exchange.write_in_first(lambda: [_replace_directory(*paths) for paths in renames])
 
 
 def _replace_directory(new: Path, final: Path) -> None:

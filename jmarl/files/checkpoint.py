@@ -117,7 +117,7 @@ class Checkpointer:
 
         try:
             exchange.from_first(begin)
-            self._writer().save(folder / "state", arrays)
+            exchange.gather(lambda: self._writer().save(folder / "state", arrays))
         except Exception as error:
             raise self._failed(step, error) from error
         self._thread = threading.Thread(target=self._finish, args=(step, folder, began), name=f"save-{step}")
@@ -146,7 +146,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Wait for the running save. Raises `CheckpointError` if it failed."""
-        if self._thread is not None:
+        if self._thread is not None and not exchange.has_ended():  # else the thread may wait for a process that has failed
             self._thread.join()
             self._thread = None
             errors = exchange.gather(partial(str, self._error or ""))
@@ -258,7 +258,7 @@ class Checkpointer:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             self.close()
-        except CheckpointError as failed:
+        except (CheckpointError, exchange.FailedProcess) as failed:
             if error is None:
                 raise
             logger.warning("%s", failed)  # the error of the context is raised

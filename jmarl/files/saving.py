@@ -143,7 +143,7 @@ def write_models(run: Run, team: Team, state: TeamState) -> str:
         return ""
     try:
         save_team(Path(run.output_dir) / "models", team, policies(state))
-    except (OSError, SafetensorError, exchange.FailedProcess) as error:
+    except (OSError, SafetensorError) as error:
         warnings.warn(
             f"the models in {run.output_dir}/models could not be written: {error}. Free some space and resume the run, "
             "which writes them again",

@@ -26,6 +26,7 @@ from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, encode_answer
 from jmarl.models.lora import join, split
 from jmarl.models.stack import to_host
 from jmarl.preferences.encoding import chat_for, end_token
+from jmarl.processes import exchange
 from jmarl.randomness import COMPARE, PROPOSE, Randomness
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
@@ -109,14 +110,17 @@ class History:
         if self.folder is None:
             self.past = {r: policy for r, policy in self.past.items() if r >= round_ - self.lag} | {round_: leaves}
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        exchange.from_first(partial(self._write, self.folder, round_, leaves))
+
+    def _write(self, folder: Path, round_: int, leaves: Sequence[np.ndarray]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         with (temporary := self._file(round_).with_suffix(".tmp")).open("wb") as file:
             np.savez(file, *leaves)  # with a checksum of each array
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._file(round_))
-        oldest = min(saved_steps(self.folder.parent / "checkpoints"), default=0) // self.updates  # round of a resumed run
-        for path in self.folder.glob("*.npz"):
+        oldest = min(saved_steps(folder.parent / "checkpoints"), default=0) // self.updates  # round of a resumed run
+        for path in folder.glob("*.npz"):
             if path < self._file(max(0, min(round_, oldest) - self.lag)):
                 path.unlink()
 
@@ -192,9 +196,13 @@ class Comparator:
         """Return the completions of the HTTP service."""
         group = num_candidates(self.cfg)
         states, prompts = env.reset(items, rng)
-        with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
-            ask = partial(complete, count=group, cfg=self.cfg)
-            replies = [list(threads.map(partial(ask, agent=n), texts)) for n, texts in enumerate(prompts)]
+        ask = partial(complete, count=group, cfg=self.cfg)
+
+        def ask_all() -> list[list[list[tuple[str, bool]]]]:
+            with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
+                return [list(threads.map(partial(ask, agent=n), texts)) for n, texts in enumerate(prompts)]
+
+        replies = exchange.from_first(ask_all)
         texts = [[[text for text, _ in prompt] for prompt in agent] for agent in replies]
         ended = [[[complete for _, complete in prompt] for prompt in agent] for agent in replies]
         actions = [sum(agent, []) for agent in texts]

@@ -36,6 +36,7 @@ from jmarl.preferences.data_source import (
 )
 from jmarl.preferences.encoding import Examples
 from jmarl.preferences.pairs import Pair, SampledTokens, replay_weights, row_of, select, select_against
+from jmarl.processes import exchange
 from jmarl.randomness import DRAW, PAIRS, PROPOSE, Randomness, tasks_of
 from jmarl.rollout.experience import DataExperience, Source
 from jmarl.team import Team
@@ -103,7 +104,7 @@ class Rounds:
                 "a higher temperature, or a reward that tells completions apart"
             )
         if self.folder is not None:
-            save_round(self.folder, round_, new.pairs)
+            exchange.from_first(partial(save_round, self.folder, round_, new.pairs))
         self.add(round_, new.pairs)
         return new
 

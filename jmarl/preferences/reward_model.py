@@ -33,7 +33,7 @@ from jmarl.models.hub.hf_format import Tensor, read_finite
 from jmarl.models.hub.peft import merge
 from jmarl.models.hub.tokenize import by_agent
 from jmarl.models.lora import model_of
-from jmarl.models.stack import unstack
+from jmarl.models.stack import to_host, unstack
 from jmarl.preferences.encoding import (
     AgentTokens,
     Examples,
@@ -112,7 +112,7 @@ def save_reward_model(directory: str | os.PathLike, model: RewardModel) -> None:
     from safetensors.numpy import save_file
 
     (spec,), directory = model.team.stacks, Path(directory)
-    params = jax.device_get(unstack(model.params[0], 0))
+    params = to_host(unstack(model.params[0], 0))
     (directory / HEAD).unlink(missing_ok=True)  # written last: without it the directory is incomplete
     weights = merge(spec.config, without_value_head(params))
     save_pretrained(directory, spec.config, weights, spec.tokenizer, spec.generation_config)

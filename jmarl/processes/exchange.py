@@ -22,15 +22,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from safetensors import SafetensorError
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+KNOWN = "_jmarl_is_known"  # attribute of errors of which the other processes know
 PART = 2**20  # bytes of a value of the store; its messages may have 4 MiB
 WAIT_MS = 1000  # then Python looks for signals
 
 _numbers = itertools.count()  # of the exchanges so far
 _written: list[str] = []  # keys of this process that others may still read
-_known_error: BaseException | None = None  # the error that the others know
+_ended = False  # a process has failed between two exchanges
 sent = 0  # bytes that this process has given to the others
 
 
@@ -38,21 +40,35 @@ class FailedProcess(RuntimeError):
     """Another process of the run failed."""
 
 
+def tell(error: BaseException) -> bool:
+    """Tell the other processes of an error here, and return whether all are in step: they may then go on together, to save.
+
+    They are if the error was raised in an exchange, or if all tell of one now. If this process is the only one, or some, the
+    others end at their next exchange, and no process exchanges anything any more.
+    """
+    if count() > 1 and not (_ended or isinstance(error, FailedProcess) or getattr(error, KNOWN, False)):
+        setattr(error, KNOWN, True)
+        _judge(_exchange(Message(b"", text_of(error), outside=True)))
+    return not _ended
+
+
 def tells_others(f: F) -> F:
     """Decorate a function that all processes call: if it raises in one of them, the others end too, at their next exchange."""
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        global _known_error
         try:
             return f(*args, **kwargs)
         except BaseException as error:
-            if count() > 1 and error is not _known_error and not isinstance(error, FailedProcess):
-                _known_error = error
-                _give(Message(b"", "".join(traceback.format_exception(error))))
+            tell(error)
             raise
 
     return call  # type: ignore[return-value]
+
+
+def has_ended() -> bool:
+    """Return whether a process has failed by itself, so that nothing can be exchanged any more."""
+    return _ended
 
 
 def require_one(what: str) -> None:
@@ -66,6 +82,7 @@ class Message(NamedTuple):
 
     data: bytes
     error: str = ""
+    outside: bool = False  # the error was raised between two exchanges
 
 
 def count() -> int:
@@ -88,29 +105,58 @@ def gather(make: Callable[[], T]) -> list[T]:
 
     Raises what it raised here, or `FailedProcess` with the traceback of another process in which it raised.
     """
-    global _known_error
     if count() == 1:
         return [make()]
+    if _ended:
+        raise FailedProcess("a process of this run has failed, so nothing can be exchanged any more")
     try:
         mine = make()
         message = Message(pickle.dumps(mine))
     except BaseException as error:
-        _known_error = error
-        _give(Message(b"", "".join(traceback.format_exception(error))))
+        setattr(error, KNOWN, True)
+        _judge(_exchange(Message(b"", text_of(error))))
         raise
     messages = _exchange(message)
+    _judge(messages)
     for i, other in enumerate(messages):
         if other.error:
-            last = other.error.strip().splitlines()[-1]
-            error = FailedProcess(f"process {i} of {len(messages)} failed: {last}")
-            error.add_note(f"process {i}: {other.error}")
-            raise error
+            failed = FailedProcess(f"process {i} of {len(messages)} failed: {other.error.strip().splitlines()[-1]}")
+            failed.add_note(f"process {i}: {other.error}")
+            raise failed
     return [mine if i == number() else pickle.loads(other.data) for i, other in enumerate(messages)]
+
+
+def _judge(messages: list[Message]) -> None:
+    """Note whether processes have failed by themselves, and are not in step with the others."""
+    global _ended
+    outside = [message.outside for message in messages]
+    _ended = _ended or (any(outside) and not all(outside))
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error with its traceback as text."""
+    return "".join(traceback.format_exception(error))
 
 
 def from_first(make: Callable[[], T]) -> T:
     """Call a function in the first process only, and return its result in all."""
     return gather(make if is_first() else lambda: None)[0]  # type: ignore[return-value]
+
+
+def write_in_first(write: Callable[[], Any]) -> None:
+    """Call a function that writes files in the first process. A lack of room raises OSError in all."""
+
+    def call() -> str:
+        try:
+            write()
+        except (OSError, SafetensorError) as error:
+            return str(error) or repr(error)
+        return ""
+
+    if count() == 1:
+        write()
+    elif why := from_first(call):
+        raise OSError(why)
 
 
 def any_of(flag: bool) -> bool:
@@ -136,7 +182,8 @@ def to_host(arrays: Any) -> Any:
     leaves, tree = jax.tree.flatten(arrays)
     spread = [x for x in leaves if _is_spread(x)]
     whole = iter(_replicated(spread))
-    return jax.tree.unflatten(tree, [np.asarray(next(whole) if _is_spread(x) else x) for x in leaves])
+    on_host = [np.asarray(next(whole) if _is_spread(x) else x) if isinstance(x, jax.Array) else x for x in leaves]
+    return jax.tree.unflatten(tree, on_host)
 
 
 def to_devices(arrays: Any, shardings: Any) -> Any:
@@ -147,8 +194,10 @@ def to_devices(arrays: Any, shardings: Any) -> Any:
     def move(x: Any, sharding: Any) -> jax.Array:
         if count() == 1 or sharding.is_fully_addressable:
             return jax.device_put(x, sharding)
+        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+            return x
         if _is_spread(x):
-            return jax.jit(lambda x: x, out_shardings=sharding)(x)
+            return jax.jit(_same, out_shardings=(sharding,))(x)[0]
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(move(jax.random.key_data(x), sharding))
         value = np.asarray(x)
@@ -168,7 +217,7 @@ def sharding_of_small() -> jax.sharding.Sharding:
 
 def of_all(x: Any) -> Any:
     """Return an array that is equal in all processes as one of all their devices, as Orbax saves it."""
-    return x if count() == 1 or not x.is_fully_addressable else to_devices(x, sharding_of_small())
+    return x if count() == 1 or (isinstance(x, jax.Array) and _is_spread(x)) else to_devices(x, sharding_of_small())
 
 
 def _is_spread(x: Any) -> bool:
@@ -179,7 +228,11 @@ def _replicated(arrays: list[jax.Array]) -> list[jax.Array]:
     if not arrays:
         return []
     targets = [NamedSharding(x.sharding.mesh, P()) for x in arrays]  # type: ignore[attr-defined]
-    return jax.jit(lambda *x: x, out_shardings=tuple(targets))(*arrays)
+    return jax.jit(_same, out_shardings=tuple(targets))(*arrays)
+
+
+def _same(*arrays: Any) -> Any:  # a function of the module, for which jax.jit keeps programs
+    return arrays
 
 
 def _client() -> Any:

@@ -96,11 +96,13 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
             log.stop_if_not_finite()
         except Interrupted:  # inside a step, e.g. while a reward model was trained: the state has not changed
             interrupted = True
-        except BaseException:  # including a second Ctrl+C
-            save_at_failure(log, saves, state)
+        except BaseException as error:  # including a second Ctrl+C
+            if exchange.tell(error):
+                save_at_failure(log, saves, state)
             raise
         finally:
-            log.flush()
+            if not exchange.has_ended():
+                log.flush()
         with CLOCK.phase("checkpoint"):
             if interrupted:
                 saves.save(int(state.step), state)
@@ -172,5 +174,7 @@ def repeat_update(run: Run, source: Source, state: TeamState) -> tuple[TeamState
         state, _ = read_state(run.cfg, state, run.identity)
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # the random keys depend on the step
     state, metrics = update_team(run.setup, state, source.make_batches(state, failed.data))
-    print(json.dumps({"step": failed.step} | update_metrics(run.team, to_host(metrics)), indent=1), flush=True)
+    row = {"step": failed.step} | update_metrics(run.team, to_host(metrics))
+    if exchange.is_first():
+        print(json.dumps(row, indent=1), flush=True)
     return without_gradients(state), failed.data

@@ -7,6 +7,7 @@ part of it that makes the state, also for several seeds in one program and, of s
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jmarl.algorithms import Algorithm, find_row, resolve, with_fastest_updates
-from jmarl.config import TrainConfig
+from jmarl.config import TrainConfig, flat
 from jmarl.envs.base import Environment, describe
 from jmarl.envs.rows import read_rows
 from jmarl.evaluation.evaluate import evaluation_of
@@ -36,7 +37,7 @@ from jmarl.models.heads import with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.peft import merge
 from jmarl.models.sharding import DeviceMesh
-from jmarl.models.stack import map_own, unstack
+from jmarl.models.stack import map_own, to_host, unstack
 from jmarl.preferences.data_source import add_reference, batch_size, data_source, encode_tokens, longest_batches
 from jmarl.preferences.encoding import AgentTokens, Examples
 from jmarl.preferences.pair_rounds import Rounds, pair_source
@@ -78,6 +79,7 @@ def prepare(
     cfg = of_this_process(exchange.from_first(partial(resolve_auto, given)))
     cfg = choose_mesh(team, cfg)
     task, data = checked_task(cfg, team, task, wandb_config)
+    check_equal(cfg, data, team)
     team = on_mesh(team, cfg.run)
     first_words(team, task, cfg, team.stacks[0].mesh)
     setup, state = start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg)
@@ -88,8 +90,8 @@ def prepare(
         setup = choose_updates(setup, state, partial(longest_of_data, setup, state, examples))
         make_source = partial(source_of_data, setup, examples, held_out)
     else:
-        setup = choose_updates(setup, state, partial(longest_of_items, setup, state, task.items, task.env))
         played = task._replace(env=divided(task.env, cfg.episodes.rewards_divided))
+        setup = choose_updates(setup, state, partial(longest_of_items, setup, state, task.items, played.env))
         make_source = partial(source_of_items, setup, played, given, fit)
     return Run(setup, task, identity_of(setup, state, task.env, data), make_source), state
 
@@ -97,6 +99,19 @@ def prepare(
 def of_this_process(cfg: TrainConfig) -> TrainConfig:
     """Return the settings of this process: only the first one of a run shows its progress."""
     return cfg if exchange.is_first() else cfg.replace(progress=False)
+
+
+def check_equal(cfg: TrainConfig, data: Any, team: Team) -> None:
+    """Raise ValueError in all processes of a run if they do not have the same settings, data and team."""
+    given = {"settings": flat(cfg.replace(progress=False)), "data": data, "team": team.describe()}
+    own = {name: json.dumps(value, sort_keys=True, default=repr) for name, value in given.items()}
+    for i, other in enumerate(others := exchange.gather(lambda: own)):
+        for name in own:
+            if other[name] != others[0][name]:
+                raise ValueError(
+                    f"process {i} has other {name} than process 0: start all processes with the same command, files and "
+                    "environment variables (a set of texts has another order in each: sort it)"
+                )
 
 
 def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, Any]:
@@ -124,9 +139,8 @@ def choose_mesh(team: Team, cfg: TrainConfig, num_runs: int = 1) -> TrainConfig:
     """Return settings for the devices that are here, see `mesh_that_fits`, and say what was chosen.
 
     num_runs: of this team that learn together."""
-    if (
-        room := min(filter(None, exchange.gather(memory_pool)), default=None)
-    ) is None:  # a platform that does not say how much memory it has
+    room = memory_pool()
+    if room is None or exchange.count() > 1:  # unknown, as on CPUs; processes use all devices anyway, see `mesh_of_processes`
         return cfg
     cfg, line = mesh_that_fits(team, cfg, policy_algorithm(cfg), jax.device_count(), room, num_runs)
     if line and cfg.run.progress:
@@ -282,7 +296,7 @@ def copies_for_rounds(initial: Sequence[Any], algorithm: Algorithm) -> list[Any]
 def first_agent(team: Team, initial: Sequence[Any]) -> Agent:
     """Return the first agent of a team as it was loaded."""
     spec = team.stacks[0]
-    weights = merge(spec.config, jax.device_get(unstack(initial[0], 0)))
+    weights = merge(spec.config, to_host(unstack(initial[0], 0)))
     return Agent("first", spec.config, weights, spec.tokenizer, spec.generation_config)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.models.hub.tokenize import as_prompt
 from jmarl.randomness import EVAL, Randomness
-from jmarl.sampling.generate import SampleRequest, pad, sample_team, texts_of, tokenize_first_turn, tokens_of
+from jmarl.sampling.generate import SampleRequest, on_host, pad, sample_team, texts_of, tokenize_first_turn, tokens_of
 from jmarl.team import Team, initial_params, moved, on_mesh
 
 
@@ -48,7 +48,7 @@ def generate(
     acts = np.array([[prompt is not None for prompt in row] for row in asked])
     team, weights = moved(team, initial_params(on_mesh(team, cfg.run), params, lora=False), cfg.run)
     request = SampleRequest(encoded, settings, randomness, 1, np.arange(count, dtype=np.uint32), acts=np.any(acts, 1))
-    tokens = tokens_of(team, sample_team(team, weights, request), count)
+    tokens = tokens_of(team, tuple(map(on_host, sample_team(team, weights, request))), count)
     texts = texts_of(team, tokens, cfg.episodes.skip_special_tokens)
     return [
         [text if act else "" for [text], act in zip(rows, acting, strict=True)]

@@ -23,10 +23,12 @@ from jmarl.config import TrainConfig  # noqa: E402
 from jmarl.envs.base import Step, TextEnvironment  # noqa: E402
 from jmarl.envs.reward_environment import RewardEnvironment  # noqa: E402
 from jmarl.envs.rewards import make_reward  # noqa: E402
+from jmarl.learning.team_update import update_team  # noqa: E402
 from jmarl.models.hub.agents import open_agent  # noqa: E402
 from jmarl.models.stack import to_host, unstack  # noqa: E402
 from jmarl.preferences.pairs import Pair  # noqa: E402
 from jmarl.processes import exchange  # noqa: E402
+from jmarl.runs import loop  # noqa: E402
 from jmarl.team import Team, policies  # noqa: E402
 
 ITEMS = [{"prompt": text} for text in ("The answer is", "def add(first, second):", "apples and pears", "Two agents")]
@@ -69,7 +71,7 @@ class Chance(TextEnvironment):
     def step(self, state, messages, rng):
         Chance.played += 1
         fault, _, process = os.environ.get("FAULT", "").partition(" of ")
-        if fault and int(process) == exchange.number() and Chance.played == 9:  # each of two processes plays 4 of 8 in a step
+        if process and int(process) == exchange.number() and Chance.played == 9:  # each of two processes plays 4 of 8 in a step
             if fault == "killed":
                 time.sleep(20)  # and the others wait for it before
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -84,7 +86,7 @@ def result_of(name, agents, out):
     """Rewards, metric rows and the state of a run; and whether the models in its directory are those of the state."""
     settings = RUNS[name]
     keeps = bool(settings["save_every"])
-    where = dict(output_dir=f"{out}/{name}", resume="auto" if keeps else False, save_models=keeps)
+    where = dict(output_dir=f"{out}/{name}", resume="auto" if keeps else False, save_models=keeps or "lora_rank" in settings)
     cfg = TrainConfig.of(**settings, **where, mesh="auto")
     team = Team.of(agents[:1] * 2 if "lora_rank" in settings else agents)
     if name == "pairs":
@@ -106,9 +108,18 @@ def rows_of(directory):
     return [{k: v for k, v in row.items() if not k.startswith(("time", "tokens_per_s", "compiles", "step_s"))} for row in rows]
 
 
+def failing_update(setup, state, batches):
+    """Update the team; process 1 fails at its second update, outside an exchange."""
+    if exchange.number() == 1 and int(state.step) == 1:
+        raise ValueError("bad update")
+    return update_team(setup, state, batches)
+
+
 def trained(agents, out):
     """Train five updates, and return the exit code of a command. Process 0 writes the state at the end."""
     cfg = TrainConfig.of(**BASE | dict(num_updates=5, save_every=1), output_dir=f"{out}/run", resume="auto")
+    if os.environ.get("FAULT") == "update":
+        loop.update_team = failing_update
     result = train(Team.of(agents), Chance(), ITEMS, cfg)
     state = jax.tree.leaves(to_host(result.state))
     print(f"ended after {int(result.state.step)} updates", flush=True)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -126,3 +127,13 @@ def test_an_error_of_the_user_ends_all_with_its_process_file_and_line(models, tm
     assert "process 3 failed first" in text and re.search(r"run_in_processes.py\D+\d+", text) and "bad luck" in text
     for rank in range(4):
         assert "bad luck" in (tmp_path / "logs" / f"rank_{rank}.txt").read_text()
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_outside_an_exchange_ends_all(models, tmp_path):
+    """The second update raises in one of two; the other is told at its next exchange. Nothing is saved, nothing hangs."""
+    start = time.monotonic()
+    code, text = launch(2, tmp_path, *models, fault="update")
+    assert code == 1 and "process 1 failed first" in text and time.monotonic() - start < 120
+    for rank in range(2):
+        assert "bad update" in (tmp_path / "logs" / f"rank_{rank}.txt").read_text()
