@@ -103,6 +103,8 @@ def of_this_process(cfg: TrainConfig) -> TrainConfig:
 
 def check_equal(cfg: TrainConfig, data: Any, team: Team) -> None:
     """Raise ValueError in all processes of a run if they do not have the same settings, data and team."""
+    if exchange.count() == 1:
+        return
     given = {"settings": flat(cfg.replace(progress=False)), "data": data, "team": team.describe()}
     own = {name: json.dumps(value, sort_keys=True, default=repr) for name, value in given.items()}
     for i, other in enumerate(others := exchange.gather(lambda: own)):
