@@ -8,8 +8,8 @@ Every row ends after a number of tokens that is drawn lognormal and follows from
     three ways sample batch after batch by turns in one process; compiling is not counted. Prints a JSON object for each:
     tokens per second, the ratio to the first way, and the share of its tokens that differ from the first way's (where a
     random number lies at a boundary, rounding decides, and the rest of the row may differ).
-Expected: ratios 1, 2.9 and 2.8 and equal tokens with the first command, in five minutes on two cores; 1, 1.35 and 1.65 and 3
-    and 8 % of other tokens with the second, in four.
+Expected: ratios 1, 2.9 and 2.8 and equal tokens with the first command, in five minutes on two cores; 1, 1.35 and 1.65 and
+    equal tokens with the second, in four.
 """
 
 from __future__ import annotations
