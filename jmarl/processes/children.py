@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import io
 import os
 import queue
 import signal
@@ -96,8 +97,7 @@ class Child:
                 line = line if line.endswith(b"\n") else line + b"\n"
                 self.last_lines.append(line.decode(errors="replace").rstrip())
                 with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
-                    sys.stdout.buffer.write(prefix + line)
-                    sys.stdout.buffer.flush()
+                    show(prefix + line)
                 with contextlib.suppress(OSError):  # the disk is full, which stops no run
                     self.file.write(line)
                     self.file.flush()
@@ -183,3 +183,12 @@ def _forwarding(children: Sequence[Child]) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def show(line: bytes) -> None:
+    """Write a line to standard output, which in a notebook takes text only."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.buffer.write(line)
+    else:
+        sys.stdout.write(line.decode(errors="replace"))
+    sys.stdout.flush()
