@@ -314,7 +314,7 @@ def copy_to(tree: Any, mesh: DeviceMesh | None) -> Any:
     """Return parameters [A, ...] on a mesh, or without one on the first device; the arrays given are kept."""
     if mesh is not None:
         return to_devices(tree, state_shardings(mesh, tree))
-    first = jax.local_devices()[0]
+    first = exchange.own_device()
 
     def move(x: Any) -> Any:  # those that are there stay uncommitted, for which programs are compiled already
         return x if is_placed(x) and x.sharding.device_set == {first} else jax.device_put(x, first)
@@ -325,7 +325,7 @@ def copy_to(tree: Any, mesh: DeviceMesh | None) -> Any:
 def place_agents(tree: Any, mesh: DeviceMesh | None) -> Any:
     """Place arrays [A, ...] on a mesh, divided by agents only; without one, on the first device."""
     if mesh is None:
-        return jax.device_put(tree, jax.local_devices()[0])
+        return jax.device_put(tree, exchange.own_device())
     return to_devices(tree, NamedSharding(mesh.mesh, P("agent")))
 
 
@@ -337,7 +337,7 @@ def shapes_on(tree: Any, mesh: DeviceMesh) -> Any:
 
 def put(tree: Any, mesh: DeviceMesh | None) -> Any:
     """Place arrays on a mesh like `place`; without one, on the first device."""
-    return jax.device_put(tree, jax.local_devices()[0]) if mesh is None else place(tree, mesh)
+    return jax.device_put(tree, exchange.own_device()) if mesh is None else place(tree, mesh)
 
 
 def constrain(state: Any, mesh: DeviceMesh | None) -> Any:

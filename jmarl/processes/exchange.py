@@ -100,6 +100,11 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def own_device() -> Any:
+    """Return the first device of this process."""
+    return next(device for device in jax.devices() if device.process_index == number())
+
+
 def gather(make: Callable[[], T]) -> list[T]:
     """Call a function in each process. Returns the results of all processes, in their order.
 
@@ -211,7 +216,7 @@ def to_devices(arrays: Any, shardings: Any) -> Any:
 def sharding_of_small() -> jax.sharding.Sharding:
     """Return where arrays lie that are not placed: on the first device, or whole on those of all processes."""
     if count() == 1:
-        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return jax.sharding.SingleDeviceSharding(own_device())
     return NamedSharding(Mesh(np.array(jax.devices()), ("all",)), P())
 
 

@@ -24,6 +24,7 @@ from jmarl.models.sharding import DeviceMesh, put
 from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.objectives.policy import penalizes_tokens
 from jmarl.objectives.values import reuses_values
+from jmarl.processes import exchange
 from jmarl.rollout.together import run_together
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.rollouts import rollout_batches
@@ -166,7 +167,7 @@ def sample_together(
 def _put_caches(caches: Sequence[Any], mesh: DeviceMesh | None) -> Any:
     """Place the cache of each stack as the sampler on this mesh returns it."""
     if mesh is None:
-        return jax.device_put(caches, jax.local_devices()[0])
+        return jax.device_put(caches, exchange.own_device())
     return tuple(jax.device_put(cache, sharding.shardings(mesh, sharding.by_hand(GROUP_CACHE))) for cache in caches)
 
 

@@ -78,8 +78,8 @@ def test_one_program_makes_the_run_of_the_loop(probe, row):
 @pytest.mark.slow
 @pytest.mark.parametrize("row", TELLING)
 def test_every_row_learns_a_telling_probe(row):
-    """The mean of the last 10 updates reaches the threshold of `experiments.probes` with seed 0 (c3: with 1; 0 ends at 0.73, and
-    1 to 4 above 0.99)."""
+    """The mean of the last 10 updates reaches the threshold of `experiments.probes` with seed 0 (c3: with 1; 0 ends at 0.73,
+    and 1 to 4 above 0.99)."""
     from experiments.probes import THRESHOLDS
 
     assert learn(row, TELLING[row], int(row == "c3")) >= THRESHOLDS[TELLING[row]]
