@@ -29,6 +29,7 @@ from jmarl.evaluation.zero_shot import CrossPlay, Texts
 from jmarl.models.hub.agents import Agent, load_tokenizer, open_agent
 from jmarl.models.hub.tokenize import decode, encode_prompts
 from jmarl.models.platforms import platform_of
+from jmarl.processes import exchange
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import joint_actions
 from jmarl.sampling.generate import RowIds, pad, tokens_of
@@ -61,6 +62,7 @@ def cross_play(
     Raises:
         ValueError: if the runs cannot be paired, or the episodes have several turns.
     """
+    exchange.require_one("pairings of cross-play")
     episodes, group = cfg.eval_episodes(), cfg.run.eval_generations
     names = [f"run {i}" for i in range(len(teams))] if names is None else list(names)
     check_runs(names, [len(agents) for agents in teams], max_pairings)

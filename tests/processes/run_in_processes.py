@@ -26,17 +26,11 @@ from jmarl.envs.rewards import make_reward  # noqa: E402
 from jmarl.learning.team_update import update_team  # noqa: E402
 from jmarl.models.hub.agents import open_agent  # noqa: E402
 from jmarl.models.stack import to_host, unstack  # noqa: E402
-from jmarl.preferences.pairs import Pair  # noqa: E402
 from jmarl.processes import exchange  # noqa: E402
 from jmarl.runs import loop  # noqa: E402
 from jmarl.team import Team, policies  # noqa: E402
+from tests.models.mesh_process import FORMATTERS, ITEMS, PAIRS  # noqa: E402
 
-ITEMS = [{"prompt": text} for text in ("The answer is", "def add(first, second):", "apples and pears", "Two agents")]
-FORMATTERS = [lambda item: item["prompt"], lambda item: item["prompt"] + " or"]
-PAIRS = [
-    Pair(("The answer is", "apples and"), (" four", " pears"), (" no idea", " no")),
-    Pair(("Two", "def"), (" a b", " c"), (" f", " g")),
-]
 BASE = dict(num_updates=3, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, top_k=3,
             progress=False, tensorboard=False, save_every=0)  # fmt: skip
 DPO = dict(algorithm="dpo", batch_size=2, num_updates=3, learning_rate=1e-2, adam_eps=1e-4, progress=False, tensorboard=False,

@@ -22,9 +22,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jmarl.config import TrainConfig
+from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.envs.rewards import make_reward
 from jmarl.models.sharding import make_mesh, mesh_for
 from jmarl.models.stack import to_host, unstack
 from jmarl.processes import exchange
+from jmarl.rollout.chunks import divided
 from jmarl.runs import checks, seeds
 from jmarl.types import Shared
 
@@ -39,6 +42,19 @@ try:
 except (ZeroDivisionError, exchange.FailedProcess) as error:
     print(f"error: {number} {type(error).__name__} {error}")
 assert exchange.gather(lambda: number) == [0, 1]  # after an error, too
+
+scored = []
+
+
+def reward(texts):
+    scored.append(len(texts))
+    return [len(text) for text in texts]
+
+
+env = divided(RewardEnvironment(make_reward(reward, num_agents=1), [lambda item: item["prompt"]]), rewards_divided=True)
+rng = np.random.default_rng(0)
+states, _ = env.reset([{"prompt": "a"}] * 3, rng)
+assert env.step(states, [["a", "bb", "ccc"]], rng).result.total.tolist() == [1, 2, 3] and scored == [[1], [2]][number]
 
 stacked = np.arange(8.0).reshape(2, 4)
 for mesh, axes in (("data=2", P(None, "data")), ("agent=2", P("agent"))):
