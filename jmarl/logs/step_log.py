@@ -30,6 +30,7 @@ class QueuedStep(NamedTuple):
     ended_at: float  # `time.monotonic()` when it ended
     traced: int  # programs traced so far
     seconds: Mapping[str, float] = {}  # of each phase since the step before, see `goodput`
+    exchanged: Mapping[str, float] = {}  # columns of what several processes exchanged since the step before
 
 
 class StepLog:
@@ -50,7 +51,7 @@ class StepLog:
 
     def step(self, number: int, experience: Any, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
         """Queue the row of a step, and write the row of the one before. played_at: `time.monotonic()` when it was played."""
-        self.add(QueuedStep(number, experience, metrics, played_at, sum(TRACES.values()), CLOCK.take()))
+        self.add(QueuedStep(number, experience, metrics, played_at, sum(TRACES.values()), CLOCK.take(), exchange.take()))
 
     def add(self, step: QueuedStep) -> None:
         """Queue a step, and write all rows but the newest."""
@@ -78,7 +79,7 @@ class StepLog:
         seconds = step.ended_at - self._started - step.experience.preparation_s
         row = self.row(step, seconds) | step.experience.notes
         row |= {f"time/{phase}": x for phase, x in step.seconds.items()}
-        row |= {"time/step_s": seconds, "compiles": step.traced, "failed_saves": self.failed_saves}
+        row |= {"time/step_s": seconds, "compiles": step.traced, "failed_saves": self.failed_saves} | step.exchanged
         if self.writer is not None:
             self.writer.write(step.number, row)
         self._started = step.ended_at

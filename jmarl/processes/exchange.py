@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -33,7 +34,7 @@ WAIT_MS = 1000  # then Python looks for signals
 _numbers = itertools.count()  # of the exchanges so far
 _written: list[str] = []  # keys of this process that others may still read
 _ended = False  # a process has failed between two exchanges
-sent = 0  # bytes that this process has given to the others
+_sent, _seconds = 0, 0.0  # since `take`: bytes that this process gave to the others, and seconds until it had theirs
 
 
 class FailedProcess(RuntimeError):
@@ -98,6 +99,15 @@ def number() -> int:
 def is_first() -> bool:
     """Return whether this is the process that owns the run's files, or the only one."""
     return jax.process_index() == 0
+
+
+def take() -> dict[str, float]:
+    """Return the columns of what was exchanged since the last call: bytes that this process gave to the others, and the seconds
+    until it had theirs, in which it waited for the slowest. Empty in a single process."""
+    global _sent, _seconds
+    columns = {"exchange/sent_bytes": float(_sent), "exchange/seconds": _seconds} if count() > 1 else {}
+    _sent, _seconds = 0, 0.0
+    return columns
 
 
 def own_device() -> Any:
@@ -248,9 +258,9 @@ def _client() -> Any:
 
 def _give(message: Message) -> int:
     """Write a message to the store. Returns the number of the exchange."""
-    global sent
+    global _sent
     exchange, data = next(_numbers), pickle.dumps(message)
-    sent += len(data)
+    _sent += len(data)
     parts = [data[start : start + PART] for start in range(0, len(data), PART)]
     prefix = f"jmarl/{exchange}/{number()}"
     for i, part in enumerate(parts):
@@ -261,10 +271,13 @@ def _give(message: Message) -> int:
 
 
 def _exchange(message: Message) -> list[Message]:
+    global _seconds
+    start = time.monotonic()
     exchange = _give(message)
     messages = [message if i == number() else pickle.loads(_read(f"jmarl/{exchange}/{i}")) for i in range(count())]
     while len(_written) > 1:  # all have read what came before this exchange, because all have written to this one
         _client().key_value_delete(f"{_written.pop(0)}/")
+    _seconds += time.monotonic() - start
     return messages
 
 

@@ -99,7 +99,10 @@ def rows_of(directory):
     """The numbers of a run's rows that do not depend on time."""
     lines = (Path(directory) / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    return [{k: v for k, v in row.items() if not k.startswith(("time", "tokens_per_s", "compiles", "step_s"))} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time", "exchange/", "tokens_per_s", "compiles", "step_s"))}
+        for row in rows
+    ]
 
 
 def failing_update(setup, state, batches):
@@ -127,9 +130,8 @@ def main(out, *arguments):
     if not names:
         return trained(agents, out)
     results = {name: result_of(name, agents, out) for name in names}
-    sent = exchange.sent
     if exchange.is_first():
-        Path(out, "results.pkl").write_bytes(pickle.dumps((results, jax.process_count(), jax.device_count(), sent)))
+        Path(out, "results.pkl").write_bytes(pickle.dumps((results, jax.process_count(), jax.device_count())))
     return 0
 
 

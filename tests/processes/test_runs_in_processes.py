@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import shutil
@@ -70,7 +71,7 @@ def test_several_processes_equal_one(results, name, count):
     """Three updates: rewards to the last bit, rows and the whole state up to the order of sums. The reward ranks the joint
     actions of the step and draws random numbers; the environment draws some in each episode. Of two turns, the third update of
     4 processes follows two of 2, from a checkpoint."""
-    (one, *_), (several, processes, devices, _) = results(1)[1], results(count)[1]
+    (one, *_), (several, processes, devices) = results(1)[1], results(count)[1]
     assert processes == devices == count
     (rewards, rows, state, _), (other_rewards, other_rows, other_state, _) = one[name], several[name]
     assert other_rewards == (rewards[2:] if (name, count) == ("two turns", 4) else rewards)
@@ -78,6 +79,16 @@ def test_several_processes_equal_one(results, name, count):
     assert [row.keys() for row in rows] == [row.keys() for row in other_rows]
     for row, other in zip(rows, other_rows, strict=True):
         np.testing.assert_allclose([*row.values()], [*other.values()], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_rows_say_what_was_exchanged(results):
+    rows = [
+        json.loads(x) for x in (results(2)[0] / "central critic in an environment" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert all(0 < row["exchange/seconds"] < row["time/step_s"] + row["time/compiling"] for row in rows)
+    sent = [row["exchange/sent_bytes"] for row in rows]
+    assert min(sent) > 300 and max(sent) < 20_000, sent  # observations, rewards and states of four episodes
 
 
 @pytest.mark.slow
