@@ -30,7 +30,7 @@ class QueuedStep(NamedTuple):
     ended_at: float  # `time.monotonic()` when it ended
     traced: int  # programs traced so far
     seconds: Mapping[str, float] = {}  # of each phase since the step before, see `goodput`
-    exchanged: Mapping[str, float] = {}  # columns of what several processes exchanged since the step before
+    exchanged: dict[str, float] = {}  # columns of what several processes exchanged since the step before
 
 
 class StepLog:

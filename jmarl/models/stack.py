@@ -5,6 +5,7 @@ A leaf of a stacked pytree is an array [A, ...] of the agents' own, or a `Shared
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from jmarl.processes import exchange
 from jmarl.types import Shared
 
 Part = tuple[tuple[int, int], ...]  # where each axis starts and ends
+PIECE = 2**26  # bytes of the layers that the host reads at once
 
 
 def stack_params(agents: Sequence[Any], shardings: Callable[[Any], Any] | None = None) -> Any:
@@ -36,13 +38,10 @@ def stack_params(agents: Sequence[Any], shardings: Callable[[Any], Any] | None =
         if jax.tree.structure(other) != first:
             raise ValueError(f"agent {i} has other parameters than agent 0: only one architecture fits a stack")
 
-    def place(path: Sequence[Any], *leaves: Any, sharding: Any = None) -> Array:
-        return place_leaves(leaves, in_layers(path), sharding)
-
     if shardings is None:
-        return jax.tree_util.tree_map_with_path(place, *agents)
+        return _place_all(place_leaves, agents)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(agents), *x.shape), jnp.float32), agents[0])
-    return jax.tree_util.tree_map_with_path(lambda path, x, *xs: place(path, *xs, sharding=x), shardings(shapes), *agents)
+    return _place_all(place_leaves, agents, shardings(shapes))
 
 
 def share_params(agents: Sequence[Any], shardings: Callable[[Any], Any] | None = None) -> Any:
@@ -57,13 +56,24 @@ def share_params(agents: Sequence[Any], shardings: Callable[[Any], Any] | None =
                     "one base per stack: give them one model, or train all weights (lora_rank=0)"
                 )
 
-    def place(path: Sequence[Any], leaf: Any, sharding: Any = None) -> Shared:
-        return Shared(place_leaves([leaf], in_layers(path), None if sharding is None else sharding.value, shared=True))
+    def place(leaves: Sequence[Any], in_layers: bool, sharding: Any = None) -> Shared:
+        return Shared(place_leaves(leaves, in_layers, None if sharding is None else sharding.value, shared=True))
 
     if shardings is None:
-        return jax.tree_util.tree_map_with_path(place, agents[0])
+        return _place_all(place, agents[:1])
     shapes = jax.tree.map(lambda x: Shared(jax.ShapeDtypeStruct(x.shape, jnp.float32)), agents[0])
-    return jax.tree_util.tree_map_with_path(place, agents[0], shardings(shapes))
+    return _place_all(place, agents[:1], shardings(shapes))
+
+
+def _place_all(place: Callable[..., Any], agents: Sequence[Any], shardings: Any = None) -> Any:
+    """Place the leaves of agents, one after the other. Those without layers come first: the host reads each of them whole,
+    while little else is placed."""
+    paths, tree = jax.tree_util.tree_flatten_with_path(agents[0])
+    leaves = zip(*map(jax.tree.leaves, agents), strict=True)
+    targets = [None] * len(paths) if shardings is None else tree.flatten_up_to(shardings)
+    calls = [(x, in_layers(path), target) for (path, _), x, target in zip(paths, leaves, targets, strict=True)]
+    placed = {i: place(*calls[i]) for i in sorted(range(len(calls)), key=lambda i: calls[i][1])}
+    return jax.tree.unflatten(tree, [placed[i] for i in range(len(calls))])
 
 
 def in_layers(path: Sequence[Any]) -> bool:
@@ -74,7 +84,7 @@ def in_layers(path: Sequence[Any]) -> bool:
 def place_leaves(leaves: Sequence[Any], in_layers: bool, sharding: Any = None, shared: bool = False) -> Array:
     """Return the same leaf of A agents as one float32 array [A, ...] on devices.
 
-    On the host there are never more than this array, divided as the devices have it, and one layer: each layer is read once.
+    The host never has more of it than some layers (`PIECE`): each layer is read once, and goes to all devices.
 
     Args:
       leaves: arrays, or leaves that are read when they are needed.
@@ -82,8 +92,8 @@ def place_leaves(leaves: Sequence[Any], in_layers: bool, sharding: Any = None, s
       shared: return the only leaf without the agent axis.
     """
     if any(isinstance(x, jax.Array) for x in leaves):  # on devices already, or traced
-        arrays = [jnp.asarray(x, jnp.float32) for x in leaves]
-        array = arrays[0] if shared else jnp.stack(arrays)
+        whole = [jnp.asarray(x, jnp.float32) for x in leaves]
+        array = whole[0] if shared else jnp.stack(whole)
         return array if sharding is None else exchange.to_devices(array, sharding)
     shape, devices = (len(leaves), *leaves[0].shape), dict[Part, list[Any]]()
     if sharding is None:
@@ -93,24 +103,58 @@ def place_leaves(leaves: Sequence[Any], in_layers: bool, sharding: Any = None, s
             index = (slice(None), *index) if shared else index
             part = tuple(x.indices(n)[:2] for x, n in zip(index, shape, strict=True))
             devices.setdefault(part, []).append(device)
-    parts, arrays = read_parts(leaves, in_layers, list(devices)), []
-    for part, owners in devices.items():
-        x = parts.pop(part)  # the memory is free when its devices have it
-        # Copied, because `device_put` on CPUs may use the memory of numpy, which programs cannot take when it is donated.
-        arrays += jax.block_until_ready([jnp.array(x[0] if shared else x, device=device) for device in owners])
-    return arrays[0] if sharding is None else jax.make_array_from_single_device_arrays(shape[shared:], sharding, arrays)
+    arrays: dict[Any, Array] = {}  # device -> its part
+    for layers in _pieces(list(devices), in_layers):
+        for part, piece in read_parts(leaves, in_layers, list(devices), layers).items():
+            size = tuple(stop - start for start, stop in part)[shared:]
+            for device in devices[part]:
+                array = _with_layers(arrays.pop(device, None), piece[0] if shared else piece, size, layers, device)
+                arrays[device] = jax.block_until_ready(array)  # the memory of the piece is free then
+    own = list(arrays.values())
+    return own[0] if sharding is None else jax.make_array_from_single_device_arrays(shape[shared:], sharding, own)
 
 
-def read_parts(leaves: Sequence[Any], in_layers: bool, parts: Sequence[Part]) -> dict[Part, np.ndarray]:
-    """Return parts of the array [A, ...] of A leaves, on the host. Layers are not divided."""
-    arrays = {part: np.empty([stop - start for start, stop in part], np.float32) for part in parts}
+def _pieces(parts: Sequence[Part], in_layers: bool) -> list[slice]:
+    """Return which layers of a leaf's parts are read at once."""
+    if not in_layers:
+        return [slice(None)]
+    shapes = [[stop - start for start, stop in part] for part in parts]
+    count = shapes[0][1]
+    step = max(PIECE * count // sum(4 * math.prod(shape) for shape in shapes), 1)
+    return [slice(n, min(n + step, count)) for n in range(0, count, step)]
+
+
+def _with_layers(array: Array | None, piece: np.ndarray, shape: tuple[int, ...], layers: slice, device: Any) -> Array:
+    """Return the part of a leaf on a device, of this shape, in which some layers are read."""
+    if piece.shape == shape:  # copied, because `device_put` on CPUs uses the memory of numpy, which cannot be donated
+        return jnp.array(piece, device=device)
+    array = jnp.zeros(shape, jnp.float32, device=device) if array is None else array
+    axis = next(i for i, (n, m) in enumerate(zip(shape, piece.shape, strict=True)) if n != m)
+    return _set_layers(array, jax.device_put(piece, device), layers.start, axis)
+
+
+@partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _set_layers(array: Array, piece: Array, first: Any, axis: int) -> Array:
+    return lax.dynamic_update_slice_in_dim(array, piece, first, axis)
+
+
+def read_parts(
+    leaves: Sequence[Any], in_layers: bool, parts: Sequence[Part], layers: slice = slice(None)
+) -> dict[Part, np.ndarray]:
+    """Return parts of the array [A, ...] of A leaves, on the host; of leaves in layers, those of `layers` only. Layers are not
+    divided."""
+    numbers = range(*layers.indices(leaves[0].shape[0])) if in_layers else [...]
+    arrays = {}
+    for part in parts:
+        shape = [stop - start for start, stop in part]
+        arrays[part] = np.empty([shape[0], len(numbers), *shape[2:]] if in_layers else shape, np.float32)
     different = {id(x): x for x in leaves}
-    for n in range(leaves[0].shape[0]) if in_layers else [...]:
+    for i, n in enumerate(numbers):
         read = {key: np.asarray(x[n] if in_layers else x) for key, x in different.items()}
         for part, array in arrays.items():
             index = tuple(slice(start, stop) for start, stop in part[1 + in_layers :])
             for a in range(*part[0]):
-                array[a - part[0][0], n] = read[id(leaves[a])][index]
+                array[a - part[0][0], i if in_layers else ...] = read[id(leaves[a])][index]
     return arrays
 
 

@@ -133,7 +133,10 @@ def load_reward_model(directory: str | os.PathLike) -> RewardModel:
         )
     with safe_open(path, framework="numpy") as file:
         tensors = {name: Tensor((), partial(file.get_tensor, name), str(path)) for name in ("value", "value_bias")}
-        head, metadata = {name: read_finite(x, name, "")[None] for name, x in tensors.items()}, file.metadata()
+        head, metadata = (
+            {name: np.asarray(read_finite(x, name, "")[None], np.float32) for name, x in tensors.items()},
+            file.metadata(),
+        )
     team, (params,) = make_team([load_agent(directory)])
     algorithm = resolve(TrainConfig.of(algorithm="reward_model", compute_dtype=metadata["compute_dtype"]))
     params = params | jax.tree.map(jnp.asarray, head)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from jmarl.models import stack
 from jmarl.models.hub.agents import load_agent, open_agent
 from jmarl.models.hub.hf_format import StoredLeaf, Tensor, stored_params, tensors_from_params
 from jmarl.models.stack import read_parts, share_params, stack_params
@@ -47,7 +48,10 @@ def test_beside_the_parts_of_a_leaf_only_a_layer_is_in_memory(stored, leaf):
     assert peak < whole.nbytes + 4 * arrays[0].nbytes + 20_000
 
 
-def test_stored_weights_are_stacked_and_shared_like_arrays(stored):
+@pytest.mark.parametrize("piece", [stack.PIECE, 100_000, 1])
+def test_stored_weights_are_stacked_and_shared_like_arrays(stored, piece, monkeypatch):
+    """Also in pieces: several layers at once, and one at a time."""
+    monkeypatch.setattr(stack, "PIECE", piece)
     arrays, lazy, reads = stored
     reads.clear()
     stacked, shared = stack_params([lazy, lazy]), share_params([lazy, arrays])

@@ -302,10 +302,10 @@ def stored_params(cfg: ModelConfig, tensors: Mapping[str, Tensor], where: str) -
 
 
 def read_finite(tensor: Tensor, name: str, where: str) -> np.ndarray:
-    """Read a tensor in float32. Raises ValueError if a value is NaN or infinite.
+    """Read a tensor in the type that it is stored in. Raises ValueError if a value is NaN or infinite.
 
     where: begins the message unless the tensor has a file."""
-    array = np.asarray(tensor.read(), np.float32)
+    array = tensor.read()
     if wrong := array.size - np.count_nonzero(np.isfinite(array)):
         raise ValueError(
             f"{tensor.file or where}: {name} has {wrong} of {array.size} weights that are NaN or infinite: it is damaged, "
