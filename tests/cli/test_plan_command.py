@@ -121,6 +121,12 @@ def test_fit_overwrites_no_file(config_only: Path, tmp_path: Path, capsys: pytes
     assert "this file exists" in capsys.readouterr().err and path.read_text() == "mine"
 
 
+def test_fit_is_for_one_host(config_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    flags = ["--num-devices", "8", "--num-nodes", "2", "--fit", str(tmp_path / "fits.yaml")]
+    assert plan(config_only, "--device", "h100", "--prompt-tokens", "20", *flags) == 2
+    assert "--fit finds settings for the devices of one host: leave out --num-nodes" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(has_cuda(), reason="the wheels for CUDA are installed")
 def test_without_the_wheels_it_says_what_to_install(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     assert plan(config_only, "--device", "h100", "--prompt-tokens", "20") == 2
