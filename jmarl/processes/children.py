@@ -22,6 +22,12 @@ from jmarl.processes.ending import FOLLOWED
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 INTERRUPTED = 75  # exit code of a process that has saved and can be started again
 LEAVE = 5.0  # seconds in which the others can say why they end, before SIGTERM
+# A program that lets Linux kill it when the launcher (argument 1, which may have gone already) ends, even by SIGKILL, and then
+# becomes the command. Not done between fork and exec: other threads of the launcher may hold locks then.
+WITH_LAUNCHER = """import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])"""
 LAST_LINES = 12  # that are shown of the first process that failed
 
 
@@ -66,13 +72,15 @@ class Outcome:
 
 
 class Child:
-    """A process, the thread that reads its output, and the one that waits for its end."""
+    """A process, the thread that reads its output, and the one that waits for its end. Made in the main thread: Linux ends the
+    process with the thread that started it."""
 
     def __init__(self, rank: int, command: Sequence[str], env: Mapping[str, str], file: BinaryIO, ends: queue.SimpleQueue):
         self.rank, self.file, self.ends = rank, file, ends
         self.last_lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        before = [sys.executable, "-I", "-S", "-c", WITH_LAUNCHER, str(os.getpid())] if sys.platform == "linux" else []
         self.process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [*before, *command], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             process_group=0,  # a terminal sends Ctrl+C to its own group; here it comes once, from the launcher
         )  # fmt: skip
         self.reader = threading.Thread(target=self._read, daemon=True)

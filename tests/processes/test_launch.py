@@ -87,6 +87,27 @@ def test_signals_are_forwarded_and_the_code_says_that_all_have_saved(script, num
     assert process.returncode == 75 and out.count(f"got {number.name}\n") == 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes with the one that started them")
+def test_a_launcher_that_is_killed_leaves_no_processes(script):
+    process = script("print(os.getpid())\nwhile True: time.sleep(0.02)", "--nproc-per-node", "2")
+    lines = [process.stdout.readline() for _ in range(4)]
+    pids = [int(line.split()[-1]) for line in lines if "here" not in line]
+    process.kill()
+    end = time.monotonic() + 10
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert len(pids) == 2
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended may wait for its new parent to look."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 @pytest.mark.long
 def test_all_are_started_again_elastic_without_the_one_that_failed(script, tmp_path):
     lines = "start()\nif rank == 1 and attempt < 3: time.sleep(0.3); sys.exit(5)\nif attempt < 3: time.sleep(60)"
