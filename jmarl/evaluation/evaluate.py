@@ -13,6 +13,7 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.models.lora import model_of
+from jmarl.processes import exchange
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import pass_at_k
 from jmarl.rollout.chunks import divided
@@ -60,16 +61,23 @@ def evaluate(
 def evaluation_of(
     team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig, metrics: EvalMetrics | None = None
 ) -> Callable[[TeamState], Evaluation] | None:
-    """Return a function that evaluates a state on held-out items; None without items. metrics: further ones, for its notes."""
+    """Return a function that evaluates a state on held-out items; None without items.
+
+    metrics: further ones, for its notes. Of several processes the first one calls it."""
 
     def evaluate_state(state: TeamState) -> Evaluation:
         result = evaluate(team, [model_of(stack) for stack in state.stacks], items, env, cfg)
         if metrics is None:
             return result
-        with calling("eval_metrics"):
-            return result._replace(notes=metrics(items, result.rollout))
+        return result._replace(notes=exchange.from_first(partial(call_metrics, metrics, items, result.rollout)))
 
     return evaluate_state if items else None
+
+
+def call_metrics(metrics: EvalMetrics, items: Sequence[dict], rollout: Rollout) -> dict[str, float]:
+    """Call metrics of the user."""
+    with calling("eval_metrics"):
+        return dict(metrics(items, rollout))
 
 
 def play_held_out(
