@@ -22,8 +22,9 @@ from jmarl.files.interrupt import EXIT_INTERRUPTED, Interrupted, ending_at_secon
 from jmarl.files.lock import DirectoryInUse
 from jmarl.files.run_directory import CannotGoOn, checkpoints_of
 from jmarl.logs.failed_update import NonFiniteError
-from jmarl.processes.ending import fail, has_joined
-from jmarl.processes.join import join_processes
+from jmarl.processes import exchange
+from jmarl.processes.ending import fail
+from jmarl.processes.join import join_processes, joined_place
 from jmarl.runs.records import FitResult, TrainResult
 from jmarl.sandbox import SandboxUnavailable
 
@@ -35,6 +36,8 @@ R = TypeVar("R", bound=TrainResult | FitResult | Sequence[TrainResult])
 
 def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], None]) -> None:
     """Run an experiment from the command line: read its flags, run it, show its result, and end with `exit_code`.
+
+    Of several processes the first one shows the result.
 
     Wrong settings, and what this machine or directory does not allow, end the process with a message of one line. Several
     processes that torchrun or `jmarl launch` starts are one run; with --distributed auto or HOST:PORT those of Slurm, Open MPI
@@ -56,7 +59,8 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
     except Interrupted as reason:
         print(f"interrupted {reason}\n{resume_hint(cfg)}", flush=True)
         raise SystemExit(EXIT_INTERRUPTED if has_checkpoint(cfg) else EXIT_NOT_SAVED) from None
-    show(cfg, result)
+    if exchange.is_first():
+        show(cfg, result)
     results = [result] if isinstance(result, TrainResult | FitResult) else list(result)
     if results[0].interrupted:
         print(resume_hint(cfg), flush=True)
@@ -66,7 +70,7 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
 def refuse(error: Exception) -> NoReturn:
     """End the process with an error in one line, and with it the others of a run of several processes."""
     text = f"error: {error}"
-    if has_joined():
+    if joined_place() is not None:
         print(text, file=sys.stderr, flush=True)
         fail(text, 1)
     raise SystemExit(text) from None

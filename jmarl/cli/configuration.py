@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, find_own_modules, plural, to_stderr
+from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, find_own_modules, plural, show, to_stderr
 from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
 from jmarl.config.layers import experiment_config
 from jmarl.config.yaml_file import Given, YamlFile, parse_value, read_yaml
@@ -270,24 +270,24 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
 
     directory, updates = cfg.train.run.output_dir, cfg.train.run.num_updates
     if cfg.train.run.resume == "auto" and has_ended(cfg):
-        print(f"{directory}: the run has made all {plural(updates, 'update')}, nothing is left to do", flush=True)
+        show(f"{directory}: the run has made all {plural(updates, 'update')}, nothing is left to do")
         return DONE, None
-    print(first_line(cfg), flush=True)
+    show(first_line(cfg))
     try:
         with ending_at_second_signal():
             result = run_experiment(cfg)
     except Interrupted as reason:
-        print(f"interrupted {reason}\n{resume_line(directory)}", flush=True)
+        show(f"interrupted {reason}\n{resume_line(directory)}")
         return (INTERRUPTED if has_checkpoint(directory) else KILLED), None
     results = result if isinstance(result, list) else [result]
     directories = directories_of(cfg)
     for one, place in zip(results, directories, strict=True):
-        print(f"{place}: {closing_line(one)}", flush=True)
+        show(f"{place}: {closing_line(one)}")
     if unsaved := [one.unsaved for one in results if one.unsaved]:
         to_stderr(f"not everything is saved: {unsaved[0]}")
         return FAILED, result
     if any(one.interrupted for one in results):
-        print(resume_line(directory), flush=True)
+        show(resume_line(directory))
         return (INTERRUPTED if has_checkpoint(directory) else KILLED), result
     return DONE, result
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from jmarl.config.validation import did_you_mean
 from jmarl.files.lock import DirectoryInUse
 from jmarl.processes import ending
+from jmarl.processes.join import joined_place
 
 COMMANDS: dict[str, str] = {
     "init": "write a small project to start from: settings, a reward with its test, data",
@@ -186,6 +187,13 @@ def find_own_modules() -> None:
 def to_stderr(line: str) -> None:
     """Print a line about progress, or an error, on standard error, at once. Results go to standard output."""
     print(f"jmarl: {' '.join(line.split())}", file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Print lines of a run on standard output, at once; of several processes the first one does."""
+    place = joined_place()
+    if place is None or place.process == 0:
+        print(text, flush=True)
 
 
 def plural(count: int, noun: str) -> str:

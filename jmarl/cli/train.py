@@ -13,7 +13,7 @@ import logging
 import warnings
 from typing import Any
 
-from jmarl.cli.main import to_stderr
+from jmarl.cli.main import show, to_stderr
 
 EPILOG = """examples:
   jmarl configs list                                          the shipped files
@@ -90,10 +90,13 @@ def run(args: argparse.Namespace) -> int:
             lines += checked_run(configuration.experiment) if points is None else checked_sweep(points)
             print("\n".join(lines))
             return 0
-        print("".join(f"{line}\n" for line in lines), end="", flush=True)
+        if lines:
+            show("\n".join(lines))
         if points is not None:
             from jmarl.cli.sweep import run_sweep
+            from jmarl.processes import exchange
 
+            exchange.require_one("sweeps")
             return run_sweep(points, configuration.experiment.train.run.output_dir)
         return train(configuration.experiment)[0]
 

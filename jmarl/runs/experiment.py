@@ -31,6 +31,7 @@ from jmarl.processes import exchange
 from jmarl.runs.checks import check_agents, check_data, check_fit, check_settings
 from jmarl.runs.fit import fit
 from jmarl.runs.imitation import collect_solutions
+from jmarl.runs.prepare import of_this_process
 from jmarl.runs.records import FitResult, TrainResult
 from jmarl.runs.run import Task
 from jmarl.runs.seeds import check_seeds, train_seeds
@@ -121,7 +122,8 @@ def wandb_config(settings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def load_team(cfg: ExperimentConfig) -> Team:
     """Load the team of a run, and show that, if it takes long."""
-    with CLOCK.running(), watched("loading the models", cfg.train.run.progress, CLOCK.reader()):
+    shows = of_this_process(cfg.train).run.progress
+    with CLOCK.running(), watched("loading the models", shows, CLOCK.reader()):
         return team_of(cfg.team)
 
 
