@@ -22,6 +22,7 @@ functions that raise or hang. Left out: stopping a call that hangs in C, which n
 protection against a call that ends this process.
 """
 
+import copy
 import functools
 import math
 from collections import deque
@@ -50,6 +51,7 @@ from jmarl.envs.reward_values import (
 )
 
 GRACE_S = 0.5  # awaitables may take this much longer than `timeout` together
+RAISED = " raised "  # in faults of calls that did, or were too slow
 ERROR_WINDOW = 5  # `max_error_share` looks at this many batches of joint actions
 
 
@@ -219,8 +221,16 @@ class RewardFunction:
             rewards[[*unjudged]] = math.nan
             faults |= {j: f"all reward functions returned None on joint action {j}" for j in sorted(unjudged)}
             rewards, sum_faults = process_rewards(self._sum_processor, rewards, text_lengths, "the weighted sum")
-        self._check_errors(failed, len(prompts), faults)
-        return reward_result(rewards, parts, first_faults(faults, sum_faults), len(failed), measures)
+        result = reward_result(rewards, parts, first_faults(faults, sum_faults), len(failed), measures)
+        self.check_errors(result)
+        return result
+
+    def of_part(self) -> "RewardFunction":
+        """Return this reward for parts of the joint actions of a step, without `max_error_share`, which is one of all: call
+        `check_errors` with their results together."""
+        part = copy.copy(self)
+        part.max_error_share, part._errors = 1.0, deque(maxlen=ERROR_WINDOW)
+        return part
 
     def check_items(self, items: Sequence[dict]) -> None:
         """Raise a ValueError if a function needs a column that the items lack, or if a name has two meanings."""
@@ -241,7 +251,7 @@ class RewardFunction:
         for joint, entries in zip(parts, self._returned(term, parts, completions, optional, rng), strict=False):
             if isinstance(entries, BaseException):
                 items = [optional["batch_items"][j] for j in joint]
-                problem = f"{source} raised {named(entries)} ({joint_action_text(joint)}){call_text(entries, items)}"
+                problem = f"{source}{RAISED}{named(entries)} ({joint_action_text(joint)}){call_text(entries, items)}"
                 if self.on_error == "raise":
                     raise RewardError(f"{problem}; on_error='mask' or a number goes on without it") from entries
                 values[joint] = math.nan if self.on_error == "mask" else self.on_error
@@ -296,12 +306,13 @@ class RewardFunction:
         except TimeoutError as error:
             return [error] * len(values)
 
-    def _check_errors(self, failed: set[int], num_joint: int, faults: Faults) -> None:
+    def check_errors(self, result: RewardResult) -> None:
         """Raise if too many of the last joint actions had an error: a run would learn from the few that remain."""
-        self._errors.append((len(failed), num_joint))
+        self._errors.append((result.num_raised, len(result.total)))
         total_failed, total = map(sum, zip(*self._errors, strict=True))
         if len(self._errors) == ERROR_WINDOW and total_failed > self.max_error_share * total:
-            last = next((faults[j] for j in sorted(failed)), "none in this one")
+            faults = [text for _, text in sorted(result.faults.items()) if RAISED in text]
+            last = faults[0] if faults else "none in this one"
             raise RewardError(
                 f"a reward failed on {total_failed} of the {total} joint actions of the last {ERROR_WINDOW} batches, more than "
                 f"max_error_share={self.max_error_share}; at last: {last}"

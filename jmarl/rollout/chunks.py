@@ -1,4 +1,4 @@
-"""Sample and reward a turn in parts: one after the other, or in the processes of a run (host code, no jax).
+"""Sample and reward a turn in parts: one after the other, or in the processes of a run.
 
 Each process plays the episodes of its share of an environment of one episode (`LockStep`), with its own engine; seeds are drawn
 for all episodes and then divided, so results are those of one process. Any other environment, such as one that is made of a
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.config import Episodes
-from jmarl.envs.base import Answer, Environment, Observations, Step, Texts
+from jmarl.envs.base import Answer, Environment, Observations, Step, Texts, class_name
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.reward_values import RewardResult
 from jmarl.envs.vector import Engine, Fault, LockStep
@@ -71,7 +71,8 @@ def divided(env: Environment, rewards_divided: bool = False) -> Environment:
 
 
 class DividedEngine(Engine):
-    """Computes the calls of this process's episodes, and gets the results of the others."""
+    """Computes the calls of this process's episodes, and gets the results of the others, with the states: an episode may be
+    played on in another process, where fewer episodes are left."""
 
     def __init__(self, engine: Engine):
         self.engine, self.env = engine, engine.env
@@ -85,7 +86,8 @@ class DividedEngine(Engine):
         return self._of_all(lambda: self.engine.step(states[own], messages[own], seeds[own]) if states[own] else [])
 
     def _of_all(self, call: Any) -> list[Any]:
-        return [result for results in exchange.gather(call) for result in results]
+        states = f"the states of {class_name(self.env)}"
+        return [result for results in exchange.gather(call, states) for result in results]
 
 
 class InFirst:
@@ -127,7 +129,9 @@ class InShares:
     """A `RewardEnvironment` whose reward each process calls with its share of the joint actions. Prompts are written in all."""
 
     def __init__(self, env: RewardEnvironment):
-        self.env = env
+        self.reward = env.reward
+        self.env = copy.copy(env)
+        self.env.reward = env.reward.of_part()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.env, name)
@@ -138,7 +142,9 @@ class InShares:
         own_rng = np.random.default_rng(seeds[exchange.number()])
         mine = [texts[own] for texts in actions]
         answers = exchange.gather(lambda: [self.env.step(states[own], mine, own_rng)] if states[own] else [])
-        return join_answers([answer for answers_of_one in answers for answer in answers_of_one])
+        answer = join_answers([answer for answers_of_one in answers for answer in answers_of_one])
+        self.reward.check_errors(answer.result)
+        return answer
 
 
 def _split(answer: Answer) -> tuple[list[Any], Answer]:
