@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 FOLLOWED = 76  # exit code of a process that ends because another one failed
 KEY = "jmarl/failed"
 EVERY = 1.0  # seconds between two looks
-LINGER = 3.0  # seconds in which the others can read the reason of process 0, with which the coordinator ends
+LINGER = 3.0  # seconds in which the others can read the reason and end, before process 0 ends, and with it the coordinator
 FAILED, STOPPED = 1, 130
 OTHER = re.compile(r"(\w+: )?process \d+ of \d+ failed: ")  # how an error begins that is another process's
 LOST = ("closed by peer", "reset by peer", "ncclRemoteError")  # in errors of an exchange with a process that has ended
@@ -46,11 +46,6 @@ def watch(client: Any, process: int, count: int) -> None:
     sys.excepthook = end_all
 
 
-def has_joined() -> bool:
-    """Return whether this process is one of several."""
-    return _watcher is not None
-
-
 def fail(reason: str, code: int) -> None:
     """Tell the other processes why this one fails, and end it with an exit code. Returns if it is the only process."""
     if _watcher is not None:
@@ -63,12 +58,15 @@ def say(process: int, text: str) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """Return an error in one line, with the last line of the user's own code, or the last one if there is none."""
+    """Return an error in one line, with the last line of the user's own code, or the last one if there is none. That of another
+    process has its place there."""
+    text = " ".join(str(error).split())
+    if OTHER.match(text):
+        return f"{type(error).__name__}: {text}"
     frames = traceback.extract_tb(error.__traceback__)
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     own = [frame for frame in frames if not any(x in frame.filename for x in ("site-packages", package, "<frozen"))]
     where = "".join(f", in {frame.filename}, line {frame.lineno}" for frame in (own or list(frames))[-1:])
-    text = " ".join(str(error).split())
     lost = " (another process has ended, and its output says why)" if any(x in text for x in LOST) else ""
     return f"{type(error).__name__}{': ' * bool(text)}{text}{where}{lost}"
 
@@ -96,20 +94,20 @@ class Watcher:
     def fail(self, reason: str, code: int) -> None:
         """Leave the reason for the others and end this process."""
         self.stopped.set()
-        text = f"{self.name} failed: {reason}"
         if OTHER.match(reason):  # which it was told in an exchange
             self.end(f"{reason}; {self.name} ends too", FOLLOWED)
+        text = f"{self.name} failed: {reason}"
         try:
             self.client.key_value_set(KEY, text)
         except RuntimeError as error:  # another one failed before, or the coordinator has gone
             is_second = "ALREADY_EXISTS" in str(error)
             text, code = (text, FOLLOWED) if is_second else (f"{text}; the other processes could not be told", code)
-        if self.process == 0:
-            time.sleep(LINGER)
         self.end(text, code)
 
     def end(self, text: str, code: int) -> NoReturn:
-        """Print a line and end this process at once: an ordinary end waits for the other processes."""
+        """Print a line and end this process: an ordinary end waits for the other processes."""
         say(self.process, text)
         sys.stdout.flush()
+        if self.process == 0:
+            time.sleep(LINGER)
         os._exit(code)

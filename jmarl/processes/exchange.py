@@ -25,6 +25,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from safetensors import SafetensorError
 
+from jmarl.processes.ending import sentence
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 KNOWN = "_jmarl_is_known"  # attribute of errors of which the other processes know
@@ -49,7 +51,7 @@ def tell(error: BaseException) -> bool:
     """
     if count() > 1 and not (_ended or isinstance(error, FailedProcess) or getattr(error, KNOWN, False)):
         setattr(error, KNOWN, True)
-        _judge(_exchange(Message(b"", text_of(error), outside=True)))
+        _judge(_exchange(message_of(error, outside=True)))
     return not _ended
 
 
@@ -82,7 +84,8 @@ class Message(NamedTuple):
     """What a process gives to the others: a pickled object, or why it has none."""
 
     data: bytes
-    error: str = ""
+    error: str = ""  # with its traceback
+    reason: str = ""  # the error in one line
     outside: bool = False  # the error was raised between two exchanges
 
 
@@ -115,8 +118,10 @@ def own_device() -> Any:
     return next(device for device in jax.devices() if device.process_index == number())
 
 
-def gather(make: Callable[[], T]) -> list[T]:
+def gather(make: Callable[[], T], what: str = "the results of a process") -> list[T]:
     """Call a function in each process. Returns the results of all processes, in their order.
+
+    what: the results are, for an error about one that cannot be pickled.
 
     Raises what it raised here, or `FailedProcess` with the traceback of another process in which it raised.
     """
@@ -126,19 +131,29 @@ def gather(make: Callable[[], T]) -> list[T]:
         raise FailedProcess("a process of this run has failed, so nothing can be exchanged any more")
     try:
         mine = make()
-        message = Message(pickle.dumps(mine))
+        message = Message(_pickled(mine, what))
     except BaseException as error:
         setattr(error, KNOWN, True)
-        _judge(_exchange(Message(b"", text_of(error))))
+        _judge(_exchange(message_of(error)))
         raise
     messages = _exchange(message)
     _judge(messages)
     for i, other in enumerate(messages):
         if other.error:
-            failed = FailedProcess(f"process {i} of {len(messages)} failed: {other.error.strip().splitlines()[-1]}")
+            failed = FailedProcess(f"process {i} of {len(messages)} failed: {other.reason}")
             failed.add_note(f"process {i}: {other.error}")
             raise failed
     return [mine if i == number() else pickle.loads(other.data) for i, other in enumerate(messages)]
+
+
+def _pickled(value: Any, what: str) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:  # of any kind: pickle calls methods of the user's classes
+        raise TypeError(
+            f"{what} cannot be pickled ({type(error).__name__}: {error}), and the processes of a run give them to each other: "
+            "let them hold plain data, such as texts, numbers, lists and dicts, or start a single process"
+        ) from error
 
 
 def _judge(messages: list[Message]) -> None:
@@ -148,9 +163,9 @@ def _judge(messages: list[Message]) -> None:
     _ended = _ended or (any(outside) and not all(outside))
 
 
-def text_of(error: BaseException) -> str:
-    """Return an error with its traceback as text."""
-    return "".join(traceback.format_exception(error))
+def message_of(error: BaseException, outside: bool = False) -> Message:
+    """Return what a process gives to the others when it fails."""
+    return Message(b"", "".join(traceback.format_exception(error)), sentence(error), outside)
 
 
 def from_first(make: Callable[[], T]) -> T:

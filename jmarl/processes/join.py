@@ -14,12 +14,11 @@ from collections.abc import Callable
 
 from jmarl.processes import ending
 from jmarl.processes.meeting import is_loopback, meet
-from jmarl.processes.place import Place, find_place
+from jmarl.processes.place import PER_PROCESS, Place, find_place
 
 HEARTBEAT = 30  # seconds without a heartbeat after which JAX ends the others; they come from a thread, also while Python waits
 NO_PROXY = "no_grpc_proxy"  # hosts that JAX's connections reach without a proxy; gRPC reads it in small letters
 HTTP_NO_PROXY = "no_proxy"
-PER_PROCESS = "JMARL_DEVICES_PER_PROCESS"  # set by jmarl launch
 
 _place: Place | None = None
 
@@ -44,7 +43,7 @@ def join_processes(text: str = "", timeout: float = 60.0) -> None:
         RuntimeError: not all processes came in time, or JAX has started already.
     """
     global _place
-    if ending.has_joined():
+    if _place is not None:
         return
     place = find_place(text, timeout)
     if place is None:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jmarl.processes.children import Outcome, run_children
+from jmarl.processes.place import PER_PROCESS
 
 WRONG_INPUT = 2  # exit code of a wrong flag, setting or file
-PER_PROCESS = "JMARL_DEVICES_PER_PROCESS"  # read by join.py
 
 
 @dataclass(frozen=True)

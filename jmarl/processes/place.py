@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun and jmarl launch set, beside LOCAL_RANK
+PER_PROCESS = "JMARL_DEVICES_PER_PROCESS"  # set by jmarl launch: how many devices each process must have
 FIRST_PORT = 61440  # JAX's ports on Slurm begin here
 NUM_PORTS = 4096
 

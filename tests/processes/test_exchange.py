@@ -16,14 +16,19 @@ import jmarl
 
 jmarl.join_processes(timeout=30)
 
+import threading
+
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jmarl.cli.main import show
 from jmarl.config import TrainConfig
+from jmarl.envs.base import TextEnvironment
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
+from jmarl.envs.vector import LockStep
 from jmarl.models.sharding import make_mesh, mesh_for
 from jmarl.models.stack import to_host, unstack
 from jmarl.processes import exchange
@@ -32,6 +37,7 @@ from jmarl.runs import checks, seeds
 from jmarl.types import Shared
 
 number = exchange.number()
+show(f"shown by {number}")
 assert exchange.gather(lambda: number * 10) == [0, 10]
 assert exchange.from_first(lambda: f"of {number}") == "of 0"
 assert exchange.any_of(number == 1) and not exchange.any_of(False)
@@ -56,6 +62,36 @@ rng = np.random.default_rng(0)
 states, _ = env.reset([{"prompt": "a"}] * 3, rng)
 assert env.step(states, [["a", "bb", "ccc"]], rng).result.total.tolist() == [1, 2, 3] and scored == [[1], [2]][number]
 
+
+
+def refused(name, call):
+    try:
+        call()
+    except (ValueError, RuntimeError, TypeError) as error:
+        print(f"{name}: {error}", flush=True)
+
+
+def fails_on_bad(texts):
+    return [1 / (text != "bad") for text in texts]
+
+
+lenient = make_reward(fails_on_bad, num_agents=1, batched=False, on_error="mask", max_error_share=0.6)
+env = divided(RewardEnvironment(lenient, [lambda item: item["prompt"]]), rewards_divided=True)
+states, _ = env.reset([{"prompt": "a"}] * 4, rng)
+for _ in range(9):
+    assert env.step(states, [["bad", "bad", "ok", "ok"]], rng).result.num_raised == 2  # all of those of process 0
+refused("errors", lambda: [env.step(states, [["bad", "bad", "bad", "ok"]], rng) for _ in range(9)])
+
+
+class Locked(TextEnvironment):
+    roles = ("only",)
+
+    def reset(self, task, rng):
+        return threading.Lock(), [task["prompt"]]
+
+
+refused("state", lambda: divided(LockStep(Locked())).reset([{"prompt": "a"}] * 2, rng))
+
 stacked = np.arange(8.0).reshape(2, 4)
 for mesh, axes in (("data=2", P(None, "data")), ("agent=2", P("agent"))):
     spread = exchange.to_devices(stacked, NamedSharding(make_mesh(mesh).mesh, axes))
@@ -63,14 +99,6 @@ for mesh, axes in (("data=2", P(None, "data")), ("agent=2", P("agent"))):
     assert (unstack({"w": spread}, 0)["w"] == stacked[0]).all() and (to_host({"w": spread})["w"] == stacked).all()
 here = jax.device_put(stacked, jax.local_devices()[0])
 assert (np.asarray(unstack({"w": here, "base": Shared(here)}, 1)["w"]) == stacked[1]).all()
-
-
-def refused(name, call):
-    try:
-        call()
-    except (ValueError, RuntimeError) as error:
-        print(f"{name}: {error}", flush=True)
-
 
 refused("seeds", lambda: seeds.check_seeds([0, 1], TrainConfig.of(num_updates=1)))
 refused("reward model", lambda: checks.check_settings(TrainConfig.of(algorithm="marlhf", num_updates=1, num_candidates=2)))
@@ -93,9 +121,14 @@ def test_two_processes_exchange_objects_errors_and_arrays(tmp_path: Path) -> Non
     done = subprocess.run([*command, str(tmp_path / "child.py")], env=ENV, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = [(tmp_path / f"rank_{rank}.txt").read_text() for rank in range(2)]
+    assert "shown by 0" in logs[0] and "shown by" not in logs[1]
     assert "error: 0 ZeroDivisionError" in logs[0]
     assert "error: 1 FailedProcess process 0 of 2 failed: ZeroDivisionError" in logs[1]
     for log in logs:
+        assert (
+            "errors: a reward failed on 13 of the 20 joint actions of the last 5 batches, more than max_error_share=0.6" in log
+        )
+        assert "state: the states of Locked cannot be pickled (TypeError: cannot pickle '_thread.lock' object), and the" in log
         assert "seeds: several seeds in one program need one process, and this run has 2" in log
         assert "reward model: algorithms that train a reward model need one process, and this run has 2" in log
         assert "mesh: mesh='agent=1' has 1 devices, and the 2 processes of this run have 2: a mesh of several" in log

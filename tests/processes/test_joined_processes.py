@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jmarl.processes.launch import free_port
+from tests.test_examples import BYTES, RESULT
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = str(Path(__file__).parent / "joined_process.py")
@@ -23,11 +24,11 @@ ENV = {name: value for name, value in os.environ.items() if name not in OWN} | {
 PIPES = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def start(*arguments, host="127.0.0.1", prefixes=((), ()), **env):
+def start(*arguments, script=CHILD, host="127.0.0.1", prefixes=((), ()), **env):
     """Start two processes without a launcher."""
     place = env | {"WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": str(free_port())}
     return [
-        subprocess.Popen([*prefix, sys.executable, CHILD, *arguments], env=ENV | place | {"RANK": str(rank)}, **PIPES)
+        subprocess.Popen([*prefix, sys.executable, script, *arguments], env=ENV | place | {"RANK": str(rank)}, **PIPES)
         for rank, prefix in enumerate(prefixes)
     ]
 
@@ -99,37 +100,23 @@ def test_the_processes_of_torchrun_join():
     assert done.stdout.count("total 28.0 of 2 processes, 2 devices") == 2, (done.stdout, done.stderr)  # lines may run together
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("torchrun") is None, reason="torchrun is not installed")
+def test_the_example_of_the_document_divides_weights_over_the_processes_of_torchrun():
+    command = ["torchrun", "--nproc_per_node=2", "--master_port", str(free_port())]
+    command += ["experiments/examples/train_distributed_ppo.py", "--strategy", "fsdp", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=300)
+    shares = [tuple(int(x.replace(",", "")) for x in pair) for pair in BYTES.findall(done.stdout)]
+    assert len(shares) == 4, (done.stdout, done.stderr)  # of two processes, before training and after it
+    assert all(whole / 2 <= on_device < 0.51 * whole for whole, on_device in shares) and RESULT.search(done.stdout)
+
+
 @pytest.mark.long
 def test_joining_ends_in_time_with_a_sentence_where_no_coordinator_is():
     script = "import jmarl\njmarl.join_processes('auto', timeout=1.0)"
     env = ENV | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1 and "RuntimeError: process 1 of 2 did not reach process 0 at 127.0.0.1:" in done.stderr
-
-
-@pytest.fixture
-def two_hosts():
-    """Commands in front of those of two hosts, network namespaces with a cable between them; and the address of the first."""
-    if os.geteuid() or shutil.which("ip") is None:
-        pytest.skip("two network namespaces need root and the command ip")
-    names = [f"jmarl{os.getpid()}{end}" for end in "ab"]
-    commands = [f"netns add {names[0]}", f"netns add {names[1]}"]
-    commands += [f"link add cable netns {names[0]} type veth peer name cable netns {names[1]}"]
-    for i, name in enumerate(names):
-        commands += [
-            f"-n {name} addr add 10.77.42.{i + 1}/24 dev cable",
-            f"-n {name} link set cable up",
-            f"-n {name} link set lo up",
-        ]
-    try:
-        for command in commands:
-            done = subprocess.run(["ip", *command.split()], capture_output=True, text=True)
-            if done.returncode:
-                pytest.skip(f"two network namespaces cannot be made here: ip {command}: {done.stderr.strip()}")
-        yield [("ip", "netns", "exec", name) for name in names], "10.77.42.1"
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
 @pytest.mark.long

@@ -18,8 +18,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from jmarl.models.hub.agents import load_agent
-from tests.processes.run_in_processes import RUNS
-from tests.processes.test_joined_processes import ENV
+from tests.processes.run_in_processes import AGAIN, CENTRAL, PLAY, RUNS
+from tests.processes.test_joined_processes import ENV, start
 
 SCRIPT = str(Path(__file__).with_name("run_in_processes.py"))
 
@@ -27,11 +27,10 @@ SCRIPT = str(Path(__file__).with_name("run_in_processes.py"))
 def launch(count, out, *arguments, fault=""):
     """Run the script in some processes, by the launcher. Returns its exit code and all that was printed."""
     out.mkdir(parents=True, exist_ok=True)
-    start = (
-        [] if count == 1 else ["-m", "jmarl", "launch", "--nproc-per-node", str(count), "--log-dir", str(out / "logs"), "--"]
-    )
+    flags = ["--nproc-per-node", str(count), "--grace", "2", "--log-dir", str(out / "logs"), "--"]
+    start = [] if count == 1 else ["-m", "jmarl", "launch", *flags]
     command = [sys.executable, *start, SCRIPT, str(out), *map(str, arguments)]
-    done = subprocess.run(command, env=ENV | {"FAULT": fault}, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=ENV | {"FAULT": fault}, capture_output=True, text=True, timeout=900)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -40,20 +39,30 @@ def models(tiny_dir):
     return [tiny_dir("qwen2", seed=seed) for seed in (0, 1)]
 
 
+PLANS = {  # number of processes -> what they run, what goes wrong at the end, and the exit code
+    1: ([*RUNS, PLAY, AGAIN], "", 0),
+    2: ([*RUNS, PLAY], "killed of 1", 128 + signal.SIGKILL),
+    4: (RUNS, "bad luck of 3", 1),
+}
+
+
 @pytest.fixture(scope="module")
 def results(models, tmp_path_factory):
-    """`results(count)`: the directory of all runs in so many processes, and what they gave."""
+    """`results(count)`: the directory of all runs in so many processes, what they gave, and what was printed. Each number of
+    processes is started once, because compiling takes most of the time."""
     known = {}
 
     def get(count):
         if count not in known:
             out = tmp_path_factory.mktemp(f"processes_{count}")
-            if count == 4:  # goes on after two of three updates of two processes
-                shutil.copytree(get(2)[0] / "two turns", out / "two turns")
-                shutil.rmtree(out / "two turns" / "checkpoints" / "3")
-            code, text = launch(count, out, *models, *RUNS)
-            assert code == 0, text[-4000:]
-            known[count] = out, pickle.loads((out / "results.pkl").read_bytes())
+            if count != 2:  # continues after two of three updates of two processes
+                copy = out / (AGAIN if count == 1 else "two turns")
+                shutil.copytree(get(2)[0] / "two turns", copy)
+                shutil.rmtree(copy / "checkpoints" / "3")
+            names, fault, expected = PLANS[count]
+            code, text = launch(count, out, *models, *names, fault=fault)
+            assert code == expected, text[-4000:]
+            known[count] = out, pickle.loads((out / "results.pkl").read_bytes()), text
         return known[count]
 
     return get
@@ -94,7 +103,7 @@ def test_rows_say_what_was_exchanged(results):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_saved_models_are_the_gathered_arrays(results, count):
-    out, (several, *_) = results(count)
+    out, (several, *_), _ = results(count)
     for i, params in enumerate(several["two turns"][3]):
         saved = load_agent(out / "two turns" / "models" / f"agent_{i}").params
         jax.tree.map(np.testing.assert_array_equal, saved, params)
@@ -103,48 +112,62 @@ def test_saved_models_are_the_gathered_arrays(results, count):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_two_processes_resumes_in_one(results, models, tmp_path):
-    whole = results(1)[1][0]["two turns"]
-    shutil.copytree(results(2)[0] / "two turns", tmp_path / "two turns")
-    shutil.rmtree(tmp_path / "two turns" / "checkpoints" / "3")
-    code, text = launch(1, tmp_path, *models, "two turns")
-    assert code == 0, text[-4000:]
-    rewards, _, state, _ = pickle.loads((tmp_path / "results.pkl").read_bytes())[0]["two turns"]
+def test_a_checkpoint_of_two_processes_resumes_in_one(results):
+    one = results(1)[1][0]
+    whole, (rewards, _, state, _) = one["two turns"], one[AGAIN]
     assert rewards == whole[0][2:] and largest_difference(state, whole[2]) < 1e-5
 
 
 @pytest.mark.slow
-def test_a_run_survives_the_end_of_a_process(models, tmp_path):
-    """One of two is 20 s late and then killed: the other ends, with a reason. Going on, one gets SIGTERM: both save and end
-    with 75. At the end the state is that of a run that never stopped, bit for bit."""
-    code, text = launch(2, tmp_path / "whole", *models)
-    assert code == 0, text[-4000:]
-    out = tmp_path / "stopped"
-    code, text = launch(2, out, *models, fault="killed of 1")
-    assert code == 128 + signal.SIGKILL and "process 1 failed first: it was killed by SIGKILL" in text
+def test_evaluations_and_texts_of_two_processes_equal_those_of_one(results):
+    """And what two cannot do is refused by a sentence."""
+    (returns, texts, _), (other_returns, other_texts, refused) = (results(count)[1][0][PLAY] for count in (1, 2))
+    np.testing.assert_array_equal(returns, other_returns)
+    assert texts == other_texts and len({*texts[0], *texts[1]}) > 2
+    assert refused[0] == "pairings of cross-play need one process, and this run has 2: start a single one"
+    assert refused[1] == "async_steps=1 needs one process, and this run has 2: set async_steps=0"
+
+
+@pytest.mark.slow
+def test_a_run_survives_the_end_of_a_process(results, models):
+    """One of two is 20 s late and then killed: the other ends. Going on, one gets SIGTERM: both save and end with 75. At the
+    end the state is that of a run that never stopped, bit for bit. Then an update raises in one of two, outside an exchange:
+    the other is told at its next exchange."""
+    out, (whole, *_), text = results(2)
+    assert "process 1 failed first: it was killed by SIGKILL" in text
     code, text = launch(2, out, *models, fault="stopped of 1")
     assert code == 75 and len(set(re.findall(r"ended after (\d) updates", text))) == 1, text[-4000:]
-    code, text = launch(2, out, *models)
-    assert code == 0, text[-4000:]
-    states = [pickle.loads((x / "state.pkl").read_bytes()) for x in (tmp_path / "whole", out)]
-    for a, b in zip(*states, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.slow
-def test_an_error_of_the_user_ends_all_with_its_process_file_and_line(models, tmp_path):
-    code, text = launch(4, tmp_path, *models, fault="bad luck of 3")
-    assert code == 1
-    assert "process 3 failed first" in text and re.search(r"run_in_processes.py\D+\d+", text) and "bad luck" in text
-    for rank in range(4):
-        assert "bad luck" in (tmp_path / "logs" / f"rank_{rank}.txt").read_text()
-
-
-@pytest.mark.slow
-def test_an_error_of_one_process_outside_an_exchange_ends_all(models, tmp_path):
-    """The second update raises in one of two; the other is told at its next exchange. Nothing is saved, nothing hangs."""
     start = time.monotonic()
-    code, text = launch(2, tmp_path, *models, fault="update")
+    code, text = launch(2, out, *models, fault="update")
+    assert "ended after 4 updates" in text, text[-4000:]
+    for a, b in zip(pickle.loads((out / "state.pkl").read_bytes()), whole[CENTRAL][2], strict=True):
+        np.testing.assert_array_equal(a, b)
     assert code == 1 and "process 1 failed first" in text and time.monotonic() - start < 120
     for rank in range(2):
-        assert "bad update" in (tmp_path / "logs" / f"rank_{rank}.txt").read_text()
+        assert "bad update" in (out / "logs" / f"rank_{rank}.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_on_two_hosts_equals_that_of_one_process(results, models, two_hosts, tmp_path):
+    """The hosts are network namespaces; the second one reaches the coordinator by the address of the first."""
+    prefixes, address = two_hosts
+    whole, several = (results(count)[1][0][CENTRAL] for count in (1, 2))
+    arguments = [str(tmp_path), *map(str, models), CENTRAL]
+    processes = start(*arguments, script=SCRIPT, host=address, prefixes=prefixes, FAULT="")
+    try:
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    rewards, rows, state, _ = pickle.loads((tmp_path / "results.pkl").read_bytes())[0][CENTRAL]
+    assert rewards == whole[0] and largest_difference(state, whole[2]) < 1e-5
+    assert largest_difference(state, several[2]) == 0 and len(rows) == len(whole[1])
+
+
+@pytest.mark.slow
+def test_an_error_of_the_user_ends_all_with_its_process_file_and_line(results):
+    out, _, text = results(4)
+    assert "process 3 failed first" in text and re.search(r"run_in_processes.py\D+\d+", text) and "bad luck" in text
+    for rank in range(4):
+        assert "bad luck" in (out / "logs" / f"rank_{rank}.txt").read_text()
