@@ -31,7 +31,8 @@ from jmarl.models.hub.agents import open_agent  # noqa: E402
 from jmarl.models.stack import to_host, unstack  # noqa: E402
 from jmarl.processes import exchange  # noqa: E402
 from jmarl.runs import loop  # noqa: E402
-from jmarl.team import Team, policies  # noqa: E402
+from jmarl.runs.prepare import place_team  # noqa: E402
+from jmarl.team import Team, policies, save_team  # noqa: E402
 from tests.models.mesh_process import FORMATTERS, ITEMS, PAIRS  # noqa: E402
 
 # Process 0 compiles for all, and they keep its programs together. On CPUs the keys of a program differ between processes by the
@@ -53,7 +54,7 @@ RUNS = {  # name -> settings
     "pairs": DPO,
 }
 AGAIN = "two turns, again"  # continues from a copy of the directory
-PLAY = "play"
+PLAY, SHARDS = "play", "shards"
 
 
 def reward(a, b, rng):
@@ -135,6 +136,16 @@ def played(agents):
     return [result.rollout.joint_returns[0] for result in results], texts, refused
 
 
+def saved(agents, out):
+    """Save agents whose weights are divided over the model axis. Returns the share of them that this process has."""
+    _, team, params = place_team(agents, TrainConfig.of(num_updates=1, mesh="model=4"))
+    save_team(f"{out}/{SHARDS}", team, params)
+    own, whole = (
+        sum(sizes) for sizes in zip(*((x.addressable_data(0).size, x.size) for x in jax.tree.leaves(params)), strict=True)
+    )
+    return own / whole
+
+
 def rows_of(directory):
     """The numbers of a run's rows that do not depend on time."""
     lines = (Path(directory) / "metrics.jsonl").read_text().splitlines()
@@ -165,7 +176,10 @@ def trained(agents, out, directory):
 
 def main(out, *arguments):
     agents, names, fault = [open_agent(path) for path in arguments[:2]], arguments[2:], os.environ.get("FAULT", "")
-    results = {name: played(agents) if name == PLAY else result_of(name, agents, out) for name in names}
+    results = {
+        name: played(agents) if name == PLAY else saved(agents, out) if name == SHARDS else result_of(name, agents, out)
+        for name in names
+    }
     if names and exchange.is_first():
         Path(out, "results.pkl").write_bytes(pickle.dumps((results, jax.process_count(), jax.device_count())))
     Chance.played, Chance.fault = 0, fault

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jmarl.models.hub.agents import load_agent
-from tests.processes.run_in_processes import AGAIN, CENTRAL, PLAY, RUNS
+from tests.processes.run_in_processes import AGAIN, CENTRAL, PLAY, RUNS, SHARDS
 from tests.processes.test_joined_processes import ENV, start
 
 SCRIPT = str(Path(__file__).with_name("run_in_processes.py"))
@@ -42,7 +42,7 @@ def models(tiny_dir):
 PLANS = {  # number of processes -> what they run, what goes wrong at the end, and the exit code
     1: ([*RUNS, PLAY, AGAIN], "", 0),
     2: ([*RUNS, PLAY], "killed of 1", 128 + signal.SIGKILL),
-    4: (RUNS, "bad luck of 3", 1),
+    4: ([*RUNS, SHARDS], "bad luck of 3", 1),
 }
 
 
@@ -109,6 +109,16 @@ def test_saved_models_are_the_gathered_arrays(results, count):
         jax.tree.map(np.testing.assert_array_equal, saved, params)
     files = [load_file(out / "two turns" / "models" / f"agent_{i}" / "model.safetensors") for i in range(2)]
     assert files[0].keys() == files[1].keys()
+
+
+@pytest.mark.slow
+def test_models_that_four_processes_hold_in_parts_are_saved_whole(results, models):
+    """With model=4: equal to the files that they were read from, to the last bit."""
+    out, (several, *_), _ = results(4)
+    assert several[SHARDS] < 0.3
+    for i, model in enumerate(models):
+        files = (load_file(Path(x) / "model.safetensors") for x in (out / SHARDS / f"agent_{i}", model))
+        jax.tree.map(np.testing.assert_array_equal, *files)
 
 
 @pytest.mark.slow
