@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jmarl.cli.main import show
+from jmarl.cli.main import run
 from jmarl.config import TrainConfig
 from jmarl.envs.base import TextEnvironment
 from jmarl.envs.reward_environment import RewardEnvironment
@@ -37,7 +37,6 @@ from jmarl.runs import checks, seeds
 from jmarl.types import Shared
 
 number = exchange.number()
-show(f"shown by {number}")
 assert exchange.gather(lambda: number * 10) == [0, 10]
 assert exchange.from_first(lambda: f"of {number}") == "of 0"
 assert exchange.any_of(number == 1) and not exchange.any_of(False)
@@ -100,6 +99,7 @@ for mesh, axes in (("data=2", P(None, "data")), ("agent=2", P("agent"))):
 here = jax.device_put(stacked, jax.local_devices()[0])
 assert (np.asarray(unstack({"w": here, "base": Shared(here)}, 1)["w"]) == stacked[1]).all()
 
+refused("sweep", lambda: run(["train", "--config", "magrpo", "--set", "sweep.learning_rate=[1e-3, 1e-2]"]))
 refused("seeds", lambda: seeds.check_seeds([0, 1], TrainConfig.of(num_updates=1)))
 refused("reward model", lambda: checks.check_settings(TrainConfig.of(algorithm="marlhf", num_updates=1, num_candidates=2)))
 refused("mesh", lambda: mesh_for("agent=1", [2]))
@@ -121,7 +121,7 @@ def test_two_processes_exchange_objects_errors_and_arrays(tmp_path: Path) -> Non
     done = subprocess.run([*command, str(tmp_path / "child.py")], env=ENV, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = [(tmp_path / f"rank_{rank}.txt").read_text() for rank in range(2)]
-    assert "shown by 0" in logs[0] and "shown by" not in logs[1]
+    assert ["no output directory was given: it is runs/story_magrpo" in log for log in logs] == [True, False]
     assert "error: 0 ZeroDivisionError" in logs[0]
     assert "error: 1 FailedProcess process 0 of 2 failed: ZeroDivisionError" in logs[1]
     for log in logs:
@@ -129,6 +129,7 @@ def test_two_processes_exchange_objects_errors_and_arrays(tmp_path: Path) -> Non
             "errors: a reward failed on 13 of the 20 joint actions of the last 5 batches, more than max_error_share=0.6" in log
         )
         assert "state: the states of Locked cannot be pickled (TypeError: cannot pickle '_thread.lock' object), and the" in log
+        assert "sweep: sweeps need one process, and this run has 2" in log
         assert "seeds: several seeds in one program need one process, and this run has 2" in log
         assert "reward model: algorithms that train a reward model need one process, and this run has 2" in log
         assert "mesh: mesh='agent=1' has 1 devices, and the 2 processes of this run have 2: a mesh of several" in log
