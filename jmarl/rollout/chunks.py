@@ -71,8 +71,8 @@ def divided(env: Environment, rewards_divided: bool = False) -> Environment:
 
 
 class DividedEngine(Engine):
-    """Computes the calls of this process's episodes, and gets the results of the others, with the states: an episode may be
-    played on in another process, where fewer episodes are left."""
+    """Computes the calls of this process's episodes, and gets the results of the others. States are given to all: where fewer
+    episodes are left in a later turn, some continue in another process."""
 
     def __init__(self, engine: Engine):
         self.engine, self.env = engine, engine.env
