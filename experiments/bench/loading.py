@@ -40,7 +40,7 @@ def write_model(directory: Path) -> None:
 
     directory.mkdir(parents=True, exist_ok=True)
     open_agent().tokenizer.save_pretrained(directory)
-    (directory / "config.json").write_text(json.dumps(LLAMA))
+    (directory / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     cfg: ModelConfig = config_from_hf(LLAMA)
     rng = np.random.default_rng(0)
     shapes = {name: slot.shape for name, slot in tensor_slots(cfg).items()}
@@ -50,7 +50,7 @@ def write_model(directory: Path) -> None:
 
 def anonymous_bytes() -> int:
     """Return the memory of this process that is not that of files."""
-    return int(re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024  # type: ignore[index]
+    return int(re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))[1]) * 1024  # type: ignore[index]
 
 
 class Peak(threading.Thread):
