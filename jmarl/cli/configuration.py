@@ -84,7 +84,7 @@ def naming_places(given: Mapping[str, Given]) -> Iterator[None]:
 def read_experiment(config: str) -> ExperimentConfig:
     """Return the experiment of YAML files alone. config: as for `jmarl train --config`."""
     return read_configuration(
-        argparse.Namespace(config=config, **dict.fromkeys(("set", "seed", "device", "output", "resume")))
+        argparse.Namespace(config=config, **dict.fromkeys(("set", "seed", "device", "output", "resume", "pool")))
     ).experiment
 
 
@@ -169,7 +169,7 @@ def located(cfg: ExperimentConfig, folders: Sequence[Path], given: Mapping[str, 
 
 def flags_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of the flags with names of their own."""
-    settings: dict[str, Any] = {"seed": args.seed, "device": args.device, "output_dir": args.output}
+    settings: dict[str, Any] = {"seed": args.seed, "device": args.device, "output_dir": args.output, "pool": args.pool}
     settings = {name: value for name, value in settings.items() if value is not None}
     if args.resume is None:
         return settings

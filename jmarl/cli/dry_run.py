@@ -22,7 +22,7 @@ from jmarl.cli.play import WIDTH, reward_lines
 from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import dump_yaml
-from jmarl.envs.base import describe
+from jmarl.envs.base import close, describe
 from jmarl.files.checkpoint import nbytes
 from jmarl.files.run_directory import read_state, resolve_resume
 from jmarl.learning.setup import Setup
@@ -97,6 +97,7 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
         resumed = resume_lines(int(states[0].step), cfg.train.run.num_updates, read[0][1])
     to_stderr("checking: playing one turn of the first task; it waits for the compiler")
     lines += first_turn(setup, states[0], task.items[0], task.env)
+    close(task.env)
     return lines + resumed, nbytes(to_checkpoint(states[0]))
 
 

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from jmarl.plan.plan import describe_team, lines_of, make_plan
 
     gpu = find_gpu(args.device)
-    settings: dict[str, Any] = dict(seed=None, device=None, output=None, resume=None)
+    settings: dict[str, Any] = dict(seed=None, device=None, output=None, resume=None, pool=None)
     cfg: ExperimentConfig = read_configuration(argparse.Namespace(**vars(args) | settings)).experiment
     check_can_plan(cfg)
     count = args.num_devices or devices_of(cfg.train.run.mesh)

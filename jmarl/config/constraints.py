@@ -53,7 +53,7 @@ ONLY_BESIDE: dict[str, tuple[Any, str]] = {
     "in_turns": (False, "external_transition"),
     "reward_weights": ((), "reward"),
     "on_error": ("raise", "reward"),
-    "timeout": (None, "reward"),
+    "pool_workers": (2, "pool"),
     "max_error_share": (0.5, "reward"),
 }
 
@@ -187,6 +187,10 @@ TASK: list[Constraint] = [
      "must be set, or one of environment and eval_envs, but not both"),
     *[off_unless(name, off, lambda s, x=owner: getattr(s, x) is not None, f"without {owner}")
       for name, (off, owner) in ONLY_BESIDE.items()],
+    off_unless("timeout", None, lambda s: s.reward is not None or s.pool is not None, "without reward or pool"),
+    off_unless("pool", None, lambda s: s.reward is not None or s.data is None, "without reward or environment"),
+    ("timeout", lambda s: s.pool is None or s.reward is None or s.timeout is not None,
+     "must be a number of seconds, the limit of a call, where pool={s.pool} calls rewards"),
     off_unless("eval_envs", (), lambda s: not s.trains_in_environments or s.held_out != 0,
                "beside other environments where held_out is 0: nothing is evaluated"),
     off_unless("held_out_split", "test", lambda s: isinstance(s.held_out, str), "where held_out is a number"),

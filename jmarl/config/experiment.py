@@ -93,7 +93,15 @@ class TaskConfig(Section):
     """What happens when a reward function raises or is late: the run ends (raise), its joint actions do not count (mask), or
     this number takes the place of their reward."""
     timeout: Positive | None = None
-    """Seconds that one call of a reward function may take; None: no limit."""
+    """Seconds that one call of a reward function, or with pool of an environment, may take; None: no limit, in a pool 60."""
+    pool: Literal["processes", "ray"] | None = None
+    """Where environments and reward functions are called. None: in this process. processes: in pool_workers processes of this
+    machine. ray: in pool_workers actors on a cluster of Ray, that of RAY_ADDRESS or of this machine (`ray start --head`); all
+    nodes must be able to import what is called. In a pool the calls of an environment run at once, each with a time limit
+    (timeout); a lost call is repeated, and then its joint action does not count. A reward function is called with a whole step,
+    by one worker."""
+    pool_workers: Count = 2
+    """Processes or actors of each environment, and of the rewards."""
     max_error_share: Share = 0.5
     """With on_error mask or a number: the run ends if rewards fail on more than this share of the joint actions of the last 5
     calls; 1 never ends it."""

@@ -45,7 +45,8 @@ def make(name: str, **options: Any) -> Any:
 
     Args:
         name: see above.
-        **options: arguments of its constructor, and those that all environments have (see `options`).
+        **options: arguments of its constructor, and those that all environments have (see `options`). With `servers` it is
+            played there, and `name` is its name on the servers.
 
     Raises:
         ValueError: the name is unknown, the module cannot be imported, or the constructor does not take an option.
@@ -55,6 +56,9 @@ def make(name: str, **options: Any) -> Any:
     from jmarl.envs.messages import SimulatedEnvironment
     from jmarl.envs.options import GENERAL, WithOptions, split_options
 
+    if "servers" in options:
+        others = {option: value for option, value in options.items() if option != "servers"}
+        return import_object("jmarl.remote.client.environment:make_remote")(name, options["servers"], others)
     names = ENVIRONMENTS | OTHER_NAMES
     if name not in names and ":" not in name:
         nearest = difflib.get_close_matches(name, names, 1)

@@ -175,6 +175,13 @@ def describe(env: Any) -> dict[str, Any]:
     return json.loads(json.dumps(method())) if callable(method) else {}
 
 
+def close(env: Any) -> None:
+    """Call the method `close` of an environment, if it has one: it ends processes and connections."""
+    method = getattr(env, "close", None)
+    if callable(method):
+        method()
+
+
 def special_tokens(env: Any) -> tuple[str, ...]:
     """Return the special tokens that an environment reads in completions: its attribute `special_tokens`, or none."""
     return tuple(getattr(env, "special_tokens", ()))

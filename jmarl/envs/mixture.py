@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs.base import Answer, Texts, describe, special_tokens
+from jmarl.envs.base import Answer, Texts, close, describe, special_tokens
 from jmarl.envs.reward_values import RewardResult
 from jmarl.envs.vector import LockStep
 
@@ -43,6 +43,11 @@ class Mixture:
         self.reward_range = (min(env.reward_range[0] for env in members), max(env.reward_range[1] for env in members))
         self.special_tokens = tuple(dict.fromkeys(token for env in members for token in special_tokens(env)))
         self.max_turns = max(env.max_turns for env in members)
+
+    def close(self) -> None:
+        """End what the environments have started."""
+        for env in self.environments.values():
+            close(env)
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
         """Return up to `count` tasks {"environment": name, "task": its task}."""

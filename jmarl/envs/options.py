@@ -5,7 +5,7 @@
 reward_scale, reward_bias, reward_clip: the reward r becomes clip(reward_scale * r + reward_bias), between -c and c for one
 number c, or between the two numbers of a list. problems: the tasks, a list of dicts or a .json or .jsonl file of them, instead
 of those that the environment makes; a fifth of them is the split eval. timeout: seconds that a program may take, where the
-environment runs programs.
+environment runs programs. servers: where the environment is played instead of here, see `jmarl.remote.client`.
 """
 
 from __future__ import annotations

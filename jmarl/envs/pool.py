@@ -4,21 +4,23 @@ The processes are spawned, never forked, because this process may have started J
 script that trains with a pool does its work under `if __name__ == "__main__":` (see `multiprocessing`).
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 from pebble import ProcessExpired, ProcessPool
 
 from jmarl.envs.base import Observations, Step, TextEnvironment, Texts, class_name
-from jmarl.envs.calls.user_code import notes_of
+from jmarl.envs.calls.arguments import BoundReward
+from jmarl.envs.calls.awaiting import awaited
+from jmarl.envs.calls.user_code import calling, notes_of, place_of
 from jmarl.envs.messages import as_text_environment
+from jmarl.envs.reward_values import value_list
 from jmarl.envs.vector import Engine, Fault, reset_once, step_once
 
 MAX_LOST_BATCHES = 3  # as many batches in a row without one answer are an error
@@ -44,35 +46,46 @@ class Lost(NamedTuple):
     reason: str
 
 
-def _pickled_result(call: Callable, *arguments: Any) -> bytes:
+def pickled_result(call: Callable, *arguments: Any) -> bytes:
     """Return the pickled result of a call, or a pickled `Raised`, also for a result that cannot be pickled."""
     try:
-        return pickle.dumps(call(_env, *arguments))
+        return pickle.dumps(call(*arguments))
     except Exception as error:
-        trace = traceback.format_exc()
-        try:
-            return pickle.dumps(Raised(pickle.loads(pickle.dumps(error)), trace))
-        except Exception:  # user-defined errors often cannot be pickled, and fail in many ways: send their text
-            text = RuntimeError(f"{type(error).__name__}: {error}")
-            text.__notes__ = notes_of(error)
-            return pickle.dumps(Raised(text, trace))
+        return pickle.dumps(raised_of(error))
 
 
-class Pool(Engine):
-    """An engine with worker processes: `LockStep(Pool(env, workers=4, timeout=10))`. Close it, or use it as a context manager.
+def raised_of(error: Exception) -> Raised:
+    """Return an error and its traceback in a form that can be pickled."""
+    trace = traceback.format_exc()
+    try:
+        return Raised(pickle.loads(pickle.dumps(error)), trace)
+    except Exception:  # user-defined errors often cannot be pickled, and fail in many ways: send their text
+        text = RuntimeError(f"{type(error).__name__}: {error}")
+        text.__notes__ = notes_of(error)
+        return Raised(text, trace)
 
-    A call that takes too long or loses its process is repeated; after that it is a `Fault`, which masks the joint action. An
+
+def _pickled_result(call: Callable, *arguments: Any) -> bytes:
+    """Call a function with the environment of this process."""
+    return pickled_result(call, _env, *arguments)
+
+
+class Workers(Engine):
+    """What engines with workers share: which calls are repeated, and what is an error. Close them, or use them in `with`.
+
+    A call that takes too long or loses its worker is repeated; after that it is a `Fault`, which masks the joint action. An
     error that the environment raises is raised in this process. A worker that dies or hangs between two calls costs nothing:
-    the workers are restarted. If they do not start, or MAX_LOST_BATCHES batches in a row had no answer at all, that is an
-    error.
+    it is replaced. If the workers do not start, or MAX_LOST_BATCHES batches in a row had no answer at all, that is an error.
 
     Args:
         env: a `TextEnvironment` or `SimulatedEnvironment` that can be pickled.
-        workers: number of processes.
-        timeout: seconds that one call may take; then its process is killed and replaced.
+        workers: how many there are.
+        timeout: seconds that one call may take; then its worker is killed and replaced.
         retries: how often a lost call is repeated.
-        start_timeout: seconds that the processes may take to start.
+        start_timeout: seconds that the workers may take to start.
     """
+
+    kind = "workers"  # the word for them in messages
 
     def __init__(self, env: Any, workers: int = 2, timeout: float = 60.0, retries: int = 1, start_timeout: float = 60.0):
         if workers < 1 or timeout <= 0 or retries < 0 or start_timeout <= 0:
@@ -84,35 +97,15 @@ class Pool(Engine):
         self.workers, self.timeout, self.retries, self.start_timeout = workers, timeout, retries, start_timeout
         self._lost_batches = 0  # in a row
         self._has_answered = False
-        self._pool = self._start()
 
     def reset(self, tasks: Sequence[dict], seeds: Sequence[int]) -> list[tuple[Any, Observations] | Fault]:
-        return self._call_all(reset_once, list(zip(tasks, seeds, strict=True)))
+        return self.call_all(reset_once, list(zip(tasks, seeds, strict=True)))
 
     def step(self, states: Sequence[Any], messages: Texts, seeds: Sequence[int]) -> list[Step | Fault]:
-        return self._call_all(step_once, list(zip(states, messages, seeds, strict=True)))
+        return self.call_all(step_once, list(zip(states, messages, seeds, strict=True)))
 
-    def close(self) -> None:
-        """End the processes."""
-        self._pool.stop()
-        self._pool.join()
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _start(self) -> ProcessPool:
-        spawn = multiprocessing.get_context("spawn")
-        return ProcessPool(self.workers, context=spawn, initializer=_set_environment, initargs=(self.env,))
-
-    def _restart(self) -> None:
-        self.close()
-        self._pool = self._start()
-
-    def _call_all(self, function: Callable, calls: Sequence[tuple]) -> list[Any]:
-        """Return the results of calls in their order; a `Fault` for each call that was lost in every try."""
+    def call_all(self, function: Callable, calls: Sequence[tuple]) -> list[Any]:
+        """Return the results of function(env, *call) in the order of the calls; a `Fault` where every try was lost."""
         results: dict[int, Any] = {}
         pending = list(range(len(calls)))
         for _ in range(1 + self.retries):
@@ -123,10 +116,52 @@ class Pool(Engine):
         self._lost_batches = self._lost_batches + 1 if calls and len(pending) == len(calls) else 0
         if self._lost_batches >= MAX_LOST_BATCHES:
             raise RuntimeError(
-                f"{self._lost_batches} batches in a row had no answer from any of {self.workers} processes: "
+                f"{self._lost_batches} batches in a row had no answer from any of {self.workers} {self.kind}: "
                 f"{results[0].reason}. Is what the environment needs still running?"
             )
         return [results[i] for i in range(len(calls))]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _try(self, function: Callable, calls: Sequence[tuple], indices: Sequence[int]) -> dict[int, Any]:
+        """Run calls once; return the result of each, or `Lost`, by index."""
+        raise NotImplementedError
+
+    def _result_of(self, data: bytes, place: str) -> Any:
+        """Return what `pickled_result` has pickled, or raise the error. place: where it was raised."""
+        result = pickle.loads(data)
+        self._has_answered = True
+        if isinstance(result, Raised):
+            result.error.add_note(f"in {place}:\n{result.trace}")
+            raise result.error
+        return result
+
+
+class Pool(Workers):
+    """Workers that are processes of this machine: `LockStep(Pool(env, workers=4, timeout=10))`. See `Workers`."""
+
+    kind = "processes"
+
+    def __init__(self, env: Any, workers: int = 2, timeout: float = 60.0, retries: int = 1, start_timeout: float = 60.0):
+        super().__init__(env, workers, timeout, retries, start_timeout)
+        self._pool = self._start()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.stop()
+        self._pool.join()
+
+    def _start(self) -> ProcessPool:
+        spawn = multiprocessing.get_context("spawn")
+        return ProcessPool(self.workers, context=spawn, initializer=_set_environment, initargs=(self.env,))
+
+    def _restart(self) -> None:
+        self.close()
+        self._pool = self._start()
 
     def _try(self, function: Callable, calls: Sequence[tuple], indices: Sequence[int]) -> dict[int, Any]:
         """Run calls once; return the result of each, or `Lost`, by index."""
@@ -151,7 +186,7 @@ class Pool(Engine):
     def _result(self, future: Future) -> Any:
         """Return the result of a call that has ended, or `Lost`. Raise what the environment raised."""
         try:
-            result = pickle.loads(future.result())
+            data = future.result()
         except TimeoutError:
             return Lost(f"did not answer within {self.timeout:g} s")
         except ProcessExpired as error:
@@ -163,8 +198,41 @@ class Pool(Engine):
                 f"the processes of the pool could not begin with {class_name(self.env)}: its class must be in a module that "
                 "they can import (not in a notebook or a command line), and a script works under if __name__ == '__main__'"
             ) from error
-        self._has_answered = True
-        if isinstance(result, Raised):
-            result.error.add_note(f"in a process of the pool:\n{result.trace}")
-            raise result.error
-        return result
+        return self._result_of(data, "a process of the pool")
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+class Rewards(NamedTuple):
+    """What the workers of a pool hold: reward functions."""
+
+    functions: list[BoundReward]
+
+
+class Failed(NamedTuple):
+    """What a reward function raised in a worker."""
+
+    raised: Raised
+
+
+def call_reward(rewards: Rewards, number: int, texts: list, arguments: dict, rng: np.random.Generator) -> list | Failed:
+    """Call a reward function in a worker."""
+    try:
+        with calling(function=rewards.functions[number].func):
+            return value_list(awaited(rewards.functions[number](texts, arguments | {"rng": rng})))
+    except SystemExit as error:
+        return Failed(raised_of(RuntimeError(f"exit({error.code}) was called in {place_of(error)}")))
+    except Exception as error:
+        return Failed(raised_of(error))
+
+
+def call_rewards(workers: Workers, calls: Sequence[tuple]) -> list[list | BaseException]:
+    """Return the values of calls in the workers of a pool, or what they raised."""
+    returned: list[list | BaseException] = []
+    for result in workers.call_all(call_reward, calls):
+        if isinstance(result, Failed):
+            result.raised.error.add_note(f"in a worker of the pool:\n{result.raised.trace}")
+            result = result.raised.error
+        returned.append(TimeoutError(result.reason) if isinstance(result, Fault) else result)
+    return returned

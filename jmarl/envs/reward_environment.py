@@ -115,6 +115,11 @@ class RewardEnvironment:
             )
         return len(self.formatters)
 
+    def close(self) -> None:
+        """End what the reward has started."""
+        if self._for_all is None:
+            self.reward.close()
+
     def for_agents(self, num_agents: int) -> RewardEnvironment:
         """Return this environment; one with a single formatter and a plain reward as that of a team of so many agents."""
         if self._for_all is None:

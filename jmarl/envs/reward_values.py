@@ -154,6 +154,12 @@ def reward_result(
     return RewardResult(mean_over_agents(rewards), parts, invalid, rewards, faults, num_raised, measures or {})
 
 
+def value_list(value: Any) -> list[Any]:
+    """Return the values of a call as a list; a single value is that of a single joint action."""
+    entries = as_list(value)
+    return [value] if entries is None else entries
+
+
 def first_faults(*faults: Mapping[int, str]) -> Faults:
     """Merge faults; the first one of each joint action counts."""
     merged: Faults = {}

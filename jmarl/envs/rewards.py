@@ -35,18 +35,19 @@ from jmarl.envs.calls.arguments import BoundReward, unique_names
 from jmarl.envs.calls.awaiting import is_async, needs_waiting, wait_for_all
 from jmarl.envs.calls.time_limit import call_within
 from jmarl.envs.calls.user_code import defined_text, excerpt, named, place_of
+from jmarl.envs.pool import Rewards, Workers, call_rewards
 from jmarl.envs.reward_values import (
     BoundProcessor,
     Faults,
     Processor,
     RewardError,
     RewardResult,
-    as_list,
     first_faults,
     mean_over_agents,
     process_rewards,
     reward_result,
     reward_values,
+    value_list,
     with_text_length,
 )
 
@@ -142,6 +143,8 @@ class RewardFunction:
             their raw value. In every case, values that are no numbers mask, and a wrong number of values raises.
         timeout: seconds that one call may take (None: no limit); a slower call is an error as if it had raised, and is ended
             (see `calls.time_limit`). Calls then draw from their own generators.
+        pool: `Pool` or `RayPool`, or a partial of one with other arguments: calls run at once in its workers, which have copies
+            of the functions; a lost call is repeated, and then an error as if it had raised. Needs `timeout`.
         max_error_share: with on_error "mask" or a number, raise when more than this share of the joint actions of the last
             ERROR_WINDOW batches had an error; 1 never raises.
     """
@@ -156,6 +159,7 @@ class RewardFunction:
         batched: bool = True,
         on_error: Literal["raise", "mask"] | float = "raise",
         timeout: float | None = None,
+        pool: Callable[..., Workers] | None = None,
         max_error_share: float = 0.5,
     ):
         funcs = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
@@ -171,6 +175,8 @@ class RewardFunction:
             raise ValueError(f"on_error is 'raise', 'mask' or a finite number, got {on_error!r}")
         if timeout is not None and not 0 < timeout < math.inf:
             raise ValueError(f"timeout is a number of seconds > 0, or None (no limit), got {timeout!r}")
+        if pool is not None and timeout is None:
+            raise ValueError("rewards in a pool need timeout: seconds that one call may take, such as timeout=60")
         if not 0 <= max_error_share <= 1:
             raise ValueError(f"max_error_share is in [0, 1], got {max_error_share!r}")
         self.num_agents, self.batched, self.on_error = num_agents, batched, on_error
@@ -187,6 +193,13 @@ class RewardFunction:
             )
             for func, name, weight, processor in zip(funcs, unique_names(funcs), self.weights, per_func, strict=True)
         ]
+
+        self._workers = None if pool is None else pool(Rewards([term.call for term in self._terms]), timeout=timeout)
+
+    def close(self) -> None:
+        """End the workers of the pool."""
+        if self._workers is not None:
+            self._workers.close()
 
     @property
     def names(self) -> list[str]:
@@ -283,12 +296,22 @@ class RewardFunction:
         Awaitables that the calls return are awaited together.
         """
         returned: list[Any] = []
-        for joint in parts:
+        calls = (
+            (
+                [[agent[j] for j in joint] for agent in completions],
+                {name: [x[j] for j in joint] for name, x in optional.items()},
+            )
+            for joint in parts
+        )
+        if self._workers is not None:
+            number = self._terms.index(term)
+            return call_rewards(self._workers, [(number, *call, rng.spawn(1)[0]) for call in calls])
+        for texts, arguments in calls:
             draws = rng.spawn(1)[0] if term.own_draws else rng
-            arguments = {name: [x[j] for j in joint] for name, x in optional.items()} | {"rng": draws}
-            texts = [[agent[j] for j in joint] for agent in completions]
             try:
-                returned.append(call_within(self.timeout, functools.partial(returned_values, term.call, texts, arguments)))
+                returned.append(
+                    call_within(self.timeout, functools.partial(returned_values, term.call, texts, arguments | {"rng": draws}))
+                )
             except (Exception, SystemExit) as error:  # a reward that calls exit() must not end the run with status 0
                 returned.append(error)
                 if self.on_error == "raise":
@@ -326,12 +349,6 @@ def returned_values(call: Callable[[list, dict], Any], texts: list, arguments: d
     """Return the values that a reward function returns as a list, also those of a generator, or what has to be awaited."""
     value = call(texts, arguments)
     return value if needs_waiting(value) else value_list(value)
-
-
-def value_list(value: Any) -> list[Any]:
-    """Return the values of a call as a list; a single value is that of a single joint action."""
-    entries = as_list(value)
-    return [value] if entries is None else entries
 
 
 def call_text(error: BaseException, items: Sequence[Any]) -> str:

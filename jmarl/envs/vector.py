@@ -56,6 +56,9 @@ class Engine:
         """Return the results of joint actions, `messages` [B][N], in `states` [B]."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """End what the engine has started: processes, connections."""
+
 
 class InProcess(Engine):
     """Computes the calls in this process, one after the other."""
@@ -148,7 +151,9 @@ def vectorize(env: Any, max_turns: int = MAX_TURNS) -> Any:
 
     max_turns: the limit for a `SimulatedEnvironment` that declares none.
     """
-    return LockStep(as_text_environment(env, max_turns)) if isinstance(env, TextEnvironment | SimulatedEnvironment) else env
+    if isinstance(env, TextEnvironment | SimulatedEnvironment):
+        return LockStep(as_text_environment(env, max_turns))
+    return env.within(max_turns) if isinstance(env, LockStep) else env
 
 
 class LockStep:
@@ -175,11 +180,19 @@ class LockStep:
         self._processor = None if processor is None else with_text_length(processor)
         self._warned = False
 
+    def close(self) -> None:
+        """End what the engine has started."""
+        self.engine.close()
+
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
         return self.env.tasks(split, count, seed)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.env)
+
+    def within(self, num_turns: int) -> LockStep:
+        """Return this environment in a run of so many turns; another one if that limits its episodes."""
+        return self
 
     def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[Any]]]:
         starts = self.engine.reset(items, _seeds(rng, len(items)))
@@ -210,6 +223,18 @@ class LockStep:
         calls = [call for call in zip(states, messages, seeds, strict=True) if not isinstance(call[0], Fault)]
         results = iter(self.engine.step(*map(list, zip(*calls, strict=True))) if calls else ())
         return [state if isinstance(state, Fault) else next(results) for state in states]
+
+    def processed(self, step: Step, messages: Sequence[str]) -> Step:
+        """Return a step with its reward as `step` computes it: another `LockStep` without a processor gives the same result.
+
+        The parts of a processed reward are measures. A reward that is no number stays as the environment returned it."""
+        if self._processor is None:
+            return step
+        with calling(function=method_of(self.env, "step")):
+            result = self._result([step], [sum(map(len, messages))])
+        measures = {name: float(values[0]) for name, values in result.measures.items()}
+        reward = result.rewards[0].tolist() if math.isfinite(measures[class_name(self.env)]) else step.reward
+        return step._replace(reward=reward, info=measures, parts={})
 
     def _result(self, steps: Sequence[Step | Fault], text_lengths: Sequence[int]) -> RewardResult:
         """Check, process and mask the rewards of steps."""

@@ -26,8 +26,11 @@ from jmarl.envs.vector import Engine
 from jmarl.files.constants import codes, constants_of, functions_of, is_of_user, is_whole, named_by, options_of
 
 PLAIN = bool | int | float | str
-# Functions in which this or an earlier version wraps those of the user. A new version of the library is no difference.
-WRAPPERS = ("jmarl.envs.reward_environment.bind_formatter.", "jmarl.envs.rewards.bind_completions.")
+# In which this or an earlier version wraps what is the user's. A new version of the library is no difference.
+WRAPPERS = (
+    "jmarl.envs.reward_environment.bind_formatter.", "jmarl.envs.rewards.bind_completions.", "jmarl.envs.vector.InProcess",
+    "jmarl.envs.pool.",
+)  # fmt: skip
 
 
 def of_data(items: Iterable[Any]) -> dict[str, Any]:
@@ -86,6 +89,8 @@ def _collect(value: Any, digests: dict[str, str], visited: set[int]) -> None:
     elif isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
         _add(_name(value), _source(value), digests)
         parts = [*_closure(value), *_of_user(value, digests)]
+    elif isinstance(value, Engine):  # where calls run is no difference
+        parts = (value.env,)
     elif callable(value) or callable(getattr(value, "step", None)):  # an environment, a reward, a model that is called
         # How errors are handled is not in it, because the errors advise to change that: see `error_handling`.
         settings = repr((value.weights, value.batched, "raise")) if isinstance(value, RewardFunction) else ""

@@ -16,12 +16,10 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from jmarl.processes.ending import Interrupted as Interrupted  # as of a run inside a larger one, which stops too
+
 EXIT_INTERRUPTED = 75  # exit code of a command whose run can be resumed: EX_TEMPFAIL, "try again"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
-class Interrupted(Exception):
-    """A run inside a larger one (imitation, a reward model) was interrupted, so the larger one stops too."""
 
 
 @dataclasses.dataclass

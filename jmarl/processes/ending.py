@@ -2,6 +2,7 @@
 
 A process that fails leaves its reason with JAX's coordinator, where the others look once a second. One that is killed leaves
 none: JAX ends the others when its heartbeats are missing (`join.HEARTBEAT`).
+A run that is interrupted in one of its processes ends in all, saved, because they all raise `Interrupted`.
 Left out: processes that end by `raise SystemExit` of a script, which JAX lets wait for the others.
 """
 
@@ -27,6 +28,13 @@ OTHER = re.compile(r"(\w+: )?process \d+ of \d+ failed: ")  # how an error begin
 LOST = ("closed by peer", "reset by peer", "ncclRemoteError")  # in errors of an exchange with a process that has ended
 
 _watcher: Watcher | None = None
+
+
+class Interrupted(Exception):
+    """Ends a run early. The run is saved first and can be resumed: nothing is wrong with it.
+
+    Raised where processes exchange something, it is raised in all of them. The text goes on after "interrupted".
+    """
 
 
 def watch(client: Any, process: int, count: int) -> None:

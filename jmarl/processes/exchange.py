@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from safetensors import SafetensorError
 
-from jmarl.processes.ending import sentence
+from jmarl.processes.ending import Interrupted, sentence
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,6 +87,7 @@ class Message(NamedTuple):
     error: str = ""  # with its traceback
     reason: str = ""  # the error in one line
     outside: bool = False  # the error was raised between two exchanges
+    interrupted: str | None = None  # why the run is interrupted, for all processes
 
 
 def count() -> int:
@@ -123,15 +124,19 @@ def gather(make: Callable[[], T], what: str = "the results of a process") -> lis
 
     what: the results are, for an error about one that cannot be pickled.
 
-    Raises what it raised here, or `FailedProcess` with the traceback of another process in which it raised.
+    Raises what it raised here, or `FailedProcess` with the traceback of another process in which it raised. `Interrupted` is
+    raised in all, which then save the run together.
     """
     if count() == 1:
         return [make()]
     if _ended:
         raise FailedProcess("a process of this run has failed, so nothing can be exchanged any more")
+    mine: Any = None
     try:
         mine = make()
         message = Message(_pickled(mine, what))
+    except Interrupted as reason:
+        message = Message(b"", interrupted=str(reason))
     except BaseException as error:
         setattr(error, KNOWN, True)
         _judge(_exchange(message_of(error)))
@@ -143,6 +148,8 @@ def gather(make: Callable[[], T], what: str = "the results of a process") -> lis
             failed = FailedProcess(f"process {i} of {len(messages)} failed: {other.reason}")
             failed.add_note(f"process {i}: {other.error}")
             raise failed
+    if interrupted := [other.interrupted for other in messages if other.interrupted is not None]:
+        raise Interrupted(interrupted[0])
     return [mine if i == number() else pickle.loads(other.data) for i, other in enumerate(messages)]
 
 

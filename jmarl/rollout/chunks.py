@@ -61,7 +61,7 @@ def divided(env: Environment, rewards_divided: bool = False) -> Environment:
         return env
     if rewards_divided and isinstance(env, RewardEnvironment):
         return InShares(env)  # type: ignore[return-value]
-    if type(env) is LockStep:
+    if isinstance(env, LockStep) and type(env).step is LockStep.step and type(env).reset is LockStep.reset:
         if isinstance(env.engine, DividedEngine):
             return env
         env = copy.copy(env)

@@ -14,6 +14,7 @@ from typing import Any
 from jmarl.algorithms import find_row
 from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
 from jmarl.envs import import_object, make
+from jmarl.envs.base import close
 from jmarl.envs.calls.user_code import calling, excerpt
 from jmarl.envs.data import load_rows
 from jmarl.envs.mixture import Mixture
@@ -28,6 +29,7 @@ from jmarl.logs.terminal import watched
 from jmarl.models.hub.tokenize import with_instruction
 from jmarl.preferences.pairs import load_pairs, load_trajectories
 from jmarl.processes import exchange
+from jmarl.remote.pools.choose import in_pool, pool_of
 from jmarl.runs.checks import check_agents, check_data, check_fit, check_settings
 from jmarl.runs.fit import fit
 from jmarl.runs.imitation import collect_solutions
@@ -88,6 +90,7 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
     team = load_team(cfg)
     with contextlib.ExitStack() as opened:
+        opened.callback(close, task.env)
         exchange.from_first(partial(opened.enter_context, written_config(cfg)))
         if cfg.seeds:
             return train_seeds(team, task.env, task.items, cfg.train, seeds=cfg.seeds, eval_items=task.held_out)
@@ -168,8 +171,9 @@ def reward_of(task: TaskConfig, num_agents: int) -> RewardFunction:
     ready = next((name for name, f in zip(task.reward_names, functions, strict=True) if isinstance(f, RewardFunction)), None)
     own = {"on_error": task.on_error, "timeout": task.timeout, "max_error_share": task.max_error_share}
     if ready is None:
-        return make_reward(functions, num_agents=num_agents, weights=task.reward_weights or None, **own)
-    given = [name for name in ("reward_weights", *own) if getattr(task, name) != getattr(TaskConfig, name)]
+        weights = task.reward_weights or None
+        return make_reward(functions, num_agents=num_agents, weights=weights, pool=pool_of(task), **own)
+    given = [name for name in ("reward_weights", "pool", *own) if getattr(task, name) != getattr(TaskConfig, name)]
     if len(functions) > 1 or given:
         what = given[0] if given else "a list of rewards"
         raise ValueError(f"{what} has no effect on reward={ready!r}, which make_reward has made: give it to make_reward")
@@ -187,7 +191,7 @@ def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: 
     names = [config.name for config in configs]
     envs: dict[str, Any] = {}
     for i, config in enumerate(configs):
-        env = vectorize(make(config.name, **config.options), num_turns)
+        env = vectorize(in_pool(make(config.name, **config.options), task, num_turns), num_turns)
         if len(env.roles) != team.size:
             count, roles = len(env.roles), ", ".join(env.roles)
             advice = f"one model per role, or one model for all and num_agents={count}" if count > 1 else "one model"

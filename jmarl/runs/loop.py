@@ -59,7 +59,7 @@ class LoopResult(NamedTuple):
 def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves: Saves) -> LoopResult:
     """Train from `state`, which is donated, to the last update or until a signal."""
     settings, first = setup.cfg.run, int(state.step)
-    interrupted, before, after = False, None, None
+    interrupted, reason, before, after = False, "", None, None
     with CLOCK.phase("compiling"):
         state = source.open(state)
         exchange.wait_for_all()  # collectives of CPUs wait 30 s for each other, and one process may compile for longer
@@ -94,8 +94,8 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 after = evaluate_if_due(source, state, step + 1, log, settings) or after
             log.flush()
             log.stop_if_not_finite()
-        except Interrupted:  # inside a step, e.g. while a reward model was trained: the state has not changed
-            interrupted = True
+        except Interrupted as error:  # inside a step, e.g. because no server answers: the state has not changed
+            interrupted, reason = True, f" {error}"
         except BaseException as error:  # including a second Ctrl+C
             if exchange.tell(error):
                 save_at_failure(log, saves, state)
@@ -109,7 +109,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
             unsaved = saves.finish(int(state.step))
     if interrupted and settings.progress:
         place = f", saved in {settings.output_dir}: resume continues from there" if saves.savers and not unsaved else ""
-        say(f"interrupted after update {int(state.step)} of {settings.num_updates}{place}")
+        say(f"interrupted after update {int(state.step)} of {settings.num_updates}{reason}{place}")
     return LoopResult(without_gradients(state), before, after, interrupted, unsaved)
 
 

@@ -205,7 +205,7 @@ MISTAKES = {
     ),
     "reward settings of an environment": (
         ["train", "--config", "doors.yaml", "--set", "timeout=3"],
-        "--set timeout: timeout=3 is not allowed: timeout must be None without reward",
+        "--set timeout: timeout=3 is not allowed: timeout must be None without reward or pool",
     ),
     # names of modules
     "dot for a colon": (

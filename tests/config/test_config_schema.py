@@ -197,11 +197,18 @@ def test_every_key_of_an_environment_acts_or_is_refused(key):
         "difficulty_range": ([1, 2], [1, 1]), "dataset": ("mbpp", "humaneval"),
     }  # fmt: skip
     if key == "server_address":
-        with pytest.warns(UserWarning, match=r"change nothing here: server_address \(no environment is remote\)"):
+        with pytest.warns(UserWarning, match=r"change nothing here: server_address \(the environment is not remote\)"):
             assert settings({"eval_envs": [base | {key: "x"}]}) == settings({"eval_envs": [base]})
+        remote = base | {"remote": True, "difficulty_range": [1, 2]}
+        assert environment(remote | {key: "a:1"})["options"] == {"servers": "a:1", "difficulty_range": [1, 2]}
+        secret = {"token_file": "token", "tls_ca": "ca.pem"}
+        assert environment(remote | {key: "a:1"} | secret)["options"]["servers"] == {"address": "a:1"} | secret
+        in_file = {"eval_envs": [remote | {key: "a:1"}]}
+        changed = settings(in_file, {"eval_envs.0.server_address": ["a:1", "b:2=3"]})
+        assert changed == settings({"eval_envs": [remote | {key: ["a:1", "b:2=3"]}]}) != settings(in_file)
         return
     if key in ("remote", "mode"):
-        with pytest.raises(ValueError, match="one process|never trained"):
+        with pytest.raises(ValueError, match="needs server_address: HOST:PORT|never trained"):
             environment(base | {key: "server"})
         return
     first, second = values.get(key, (2, 4))

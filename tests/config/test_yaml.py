@@ -112,7 +112,7 @@ def test_other_texts_stay_texts():
         ("num_epochs: 100", "num_epochs: x", "a.yaml, line 5: training.num_epochs: num_updates='x' is not allowed"),
         ("max_turns", "max_trns", "a.yaml, line 15: eval_envs: code has no option 'max_trns'; did you mean 'max_turns'"),
         ("mode: client", "mode: server", "an environment is never trained"),
-        ("mode: client", "remote: true", "everything runs in one process"),
+        ("mode: client", "remote: true", "line 15: eval_envs: remote: true needs server_address: HOST:PORT"),
         ("distributed:\n", "top_p: 2.0\ndistributed:\n", "a.yaml, line 19: top_p: top_p=2.0 is not allowed"),
         ("distributed:\n", "learning_rate: 1.0\ndistributed:\n", "line 7: .* and a.yaml, line 19: .* both set learning_rate"),
         (

@@ -32,6 +32,7 @@ from jmarl.envs.vector import LockStep
 from jmarl.models.sharding import make_mesh, mesh_for
 from jmarl.models.stack import to_host, unstack
 from jmarl.processes import exchange
+from jmarl.processes.ending import Interrupted
 from jmarl.rollout.chunks import divided
 from jmarl.runs import checks, seeds
 from jmarl.types import Shared
@@ -47,6 +48,18 @@ try:
 except (ZeroDivisionError, exchange.FailedProcess) as error:
     print(f"error: {number} {type(error).__name__} {error}")
 assert exchange.gather(lambda: number) == [0, 1]  # after an error, too
+
+
+def interrupt():
+    if number == 1:
+        raise Interrupted("because it rains")
+
+
+try:
+    exchange.gather(interrupt)
+except Interrupted as reason:  # in both, which go on together
+    print(f"interrupted: {number} {reason}")
+assert exchange.gather(lambda: number) == [0, 1]
 
 scored = []
 
@@ -124,7 +137,8 @@ def test_two_processes_exchange_objects_errors_and_arrays(tmp_path: Path) -> Non
     assert ["no output directory was given: it is runs/story_magrpo" in log for log in logs] == [True, False]
     assert "error: 0 ZeroDivisionError" in logs[0]
     assert "error: 1 FailedProcess process 0 of 2 failed: ZeroDivisionError" in logs[1]
-    for log in logs:
+    for rank, log in enumerate(logs):
+        assert f"interrupted: {rank} because it rains" in log
         assert (
             "errors: a reward failed on 13 of the 20 joint actions of the last 5 batches, more than max_error_share=0.6" in log
         )

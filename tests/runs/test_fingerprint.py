@@ -16,8 +16,11 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
+from jmarl.envs import make
+from jmarl.envs.pool import Pool
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardProcessors, make_reward
+from jmarl.envs.vector import LockStep
 from jmarl.files import fingerprint
 from jmarl.runs.prepare import prepare
 from jmarl.runs.run import Task
@@ -258,3 +261,12 @@ def test_the_fingerprint_of_a_run_has_the_rows_whatever_holds_them(kind, tmp_pat
     expected = fingerprint.of_data(items)
     assert prepare(cfg, team, Task(reward, given()))[0].identity["data"] == expected
     assert prepare_seeds(cfg, team, Task(reward, given()), [0, 1])[0].identity["data"] == expected
+
+
+def test_where_calls_run_is_no_difference():
+    """Runs of earlier versions, whose fingerprints had the class of the engine, resume too."""
+    env, earlier = make("grid"), {"jmarl.envs.vector.InProcess": "a", "jmarl.envs.pool.Pool(timeout=)": "b"}
+    local, pool = (fingerprint.of_reward(LockStep(engine)) for engine in (env, Pool(env)))
+    assert local == pool and fingerprint.difference("reward", local | earlier, pool) == ""
+    reward, in_pool = (make_reward(by_length, num_agents=2, timeout=1, pool=kind) for kind in (None, Pool))
+    assert fingerprint.of_reward(reward) == fingerprint.of_reward(in_pool)

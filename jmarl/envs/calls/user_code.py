@@ -59,8 +59,8 @@ def place_of(error: BaseException) -> str:
     if isinstance(error, ExceptionGroup):
         return place_of(error.exceptions[0])
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
-    if not frames:
-        return ""
+    if not frames:  # of another process, where `calling` has noted the place
+        return next((note.removeprefix("in ") for note in notes_of(error) if note.startswith("in ")), "")
     name = next((frame.name for frame in reversed(frames) if frame.name not in WITHOUT_NAME), "")
     return f"{shown_path(frames[-1].filename)}, line {frames[-1].lineno}" + (f", in {name}" if name else "")
 
