@@ -1,0 +1,5 @@
+"""Environments as services, over gRPC: the server, and what it shares with its clients. No jax: neither side needs it here.
+
+The room imports `envs` and earlier rooms of the host. environments.proto says what servers and clients send each other.
+Open `service.py` first: how a server answers the calls of that file. `client` is the side of training.
+"""

@@ -1,0 +1,310 @@
+"""What a server offers: environments and rewards by name, and the options that clients may set (host code, no jax).
+
+Only what the server was started with has a name here, so no client makes it import a module. Options of a client are plain
+values, and texts among them are names, such as `feedback: error_edits`: a path or an address would let it read files of the
+server. Whoever serves sets those, in the file of --config:
+
+    easy_math: {env: math, difficulty_range: [1, 2]}
+    guess: {env: my_module:Guess, workers: 4, client_options: [numbers]}
+    length: {reward: my_module:length}
+
+`workers` are processes of an environment (default: those of --workers). `client_options` are the options that clients may set;
+default: all.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jmarl.config.validation import did_you_mean
+from jmarl.config.yaml_file import read_yaml
+from jmarl.envs import ENVIRONMENTS, OTHER_NAMES, import_object, make
+from jmarl.envs.base import class_name, describe, special_tokens
+from jmarl.envs.calls.awaiting import is_async
+from jmarl.envs.options import WithOptions
+from jmarl.envs.tools.tool_use import ToolUse
+from jmarl.remote import environments_pb2 as pb
+from jmarl.remote.engines import Lane, Player, declares_turns, engine_of, plays_one_episode
+from jmarl.remote.gate import Refused, StatusCode, log
+from jmarl.remote.values import to_map
+from jmarl.sandbox import default_sandbox
+
+NAME = re.compile(r"[\w][\w -]*")  # texts that clients may give as options
+FREE_TEXTS = ("problems", "stop_words", "transitions")  # options of jmarl's environments with texts that are not names
+MAX_BUILT, MAX_POOLS = 64, 8  # environments that a server has at once, each with its options: in threads, in processes
+KEYS = ("env", "reward", "workers", "client_options")
+
+
+class Entry(NamedTuple):
+    """An environment that a server offers."""
+
+    env: str  # as for `make`
+    options: Mapping[str, Any] = {}
+    workers: int | None = None  # None: those of the server
+    client_options: Sequence[str] | None = None  # that clients may set; None: all
+
+
+class Offer(NamedTuple):
+    """What a server was told to offer, by name."""
+
+    environments: dict[str, Entry]
+    rewards: dict[str, str]  # name -> module:function
+
+
+@dataclasses.dataclass
+class Built:
+    """An environment with its options, ready to be played."""
+
+    name: str
+    env: Any  # as `make` returned it
+    player: Player
+    facts: pb.DescribeReply
+    trusts_errors: bool  # errors of `reset` are sentences of jmarl, which name no secret
+    workers: int  # processes
+    users: int = 0  # sessions and calls that need it now
+    tasks: tuple[Any, list[pb.Map]] | None = None  # the last request of tasks, without `first`, and its tasks
+
+    def __enter__(self) -> None:
+        self.users += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.users -= 1
+
+
+class Reward(NamedTuple):
+    """A reward function that a server offers."""
+
+    function: Callable
+    lane: Lane
+    facts: pb.ServedReward
+
+
+def read_offer(environments: str = "", rewards: str = "", config: str | Path | None = None) -> Offer:
+    """Return what flags and a file say. environments, rewards: names with commas between them.
+
+    Raises:
+        ValueError: nothing is offered, a name occurs twice, or an entry of the file is wrong.
+    """
+    offer = Offer({}, {})
+    for text in filter(None, map(str.strip, environments.split(","))):
+        _add(offer, text.rpartition("/")[2], Entry(text), "--environments")
+    for text in filter(None, map(str.strip, rewards.split(","))):
+        _add(offer, text.rpartition("/")[2], text, "--rewards")
+    if config is not None:
+        file = read_yaml(config)
+        for name, entry in file.tree.items():
+            _add(offer, str(name), _entry(entry, file.place((name,))), file.place((name,)))
+    if not offer.environments and not offer.rewards:
+        raise ValueError(
+            "there is nothing to serve: give --environments math,debate, --rewards module:function or --config FILE"
+        )
+    return offer
+
+
+def _add(offer: Offer, name: str, entry: Entry | str, place: str) -> None:
+    if name in offer.environments or name in offer.rewards:
+        raise ValueError(f"{place}: {name!r} is offered twice: give one of them another name in the file of --config")
+    if isinstance(entry, Entry):
+        offer.environments[name] = entry
+    else:
+        offer.rewards[name] = entry
+
+
+def _entry(entry: Any, place: str) -> Entry | str:
+    """Return an entry of the file; the text of a reward."""
+    if not isinstance(entry, dict) or ("env" in entry) == ("reward" in entry):
+        raise ValueError(f"{place}: give {{env: math, ...}} or {{reward: module:function}}, got {entry!r:.80}")
+    if "reward" in entry:
+        if len(entry) > 1:
+            raise ValueError(f"{place}: a reward has no other settings, got {', '.join(map(str, entry))}")
+        return str(entry["reward"])
+    workers, allowed = entry.get("workers"), entry.get("client_options")
+    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 0):
+        raise ValueError(f"{place}: workers={workers!r} is a number of processes, or 0 for none")
+    if allowed is not None and not (isinstance(allowed, list) and all(isinstance(name, str) for name in allowed)):
+        raise ValueError(f"{place}: client_options={allowed!r} is a list of options, such as [max_turns], or [] for none")
+    return Entry(str(entry["env"]), {key: x for key, x in entry.items() if key not in KEYS}, workers, allowed)
+
+
+class Catalog:
+    """Builds environments and rewards, when they are first used, and remembers them.
+
+    Args:
+        offer: what there is.
+        workers: processes of each environment that says nothing else; 0: none.
+        timeout: seconds that a call may take.
+    """
+
+    def __init__(self, offer: Offer, workers: int, timeout: float):
+        self.offer, self.workers, self.timeout = offer, workers, timeout
+        self._built: dict[tuple, Built] = {}  # the least recently used first
+        self._lane = Lane("building environments", timeout)  # the loop goes on meanwhile
+        self.rewards = {name: self._reward(name, place) for name, place in offer.rewards.items()}
+
+    async def environment(self, name: str, options: dict[str, Any], num_turns: int = 0) -> Built:
+        """Return an environment with the options of a client. Raises `Refused` if there is none, or for what is not allowed."""
+        if (entry := self.offer.environments.get(name)) is None:
+            hint = did_you_mean(name, self.offer.environments)
+            known = ", ".join(self.offer.environments) or "none"
+            raise Refused(
+                StatusCode.INVALID_ARGUMENT, f"there is no environment {name!r:.80} here{hint}; this server has {known}"
+            )
+        self._check_options(name, entry, options)
+        key = (name, repr(sorted(options.items())))
+        key = key if key in self._built else (*key, num_turns)
+        if (built := self._built.pop(key, None)) is None:
+            built = await self._lane.run(lambda: self._build(name, entry, options, num_turns))
+            key = key[:2] if declares_turns(built.env) else key
+            if key in self._built:  # built for another call meanwhile
+                built.player.close()
+                built = self._built.pop(key)
+            self._make_room(built)
+        self._built[key] = built
+        return built
+
+    def _check_options(self, name: str, entry: Entry, options: Mapping[str, Any]) -> None:
+        """Raise `Refused` for options that a client may not set."""
+        own = entry.env.partition(":")[0].startswith("jmarl.") or ":" not in entry.env
+        for option, value in options.items():
+            problem = ""
+            if option in entry.options and entry.options[option] != value:
+                problem = "this server has set it to another value"
+            elif entry.client_options is not None and option not in entry.client_options:
+                problem = f"clients may set {', '.join(entry.client_options) or 'no option'}"
+            elif not (own and option in FREE_TEXTS and not isinstance(value, str)) and not _is_plain(value):
+                problem = "a text in an option is a name; paths, addresses and data sets are set by whoever serves (--config)"
+            if problem:
+                raise Refused(
+                    StatusCode.INVALID_ARGUMENT, f"{name} does not take the option {option!r:.80} of a client: {problem}"
+                )
+
+    def _build(self, name: str, entry: Entry, options: Mapping[str, Any], num_turns: int = 0) -> Built:
+        """Return an environment. Raises `Refused` if it does not take the options; other errors are not for clients."""
+        try:
+            env = make(entry.env, **{**entry.options, **options})
+        except (ValueError, TypeError) as error:
+            if not options:
+                raise
+            log.warning("environment %s does not take the options %.200r", name, dict(options), exc_info=True)
+            place = (ENVIRONMENTS | OTHER_NAMES).get(entry.env, entry.env)
+            sentence = f"environment {name!r} does not take {', '.join(options)} with these values"
+            raise Refused(StatusCode.INVALID_ARGUMENT, str(error) if place.startswith("jmarl.") else sentence) from error
+        workers = self.workers * plays_one_episode(env) if entry.workers is None else entry.workers
+        engine, is_bulk = engine_of(env, workers, self.timeout, num_turns)
+        facts = describe_served(env, engine.env, options)
+        lane = Lane(name, None if workers else self.timeout)  # a pool ends its calls itself
+        return Built(name, env, Player(engine, is_bulk, lane), facts, type_is_of_jmarl(_inner_type(env)), workers)
+
+    def _make_room(self, new: Built) -> None:
+        """Forget environments that nobody uses, if there are too many. Raises `Refused` if all are used."""
+        alike = {key: built for key, built in self._built.items() if bool(built.workers) == bool(new.workers)}
+        limit = MAX_POOLS if new.workers else MAX_BUILT
+        for key, built in alike.items():
+            if not built.users and len(alike) >= limit:
+                self._built.pop(key).player.close()
+                return
+        if len(alike) >= limit:
+            new.player.close()
+            raise Refused(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"this server plays environments with {limit} different options already: use one of them",
+            )
+
+    def _reward(self, name: str, place: str) -> Reward:
+        function = import_object(place)
+        if not callable(function) or isinstance(function, type):
+            raise ValueError(f"reward {place!r} is a {type(function).__name__}: give a function, as module:function")
+        source = fingerprint(name, [source_of(function)])
+        return Reward(function, Lane(f"reward {name}", self.timeout), pb.ServedReward(
+            name=name, is_async=is_async(function), fingerprint=source
+        ))  # fmt: skip
+
+    def reward(self, name: str) -> Reward:
+        """Return a reward. Raises `Refused` if there is none."""
+        if name not in self.rewards:
+            known = ", ".join(self.rewards) or "none"
+            raise Refused(StatusCode.INVALID_ARGUMENT, f"there is no reward {name!r:.80} here; this server has {known}")
+        return self.rewards[name]
+
+    def build_all(self) -> None:
+        """Build each environment once without options of clients, so that a wrong name is an error at the start."""
+        for name, entry in self.offer.environments.items():
+            built = self._build(name, entry, {})
+            self._built[(name, "[]") if declares_turns(built.env) else (name, "[]", 0)] = built
+
+    def levels(self) -> dict[str, str]:
+        """Return the level of the sandbox of each environment that runs programs."""
+        return {built.name: built.facts.sandbox for built in self._built.values() if built.facts.sandbox}
+
+    def close(self) -> None:
+        """End all threads and processes."""
+        for built in self._built.values():
+            built.player.close()
+        for reward in self.rewards.values():
+            reward.lane.close()
+        self._lane.close()
+
+
+def describe_served(env: Any, played: Any, options: Mapping[str, Any]) -> pb.DescribeReply:
+    """Return what a client must know. env: as `make` returned it; played: the environment inside."""
+    processed = isinstance(env, WithOptions) and env.reward_options or getattr(played, "processor", None) is not None
+    low, high = (-float("inf"), float("inf")) if processed else played.reward_range
+    description, level = describe(env), sandbox_level(played)
+    sources = [source_of(cls) for cls in _inner_type(env).__mro__ if not type_is_of_jmarl(cls) and cls is not object]
+    return pb.DescribeReply(
+        roles=played.roles,
+        lowest_reward=low,
+        highest_reward=high,
+        max_turns=played.max_turns,
+        data_sets=getattr(played, "data_sets", ()),
+        special_tokens=special_tokens(played),
+        class_name=class_name(played),
+        description=to_map(description, f"the description of {class_name(played)}"),
+        fingerprint=fingerprint(
+            class_name(played), [json.dumps(description, sort_keys=True), repr(sorted(options.items())), *sources]
+        ),
+        sandbox=level,
+    )
+
+
+def sandbox_level(env: Any) -> str:
+    """Return how the programs of an environment are confined, such as S3; empty if it runs none."""
+    if isinstance(env, ToolUse):
+        return default_sandbox().level if any(tool.sandboxed for tool in env.registry.tools.values()) else ""
+    return str(describe(env).get("sandbox", ""))
+
+
+def fingerprint(name: str, texts: Sequence[str]) -> str:
+    """Return a digest that is the same on servers that can replace each other."""
+    return hashlib.sha256(json.dumps([name, *texts]).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def source_of(value: Any) -> str:
+    """Return the source of a function or class, or its name where Python does not have it."""
+    try:
+        return inspect.getsource(inspect.unwrap(value))
+    except (OSError, TypeError):
+        return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def type_is_of_jmarl(cls: Any) -> bool:
+    """Return whether a class is one of jmarl, whose errors are sentences for users."""
+    return (getattr(cls, "__module__", None) or "").startswith("jmarl.")
+
+
+def _inner_type(env: Any) -> type:
+    return type(env.env if isinstance(env, WithOptions) else env)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether an option of a client is harmless: numbers, and texts that are names."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, (*value, *value.values())))
+    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and bool(NAME.fullmatch(value)))

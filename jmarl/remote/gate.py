@@ -1,0 +1,198 @@
+"""What every call of a server passes: its token, version and rate, its message, and the sentence that an error becomes.
+
+Clients get a code, a sentence and the number of the request. The log has the rest under this number: a traceback may name
+paths, answers and secrets. Calls are read here and not by the generated servicer, because that reads without a time limit, and
+answers what it cannot read with an internal error. Left out: what the calls do, see `service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from jmarl.remote import environments_pb2 as pb
+from jmarl.remote.access import Access
+from jmarl.remote.values import PROTOCOL
+
+StatusCode = grpc.StatusCode
+CLIENT, VERSION, TOKEN = "jmarl-client", "jmarl-protocol", "authorization"  # metadata of a call
+RECEIVE_S = 20.0  # in which the message of a call must be there
+MAX_SENTENCE = 1500  # characters: a status travels in headers, which have a limit
+MAX_CLIENT_NAME = 128
+MAX_CLIENTS = 4096  # whose rates are remembered
+SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"]
+
+log = logging.getLogger("jmarl.remote")
+
+
+class Refused(Exception):
+    """An answer that is an error: a code of gRPC and a sentence for the client."""
+
+    def __init__(self, code: grpc.StatusCode, sentence: str):
+        super().__init__(sentence)
+        self.code = code
+
+    def to_error(self, number: str) -> pb.Error:
+        """Return the message of a call in a batch. number: of the request."""
+        return pb.Error(code=self.code.value[0], message=self.sentence(number))
+
+    def sentence(self, number: str) -> str:
+        """Return what the client reads."""
+        return f"{self!s:.{MAX_SENTENCE}} (request {number})"
+
+
+class Caller(NamedTuple):
+    """Who makes a call."""
+
+    client: str  # its certificate and its own name; sessions belong to it
+    number: str  # of the request, in the log
+
+
+Method = Callable[[Any, Caller], Awaitable[Message]]
+
+
+class Rates:
+    """Limits the calls a second of each client: as many may come at once, and as many in every second after that."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic):
+        self.per_second, self.clock = per_second, clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> calls left, when
+
+    def check(self, client: str) -> None:
+        """Count a call. Raises `Refused` if there are too many."""
+        now, most = self.clock(), max(self.per_second, 1.0)
+        left, then = self._left.pop(client, (most, now))
+        left = min(most, left + (now - then) * self.per_second)
+        self._left[client] = (left - 1 if left >= 1 else left, now)
+        if len(self._left) > MAX_CLIENTS:
+            self._left.popitem(last=False)
+        if left < 1:
+            raise Refused(StatusCode.RESOURCE_EXHAUSTED, f"more than {self.per_second:g} calls a second: wait, or send batches")
+
+
+class Gate(grpc.GenericRpcHandler):
+    """Handles the calls of the EnvironmentService.
+
+    Args:
+        methods: what answers each call, by its name in environments.proto.
+        access: who may call.
+        rates: how often.
+        version: of jmarl.
+        max_bytes: of an answer.
+        receive_s: seconds in which the message of a call must be there.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        access: Access,
+        rates: Rates,
+        version: str,
+        max_bytes: int,
+        receive_s: float = RECEIVE_S,
+    ):
+        self.access, self.rates, self.version, self.max_bytes, self.receive_s = access, rates, version, max_bytes, receive_s
+        self._handlers = {
+            f"/{SERVICE.full_name}/{name}": grpc.stream_unary_rpc_method_handler(self._handler(method, _request_class(name)))
+            for name, method in methods.items()
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self._handlers.get(handler_call_details.method)
+
+    def _handler(self, method: Method, request_class: type[Message]) -> Callable[..., Awaitable[bytes]]:
+        """Return a handler of raw messages. A client that sends one message cannot tell it from one of a unary call."""
+
+        async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+            number = secrets.token_hex(6)
+            try:
+                caller = self._admit(context, number)
+                request = await self._read(messages, request_class)
+                return self._written(await method(request, caller))
+            except Refused as refused:
+                refusal = refused
+            except Exception:
+                log.exception("request %s: the server failed in %s", number, method.__name__)
+                refusal = Refused(StatusCode.INTERNAL, "the server failed; its log says why")
+            await context.abort(refusal.code, refusal.sentence(number))
+            raise AssertionError("abort raises")
+
+        return handle
+
+    def _admit(self, context: grpc.aio.ServicerContext, number: str) -> Caller:
+        """Return who calls. Raises `Refused` without the token, with another version, and above the rate."""
+        given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        if not self.access.allows(given.get(TOKEN)):
+            known = "a wrong token" if given.get(TOKEN) else "no token"
+            raise Refused(StatusCode.UNAUTHENTICATED, f"this call has {known}: give the one in the server's --token-file")
+        name = given.get(CLIENT, "")
+        if len(name) > MAX_CLIENT_NAME:
+            raise Refused(StatusCode.INVALID_ARGUMENT, f"{CLIENT} has {len(name)} characters, {MAX_CLIENT_NAME} are allowed")
+        certificate = b" ".join(context.peer_identities() or ()).decode("utf-8", "replace")
+        caller = Caller(f"{certificate}/{name}", number)
+        self.rates.check(caller.client)
+        if (theirs := given.get(VERSION, "")) != PROTOCOL:
+            spoken = f"protocol {theirs:.20}" if theirs else f"no protocol (metadata {VERSION})"
+            raise Refused(
+                StatusCode.INVALID_ARGUMENT,
+                f"the client speaks {spoken}, and this server protocol {PROTOCOL}, of jmarl {self.version}: install the same "
+                "version of jmarl on both sides",
+            )
+        return caller
+
+    async def _read(self, messages: AsyncIterator[bytes], request_class: type[Message]) -> Message:
+        """Return the message of a call."""
+        try:
+            async with asyncio.timeout(self.receive_s):
+                data = await anext(messages, None)
+        except TimeoutError:
+            raise Refused(StatusCode.DEADLINE_EXCEEDED, f"no message within {self.receive_s:g} s") from None
+        if data is None:
+            raise Refused(StatusCode.INVALID_ARGUMENT, "a call without a message")
+        try:
+            return request_class.FromString(data)
+        except DecodeError:
+            raise Refused(StatusCode.INVALID_ARGUMENT, f"the message is no {request_class.DESCRIPTOR.name}") from None
+
+    def _written(self, reply: Message) -> bytes:
+        """Return the bytes of an answer."""
+        size = reply.ByteSize()
+        if size > self.max_bytes:
+            raise Refused(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"the answer has {size} bytes, and messages of this server have at most {self.max_bytes}: ask for less at once",
+            )
+        return reply.SerializeToString()
+
+
+def type_name(error: Exception) -> str:
+    """Return the type of an error: a built-in one by its name, since names of others may say too much."""
+    name = type(error).__name__
+    return f"a {name}" if hasattr(builtins, name) else "an error"
+
+
+def _request_class(method: str) -> type[Message]:
+    return getattr(pb, SERVICE.methods_by_name[method].input_type.name)
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """Answers whether the server serves, without a token, and nothing else: not what it serves."""
+
+    def __init__(self) -> None:
+        self.is_serving = True
+
+    async def Check(self, request: Any, context: grpc.aio.ServicerContext) -> health_pb2.HealthCheckResponse:
+        if request.service:
+            await context.abort(StatusCode.NOT_FOUND, "only the whole server has a health")
+        states = health_pb2.HealthCheckResponse.ServingStatus
+        return health_pb2.HealthCheckResponse(status=states.SERVING if self.is_serving else states.NOT_SERVING)

@@ -1,0 +1,28 @@
+"""What the clients of a server may use. Apart from `server`, so that `jmarl serve --help` needs no gRPC."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What clients may use.
+
+    Attributes:
+        sessions: open sessions of one client.
+        all_sessions: open sessions of all clients.
+        idle_seconds: after which a session without a call ends.
+        message_bytes: of a message.
+        batch: calls in a batch.
+        rate: calls a second of one client.
+        call_seconds: of one call of an environment or reward.
+    """
+
+    sessions: int = 16_384
+    all_sessions: int = 65_536
+    idle_seconds: float = 1800.0
+    message_bytes: int = 16 << 20
+    batch: int = 1024
+    rate: float = 5000.0
+    call_seconds: float = 600.0

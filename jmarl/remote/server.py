@@ -1,0 +1,214 @@
+"""`jmarl serve --environments`: start a server of environments, say what it serves, and end it without losing an episode.
+
+SIGTERM or Ctrl+C begin the end: no new episodes, those that are played go on for the grace period, then exit code 0. A second
+signal ends the server at once, with exit code 1 if episodes were cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging.handlers
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from importlib import metadata
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from jmarl.remote.access import Access
+from jmarl.remote.catalog import Catalog, Offer
+from jmarl.remote.gate import Gate, Health, Rates, log
+from jmarl.remote.limits import Limits
+from jmarl.remote.service import Service
+from jmarl.remote.sessions import Sessions
+from jmarl.remote.values import PROTOCOL
+
+MAX_CONCURRENT = 4096  # calls at once, of all clients; others get RESOURCE_EXHAUSTED
+REAP_S = 5.0  # between looks for idle sessions, at most
+DRAIN_S = 0.05  # between looks for unfinished episodes at the end
+LAST_ANSWERS_S = 2.0  # in which calls that are answered at the end must be sent
+LAST_LINES_S = 1.0  # in which the last lines of the log must be written
+STDERR = 2  # file descriptor
+MAX_LOG = 10_000  # lines that wait to be written
+HEADROOM = 1 << 16  # bytes of a message besides what `message_bytes` allows: gRPC's own error says less than ours
+EVERYWHERE = ("0.0.0.0", "::")  # addresses that listen on all others
+ENDED, CUT_OFF = 0, 1  # exit codes
+
+
+class Server:
+    """A server of environments and rewards. `start` it in a running event loop, and `end` it there."""
+
+    def __init__(self, offer: Offer, access: Access, limits: Limits, workers: int = 0):
+        version = metadata.version("jmarl")
+        self.access, self.limits = access, limits
+        self.catalog = Catalog(offer, workers, limits.call_seconds)
+        self.sessions = Sessions(limits)
+        self.health = Health()
+        service = Service(self.catalog, self.sessions, version)
+        self._gate = Gate(service.methods, access, Rates(limits.rate), version, limits.message_bytes)
+        self._is_ending = asyncio.Event()
+
+    async def start(self) -> int:
+        """Listen, and return the port. Raises ValueError if the address cannot be used."""
+        size = self.limits.message_bytes + HEADROOM
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", size),
+                ("grpc.max_send_message_length", size),
+                ("grpc.so_reuseport", 0),  # a second server on a port is an error
+                ("grpc.keepalive_time_ms", 60_000),  # a client whose machine is gone frees its connection
+                ("grpc.keepalive_timeout_ms", 20_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                ("grpc.max_connection_idle_ms", 3_600_000),
+            ],
+            maximum_concurrent_rpcs=MAX_CONCURRENT,
+        )
+        self._server.add_generic_rpc_handlers([self._gate])
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        try:
+            self.port = self._listen()
+            await self._server.start()
+        except BaseException:
+            await self._server.stop(None)
+            raise
+        self._reaper = asyncio.create_task(self._reap())
+        return self.port
+
+    def _listen(self) -> int:
+        host = f"[{self.access.host}]" if ":" in self.access.host else self.access.host
+        address = f"{host}:{self.access.port}"
+        try:
+            if self.access.tls is None:
+                return self._server.add_insecure_port(address)
+            cert, key, client_ca = self.access.tls.read()
+            credentials = grpc.ssl_server_credentials([(key, cert)], client_ca, client_ca is not None)
+            return self._server.add_secure_port(address, credentials)
+        except RuntimeError:  # what is wrong is only in the lines that gRPC writes
+            files = "" if self.access.tls is None else ", or --tls-cert and --tls-key are not PEM files of one another"
+            raise ValueError(
+                f"{address} cannot be listened on: is another server there{files}? --port 0 takes a free port"
+            ) from None
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(min(REAP_S, self.limits.idle_seconds / 4))
+            if count := self.sessions.reap():
+                log.info("%d sessions ended after %g s without a call", count, self.limits.idle_seconds)
+
+    async def drain(self, grace: float) -> int:
+        """Begin no new episodes, wait until all are over or the grace period is, and return how many are unfinished."""
+        self.sessions.is_draining, self.health.is_serving = True, False
+        end = asyncio.get_running_loop().time() + grace
+        while (count := self.sessions.count_unfinished()) and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(DRAIN_S)
+        return count
+
+    async def end(self) -> None:
+        """Stop listening, and end threads and processes."""
+        self._reaper.cancel()
+        await self._server.stop(LAST_ANSWERS_S)
+        self.catalog.close()
+
+
+def serve_environments(offer: Offer, access: Access, limits: Limits, workers: int, grace: float) -> int:
+    """Serve environments and rewards until a signal, and return the exit code.
+
+    workers: processes of each environment; 0: none. grace: seconds that episodes may go on after the signal.
+    """
+    with log_to_stderr():
+        return asyncio.run(serve(offer, access, limits, workers, grace))
+
+
+class LogQueue(logging.handlers.QueueHandler):
+    """Gives lines of the log to the thread that writes them. What does not fit into the queue is left out."""
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(queue.Full):
+            self.queue.put_nowait(record)
+
+
+@contextlib.contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """Write the log of the server to stderr. A pipe that nobody reads, or a full disk, does not stop the server."""
+    records: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_LOG)
+    handler = LogQueue(records)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    writer = threading.Thread(target=_write_lines, args=(records,), daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        with contextlib.suppress(queue.Full):
+            records.put_nowait(None)
+        writer.join(LAST_LINES_S)
+
+
+def _write_lines(records: queue.Queue[logging.LogRecord | None]) -> None:
+    """Write lines until there is None in their place. Takes no lock of Python, which a write that blocks would keep."""
+    while (record := records.get()) is not None:
+        with contextlib.suppress(OSError):
+            os.write(STDERR, f"{record.msg}\n".encode("utf-8", "backslashreplace"))
+
+
+async def serve(offer: Offer, access: Access, limits: Limits, workers: int, grace: float) -> int:
+    """Say what is served, serve it until a signal, and return the exit code."""
+    server = Server(offer, access, limits, workers)
+    signals: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number.name)
+    try:
+        server.catalog.build_all()
+        port = await server.start()
+    except BaseException:
+        server.catalog.close()
+        raise
+    print(announcement(server, port), flush=True)
+    name = await signals.get()
+    log.info("%s: no new episodes, %d are played", name, server.sessions.count_unfinished())
+    draining, second = asyncio.create_task(server.drain(grace)), asyncio.create_task(signals.get())
+    await asyncio.wait([draining, second], return_when=asyncio.FIRST_COMPLETED)
+    at_once = second.done()
+    unfinished = server.sessions.count_unfinished()
+    draining.cancel()
+    second.cancel()
+    if unfinished:
+        log.warning("%d episodes are cut off%s", unfinished, "" if at_once else f" after {grace:g} s")
+    await server.end()
+    return CUT_OFF if at_once and unfinished else ENDED
+
+
+def announcement(server: Server, port: int) -> str:
+    """Return what is served where, and how a client uses it."""
+    access, offer = server.access, server.catalog.offer
+    host = socket.gethostname() if access.host in EVERYWHERE else access.host  # what clients elsewhere may call it
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    levels = server.catalog.levels()
+    names = [f"{name} (programs run at level {levels[name]})" if name in levels else name for name in offer.environments]
+    protections = [text for text, used in (("TLS", access.tls), ("a token", access.token)) if used]
+    needs = [("token_file", "FILE", access.token), ("tls_ca", "FILE", access.tls)]
+    needs += [(name, "FILE", access.tls and access.tls.client_ca) for name in ("tls_cert", "tls_key")]
+    needed = {name: value for name, value, is_needed in needs if is_needed}
+    protected = f"{', '.join(protections) or 'this machine only'}; protocol {PROTOCOL}"
+    lines = [f"serving on {address} ({protected}, process {os.getpid()}, SIGTERM ends it)"]
+    if names:
+        first = next(iter(offer.environments))
+        python = "".join(f', {name}="{value}"' for name, value in needed.items())
+        yaml = "".join(f", {name}: {value}" for name, value in needed.items())
+        lines += [
+            f"  environments: {', '.join(names)}",
+            f'  Python: jmarl.RemoteEnvironment("{address}", "{first}"{python})',
+            f"  YAML:   task: {{env_type: {first}, remote: true, server_address: {address}{yaml}}}",
+        ]
+    if offer.rewards:
+        lines.append(f"  rewards: {', '.join(offer.rewards)}")
+    return "\n".join(lines)

@@ -1,0 +1,364 @@
+"""Answer the calls of the EnvironmentService: reset, step and fork sessions, alone and in batches (host code, no jax).
+
+Everything here runs in the one thread of the server's event loop, so that sessions need no locks; environments and rewards are
+called in threads of their own (`engines.Lane`). What a request starts goes on when its client goes away: the answer is stored,
+and the same request again gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from jmarl.envs.vector import Fault
+from jmarl.remote import environments_pb2 as pb
+from jmarl.remote.catalog import Built, Catalog, Reward
+from jmarl.remote.gate import Caller, Method, Refused, StatusCode, log, type_name
+from jmarl.remote.limits import Limits
+from jmarl.remote.scoring import score
+from jmarl.remote.sessions import Request, Session, Sessions, new_request, same
+from jmarl.remote.values import from_map, to_map, to_observations, to_result
+
+MAX_TASKS = 100_000  # that a client may ask for
+FILL = 0.9  # of a message with tasks: the rest is for its other fields
+
+
+class Service:
+    """The calls of environments.proto, each a coroutine (request, caller) -> reply that raises `Refused`.
+
+    Args:
+        catalog: what is offered.
+        sessions: the episodes.
+        version: of jmarl.
+    """
+
+    def __init__(self, catalog: Catalog, sessions: Sessions, version: str):
+        self.catalog, self.sessions, self.version = catalog, sessions, version
+        self.limits: Limits = sessions.limits
+        self._work: set[asyncio.Task] = set()  # the event loop itself has only weak references
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        """What answers each call, by its name in environments.proto."""
+        return {
+            "List": self.list, "Describe": self.describe, "Tasks": self.tasks, "Reset": self.reset, "Observe": self.observe,
+            "Step": self.step, "BatchReset": self.batch_reset, "BatchStep": self.batch_step, "Fork": self.fork,
+            "Close": self.close, "Score": self.score,
+        }  # fmt: skip
+
+    async def list(self, request: pb.ListRequest, caller: Caller) -> pb.ListReply:
+        rewards = [reward.facts for reward in self.catalog.rewards.values()]
+        return pb.ListReply(names=list(self.catalog.offer.environments), rewards=rewards, version=self.version)
+
+    async def describe(self, request: pb.DescribeRequest, caller: Caller) -> pb.DescribeReply:
+        built = await self._environment(request, request.num_turns, caller)
+        reply, limits = pb.DescribeReply(), self.limits
+        reply.CopyFrom(built.facts)
+        reply.limits.CopyFrom(
+            pb.Limits(
+                sessions=limits.sessions,
+                message_bytes=limits.message_bytes,
+                batch=limits.batch,
+                idle_seconds=limits.idle_seconds,
+            )
+        )
+        return reply
+
+    async def tasks(self, request: pb.TasksRequest, caller: Caller) -> pb.TasksReply:
+        if not 0 <= request.count <= MAX_TASKS or request.first < 0:
+            raise Refused(
+                StatusCode.INVALID_ARGUMENT,
+                f"count={request.count} and first={request.first}: give a count from 0 to {MAX_TASKS} and a first from 0",
+            )
+        built = await self._environment(request, 0, caller)
+        key = (request.split, request.count, request.seed)
+
+        def make() -> list[pb.Map]:
+            tasks = built.env.tasks(*key)
+            return [to_map(task, f"task {i} of {built.name}") for i, task in enumerate(tasks)]
+
+        if built.tasks is None or built.tasks[0] != key:
+            try:
+                with built:
+                    built.tasks = (key, await built.player.lane.run(make))
+            except Exception as error:
+                raise self._refusal(error, built, "tasks", caller) from error
+        _, tasks = built.tasks
+        reply, size = pb.TasksReply(total=len(tasks)), 0
+        for task in tasks[request.first :]:
+            size += task.ByteSize() + 8
+            if size > FILL * self.limits.message_bytes and reply.tasks:
+                break
+            reply.tasks.append(task)
+        return reply
+
+    async def observe(self, request: pb.ObserveRequest, caller: Caller) -> pb.ObserveReply:
+        session = self.sessions.get(caller.client, request.session)
+        return pb.ObserveReply(step=session.step, done=session.is_done, observations=session.observations)
+
+    async def close(self, request: pb.CloseRequest, caller: Caller) -> pb.CloseReply:
+        return pb.CloseReply(closed=sum(self.sessions.close(caller.client, session) for session in request.sessions))
+
+    async def fork(self, request: pb.ForkRequest, caller: Caller) -> pb.ForkReply:
+        self._check_batch(request.count, 1)
+        if (stored := self.sessions.starts.repeated(caller.client, request)) is None:
+            session = self.sessions.get(caller.client, request.session)
+            check_step(session, request.step)
+            self.sessions.reserve(caller.client, request.count)
+            forks = [
+                self.sessions.open(caller.client, session.built, session.state, session.observations, session.step)
+                for _ in range(request.count)
+            ]
+            stored = self.sessions.starts.remember(caller.client, request)
+            stored.answer.set_result(pb.ForkReply(sessions=[fork.id for fork in forks]))
+        return await answer_of(stored)
+
+    async def reset(self, request: pb.ResetRequest, caller: Caller) -> pb.ResetReply:
+        (answer,) = await self._resets([request], caller)
+        return unless_refused(answer)
+
+    async def batch_reset(self, request: pb.BatchResetRequest, caller: Caller) -> pb.BatchResetReply:
+        self._check_batch(len(request.calls))
+        make = pb.BatchResetReply.Answer
+        answers = await self._resets(request.calls, caller)
+        return pb.BatchResetReply(answers=[in_batch(make, answer, caller) for answer in answers])
+
+    async def step(self, request: pb.StepRequest, caller: Caller) -> pb.StepReply:
+        (answer,) = await self._steps([request], caller)
+        return unless_refused(answer)
+
+    async def batch_step(self, request: pb.BatchStepRequest, caller: Caller) -> pb.BatchStepReply:
+        self._check_batch(len(request.calls))
+        make = pb.BatchStepReply.Answer
+        answers = await self._steps(request.calls, caller)
+        return pb.BatchStepReply(answers=[in_batch(make, answer, caller) for answer in answers])
+
+    async def score(self, request: pb.ScoreRequest, caller: Caller) -> pb.ScoreReply:
+        reward = self.catalog.reward(request.reward)
+        if (stored := self.sessions.scores.repeated(caller.client, request)) is None:
+            stored = self.sessions.scores.remember(caller.client, request)
+            self._start(self._score(reward, request, stored, caller), [stored], caller)
+        return await answer_of(stored)
+
+    # --- reset ---
+
+    async def _resets(self, calls: Sequence[pb.ResetRequest], caller: Caller) -> list[Any]:
+        """Return the replies of resets, or a `Refused`, in their order."""
+        answers: list[Any] = []
+        groups: dict[tuple, list[tuple[pb.ResetRequest, dict, Request]]] = defaultdict(list)
+        for call in calls:
+            try:
+                if (stored := self.sessions.starts.repeated(caller.client, call)) is None:
+                    if self.sessions.is_draining:
+                        raise Refused(
+                            StatusCode.UNAVAILABLE, "this server is ending and begins no new episodes: try another one"
+                        )
+                    task = read_map(call.task, "task")
+                    self.sessions.reserve(caller.client, 1)
+                    stored = self.sessions.starts.remember(caller.client, call)
+                    key = (call.environment, call.options.SerializeToString(deterministic=True), call.num_turns)
+                    groups[key].append((call, task, stored))
+                answers.append(stored)
+            except Refused as refused:
+                answers.append(refused)
+        for group in groups.values():
+            self._start(self._play_resets(group, caller), [stored for *_, stored in group], caller)
+        return await all_answers(answers)
+
+    async def _play_resets(self, group: Sequence[tuple[pb.ResetRequest, dict, Request]], caller: Caller) -> None:
+        """Begin episodes of one environment with the same options."""
+        client, reserved = caller.client, len(group)
+        try:
+            built = await self._environment(group[0][0], group[0][0].num_turns, caller)
+            with built:
+                results = await built.player.reset([task for _, task, _ in group], [call.seed for call, *_ in group])
+                for result, (*_, stored) in zip(results, group, strict=True):
+                    answer, is_open = self._opened(result, built, stored, caller)
+                    reserved -= is_open
+                    self._finish(client, stored, answer)
+        finally:
+            if reserved:
+                self.sessions.release(client, reserved)
+
+    def _opened(self, result: Any, built: Built, stored: Request, caller: Caller) -> tuple[Message | Refused, bool]:
+        """Return the answer of a reset, and whether it opened a session."""
+        if isinstance(result, Fault):
+            return pb.ResetReply(fault=pb.Fault(reason=result.reason)), False
+        try:
+            if isinstance(result, Exception):
+                raise result
+            observations = to_observations(result[1], built.name)
+        except Exception as error:
+            return self._refusal(error, built, "reset", caller), False
+        session = self.sessions.open(caller.client, built, result[0], observations)
+        session.start = stored
+        return pb.ResetReply(start=pb.Start(session=session.id, observations=observations)), True
+
+    # --- step ---
+
+    async def _steps(self, calls: Sequence[pb.StepRequest], caller: Caller) -> list[Any]:
+        """Return the replies of steps, or a `Refused`, in their order."""
+        answers: list[Any] = []
+        groups: dict[int, list[tuple[pb.StepRequest, Session, Request]]] = defaultdict(list)
+        for call in calls:
+            try:
+                session = self.sessions.get(caller.client, call.session)
+                if (stored := same_step(session, call)) is None:
+                    check_messages(session, call)
+                    stored = session.answers[call.step] = new_request(call)
+                    groups[id(session.built)].append((call, session, stored))
+                answers.append(stored)
+            except Refused as refused:
+                answers.append(refused)
+        for group in groups.values():
+            self._start(self._play_steps(group, caller), [stored for *_, stored in group], caller)
+        return await all_answers(answers)
+
+    async def _play_steps(self, group: Sequence[tuple[pb.StepRequest, Session, Request]], caller: Caller) -> None:
+        """Play joint actions of one environment, all in one go."""
+        built = group[0][1].built
+        with built:
+            states, messages = [session.state for _, session, _ in group], [list(call.messages) for call, *_ in group]
+            try:
+                results = await built.player.step(states, messages, [call.seed for call, *_ in group])
+            except Exception as error:
+                results = [error] * len(group)
+        for result, (_, session, stored) in zip(results, group, strict=True):
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                if isinstance(result, Fault):
+                    session.advance(None, None)
+                    answer: Message | Refused = pb.StepReply(fault=pb.Fault(reason=result.reason))
+                else:
+                    message = to_result(result, session.step + 1, built.name)
+                    session.advance(result.state, message)
+                    answer = pb.StepReply(step=message)
+            except Exception as error:
+                answer = self._refusal(error, built, "step", caller)
+                session.answers.pop(session.step, None)  # the step was not played: it may be tried again
+            session.called_at = self.sessions.clock()
+            stored.answer.set_result(answer)
+
+    # --- what all calls share ---
+
+    async def _score(self, reward: Reward, request: pb.ScoreRequest, stored: Request, caller: Caller) -> None:
+        self._finish(caller.client, stored, await score(reward, request, caller))
+
+    async def _environment(self, request: Any, num_turns: int, caller: Caller) -> Built:
+        """Return the environment that a request names. Raises `Refused`."""
+        options = read_map(request.options, "options")
+        try:
+            return await self.catalog.environment(request.environment, options, num_turns)
+        except Refused:
+            raise
+        except Exception as error:
+            log.error("request %s: %s cannot be built", caller.number, request.environment, exc_info=error)
+            raise Refused(
+                StatusCode.INTERNAL, f"the environment {request.environment} cannot be used here; the server's log says why"
+            ) from error
+
+    def _check_batch(self, count: int, least: int = 0) -> None:
+        if not least <= count <= self.limits.batch:
+            raise Refused(
+                StatusCode.RESOURCE_EXHAUSTED if count >= least else StatusCode.INVALID_ARGUMENT,
+                f"{count} calls in a batch: this server takes {least} to {self.limits.batch}, send several batches",
+            )
+
+    def _start(self, work: Coroutine[Any, Any, None], requests: Sequence[Request], caller: Caller) -> None:
+        """Begin work that goes on when the client goes away. Whatever happens, the requests get an answer."""
+
+        async def run() -> None:
+            answer = Refused(StatusCode.INTERNAL, "the server failed; its log says why")
+            try:
+                await work
+            except Refused as refused:
+                answer = refused
+            except Exception:
+                log.exception("request %s: the server failed", caller.number)
+            for request in requests:
+                if not request.answer.done():
+                    self._finish(caller.client, request, answer)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    def _finish(self, client: str, request: Request, answer: Message | Refused) -> None:
+        """Set the answer of a request. An error is not stored: the same request again is tried again."""
+        if isinstance(answer, Refused):
+            self.sessions.starts.forget(client, request)
+            self.sessions.scores.forget(client, request)
+        request.answer.set_result(answer)
+
+    def _refusal(self, error: Exception, built: Built, method: str, caller: Caller) -> Refused:
+        """Return what the client is told of an error of an environment; the log gets all of it."""
+        if isinstance(error, Refused):
+            return error
+        if isinstance(error, NotImplementedError) and method == "tasks":
+            return Refused(StatusCode.UNIMPLEMENTED, f"{built.name} has no tasks of its own: pass items to train(...)")
+        log.error("request %s: %s.%s raised an error", caller.number, built.name, method, exc_info=error)
+        if isinstance(error, ValueError) and method != "step":
+            why = str(error) if built.trusts_errors else f"{built.name} refused it; the server's log says why"
+            return Refused(StatusCode.INVALID_ARGUMENT, f"a malformed {'task' if method == 'reset' else 'request'}: {why}")
+        return Refused(StatusCode.INTERNAL, f"{built.name} raised {type_name(error)} in {method}; the server's log says more")
+
+
+def read_map(values: pb.Map, name: str) -> dict[str, Any]:
+    """Return the dict of a request. Raises `Refused`."""
+    try:
+        return from_map(values)
+    except ValueError as error:
+        raise Refused(StatusCode.INVALID_ARGUMENT, f"the {name} cannot be read: {error}") from None
+
+
+def same_step(session: Session, call: pb.StepRequest) -> Request | None:
+    """Return the stored request of a step, or None for the next step of a session. Raises `Refused` for any other."""
+    stored = session.answers.get(call.step)
+    if stored is not None and stored.request_id == call.request_id:
+        return same(stored, call)
+    check_step(session, call.step, is_played=stored is not None)
+    return None
+
+
+def check_step(session: Session, step: int, is_played: bool = False) -> None:
+    """Raise `Refused` unless a step is the next one of a session that is not over."""
+    at = f"the session is at step {session.step}{' and over' * session.is_done}"
+    if is_played or step < session.step:
+        raise Refused(StatusCode.FAILED_PRECONDITION, f"step {step} belongs to another request: {at}")
+    if step != session.step or session.is_done:
+        raise Refused(StatusCode.FAILED_PRECONDITION, f"step {step} cannot be played: {at}")
+
+
+def check_messages(session: Session, call: pb.StepRequest) -> None:
+    """Raise `Refused` unless a step has one message for each agent."""
+    roles = session.built.facts.roles
+    if len(call.messages) != len(roles):
+        wanted = f"a step of {session.built.name} has {len(roles)} messages, one for each agent"
+        raise Refused(StatusCode.INVALID_ARGUMENT, f"{wanted}; this one has {len(call.messages)}")
+
+
+async def answer_of(request: Request) -> Any:
+    """Return the answer of a request. Cancelling this leaves the work on it alone."""
+    return unless_refused(await asyncio.shield(request.answer))
+
+
+async def all_answers(requests: Sequence[Request | Refused]) -> list[Any]:
+    """Return the answers of requests, or a `Refused`."""
+    return [await asyncio.shield(request.answer) if isinstance(request, Request) else request for request in requests]
+
+
+def unless_refused(answer: Any) -> Any:
+    """Return an answer; raise it if it is a `Refused`."""
+    if isinstance(answer, Refused):
+        raise answer
+    return answer
+
+
+def in_batch(make: Callable[..., Any], answer: Message | Refused, caller: Caller) -> Any:
+    """Return the answer of a call in a batch."""
+    return make(error=answer.to_error(caller.number)) if isinstance(answer, Refused) else make(reply=answer)

@@ -1,0 +1,216 @@
+"""The episodes that a server plays: one state per session, of one client, with the answers that it may ask for again.
+
+A session belongs to the client that opened it; to all others it is unknown. A step is known by its session, its number and the
+number of its request: the same request again gets the stored answer, and waits for it where it is not there yet. States are
+never changed, so a fork shares that of its origin. Left out: saving sessions. A client plays the episodes of a server that has
+ended again on another one.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+
+from jmarl.remote import environments_pb2 as pb
+from jmarl.remote.catalog import Built
+from jmarl.remote.gate import Refused, StatusCode
+from jmarl.remote.limits import Limits
+
+KEPT_ANSWERS = 4  # of the last steps of a session: a client repeats only the last request
+REMEMBERED = 10_000  # sessions that ended without a call, and resets and forks whose sessions are closed
+MAX_SCORES = 64  # answers of rewards, which are long
+MAX_ID = 64  # characters of the number of a request
+
+
+class Request(NamedTuple):
+    """A request that may come again, and its answer."""
+
+    request_id: str
+    digest: bytes  # of its content
+    answer: asyncio.Future  # a message, or a `Refused`
+
+
+@dataclasses.dataclass(eq=False)
+class Session:
+    """An episode."""
+
+    id: str
+    client: str
+    built: Built
+    state: Any
+    observations: Sequence[pb.Observation]  # what each agent reads
+    called_at: float
+    step: int = 0  # joint actions so far
+    is_done: bool = False
+    answers: dict[int, Request] = dataclasses.field(default_factory=dict)  # by the number of the step
+    start: Request | None = None  # the reset, or fork, that opened it
+
+    @property
+    def is_played(self) -> bool:
+        """Whether a step is being computed."""
+        return any(not request.answer.done() for request in self.answers.values())
+
+    def advance(self, state: Any, result: pb.Result | None) -> None:
+        """Take the result of a step; None: it has none, and the episode is over."""
+        self.step += 1
+        self.is_done = result is None or result.done
+        self.state = None if self.is_done else state
+        self.observations = [] if result is None else result.observations
+        self.answers.pop(self.step - 1 - KEPT_ANSWERS, None)
+
+
+class Sessions:
+    """All sessions of a server.
+
+    Args:
+        limits: how many there may be.
+        clock: seconds that do not go back.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic):
+        self.limits, self.clock = limits, clock
+        self.is_draining = False
+        self._sessions: dict[str, Session] = {}
+        self._reserved: dict[str, int] = {}  # client -> sessions that it has or is opening
+        self._reaped: OrderedDict[str, str] = OrderedDict()  # session -> client
+        self.starts = Requests(REMEMBERED + limits.all_sessions)  # resets and forks
+        self.scores = Requests(MAX_SCORES)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def count_unfinished(self) -> int:
+        """Return how many episodes are neither done nor closed."""
+        return sum(not session.is_done for session in self._sessions.values())
+
+    def reserve(self, client: str, count: int) -> None:
+        """Count sessions that a client opens. Raises `Refused` if there are too many; call `release` if they are not opened."""
+        own, total = self._reserved.get(client, 0), sum(self._reserved.values())
+        for limit, used, whose in (
+            (self.limits.sessions, own, "of one client"),
+            (self.limits.all_sessions, total, "of all clients"),
+        ):
+            if used + count > limit:
+                raise Refused(
+                    StatusCode.RESOURCE_EXHAUSTED,
+                    f"this server has at most {limit} open sessions {whose}, and {used} are open: close some, or add a server",
+                )
+        self._reserved[client] = own + count
+
+    def release(self, client: str, count: int) -> None:
+        """Take back what `reserve` counted."""
+        self._reserved[client] -= count
+        if not self._reserved[client]:
+            del self._reserved[client]
+
+    def open(self, client: str, built: Built, state: Any, observations: Sequence[pb.Observation], step: int = 0) -> Session:
+        """Return a new session, one of those that were reserved."""
+        session = Session(secrets.token_urlsafe(18), client, built, state, observations, self.clock(), step)
+        self._sessions[session.id] = session
+        built.users += 1
+        return session
+
+    def get(self, client: str, session_id: str) -> Session:
+        """Return a session of a client. Raises `Refused` if it has none of this name."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.client == client:
+            session.called_at = self.clock()
+            return session
+        if self._reaped.get(session_id) == client:
+            idle = f"{self.limits.idle_seconds:g} s without a call"
+            raise Refused(StatusCode.NOT_FOUND, f"session {session_id!r:.80} ended after {idle}: play the episode again")
+        raise Refused(StatusCode.NOT_FOUND, f"there is no session {session_id!r:.80} of this client: play the episode again")
+
+    def close(self, client: str, session_id: str) -> bool:
+        """End a session; return whether there was one."""
+        session = self._sessions.get(session_id)
+        if session is None or session.client != client:
+            return False
+        self._end(session)
+        return True
+
+    def reap(self) -> int:
+        """End sessions that had no call for too long, and return how many."""
+        latest = self.clock() - self.limits.idle_seconds
+        idle = [session for session in self._sessions.values() if session.called_at < latest and not session.is_played]
+        for session in idle:
+            self._end(session)
+            self._reaped[session.id] = session.client
+        while len(self._reaped) > REMEMBERED:
+            self._reaped.popitem(last=False)
+        return len(idle)
+
+    def _end(self, session: Session) -> None:
+        del self._sessions[session.id]
+        session.built.users -= 1
+        self.release(session.client, 1)
+        if session.start is not None:
+            self.starts.forget(session.client, session.start)
+
+
+class Requests:
+    """Requests that may come again, and their answers; the oldest ones are forgotten.
+
+    Args:
+        limit: how many are remembered.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self._requests: OrderedDict[tuple[str, str], Request] = OrderedDict()  # by client and number
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def repeated(self, client: str, request: Any) -> Request | None:
+        """Return a request of the same number that came before, or None for a new one, which `remember` is called with."""
+        check_request_id(request.request_id)
+        return same(self._requests.get((client, request.request_id)), request)
+
+    def remember(self, client: str, request: Any) -> Request:
+        """Return a new request, whose answer is to be set."""
+        new = new_request(request)
+        self._requests[client, request.request_id] = new
+        if len(self._requests) > self.limit:
+            self._requests.popitem(last=False)
+        return new
+
+    def forget(self, client: str, request: Request) -> None:
+        """Forget a request, so that it can be tried again."""
+        if self._requests.get((client, request.request_id)) is request:
+            del self._requests[client, request.request_id]
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise `Refused` for an empty or long number of a request."""
+    if not 0 < len(request_id) <= MAX_ID:
+        raise Refused(
+            StatusCode.INVALID_ARGUMENT,
+            f"request_id has {len(request_id)} characters: give 1 to {MAX_ID}, others for each request",
+        )
+
+
+def same(stored: Request | None, request: Any) -> Request | None:
+    """Return a stored request if there is one. Raises `Refused` if a request of the same number has another content."""
+    if stored is not None and stored.digest != digest(request):
+        raise Refused(
+            StatusCode.INVALID_ARGUMENT,
+            f"request_id {request.request_id!r} was used with another content: give each request its own number",
+        )
+    return stored
+
+
+def new_request(request: Any) -> Request:
+    """Return a request without an answer."""
+    return Request(request.request_id, digest(request), asyncio.get_running_loop().create_future())
+
+
+def digest(request: Message) -> bytes:
+    """Return a digest of the content of a request."""
+    return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest()

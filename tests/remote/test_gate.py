@@ -1,0 +1,182 @@
+"""Who may call a server, and what it answers to calls that no client of jmarl makes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from jmarl.remote import environments_pb2 as pb
+from jmarl.remote.access import Access, Tls
+from jmarl.remote.gate import Rates, Refused
+from tests.remote.served import SUM, Client, certificates, refused, running
+
+Code = grpc.StatusCode
+TOKEN = "a-token-of-this-test"
+METHOD = "/jmarl.environments.v1.EnvironmentService/"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(access=Access(token=TOKEN), receive_s=0.3) as server:
+        yield server
+
+
+def raw(client, method, streaming=False):
+    """Return a method that sends bytes."""
+    make = client.channel.stream_unary if streaming else client.channel.unary_unary
+    return make(METHOD + method)
+
+
+METHODS = ["List", "Describe", "Tasks", "Reset", "Observe", "Step", "BatchReset", "BatchStep", "Fork", "Close", "Score"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x", TOKEN.upper()])
+def test_every_call_needs_the_token(server, method, token):
+    with (
+        Client(server.address, token=token) as client,
+        refused(Code.UNAUTHENTICATED, "wrong token" if token else "no token", "--token-file"),
+    ):
+        raw(client, method)(b"", timeout=20, metadata=client.metadata)
+
+
+@pytest.mark.parametrize("header", [TOKEN, f"Basic {TOKEN}", f"Bearer{TOKEN}", "Bearer"])
+def test_a_token_in_another_form_is_wrong(server, header):
+    with Client(server.address) as client, refused(Code.UNAUTHENTICATED):
+        client.metadata.append(("authorization", header))
+        client.call("List", pb.ListRequest())
+
+
+def test_the_right_token_is_accepted(server):
+    with Client(server.address, token=TOKEN) as client:
+        assert SUM in client.call("List", pb.ListRequest()).names
+
+
+def test_health_needs_no_token_and_tells_nothing_of_what_is_served(server):
+    with Client(server.address) as client:
+        health = health_pb2_grpc.HealthStub(client.channel)
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=20).status == health_pb2.HealthCheckResponse.SERVING
+        for name in ("jmarl.environments.v1.EnvironmentService", SUM):
+            with pytest.raises(grpc.RpcError) as error:
+                health.Check(health_pb2.HealthCheckRequest(service=name), timeout=20)
+            assert error.value.code() is Code.NOT_FOUND and error.value.details() == "only the whole server has a health"
+        with pytest.raises(grpc.RpcError) as error:
+            list(health.Watch(health_pb2.HealthCheckRequest(), timeout=20))
+        assert error.value.code() is Code.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("protocol", ["0", "2", None, "1.0"])
+def test_client_and_server_name_their_versions_where_they_differ(server, protocol):
+    theirs = f"protocol {protocol}," if protocol else "no protocol"
+    with (
+        Client(server.address, token=TOKEN, protocol=protocol) as client,
+        refused(Code.INVALID_ARGUMENT, theirs, "this server protocol 1, of jmarl 0.1.0: install the same"),
+    ):
+        client.call("List", pb.ListRequest())
+
+
+def test_a_client_without_tls_does_not_reach_a_server_with_it(tmp_path):
+    files = certificates(tmp_path)
+    tls = Tls(files["localhost.pem"], files["localhost.key"])
+    authority = files["ca.pem"].read_bytes()
+    with running(access=Access(token=TOKEN, tls=tls)) as server:
+        with Client(server.address, token=TOKEN, credentials=grpc.ssl_channel_credentials(authority)) as client:
+            assert client.reset().observations
+        with Client(server.address, token=TOKEN) as client, pytest.raises(grpc.RpcError) as error:
+            client.call("List", pb.ListRequest(), timeout=5)
+        assert error.value.code() is Code.UNAVAILABLE
+
+
+def test_a_client_shows_a_certificate_where_the_server_asks_for_one_and_sessions_belong_to_it(tmp_path):
+    files = certificates(tmp_path)
+    read = {name: path.read_bytes() for name, path in files.items()}
+    tls = Tls(files["localhost.pem"], files["localhost.key"], files["ca.pem"])
+    known = grpc.ssl_channel_credentials(read["ca.pem"], read["trainer.key"], read["trainer.pem"])
+    other = grpc.ssl_channel_credentials(read["ca.pem"], read["localhost.key"], read["localhost.pem"])
+    with running(access=Access(tls=tls)) as server:
+        with Client(server.address, credentials=known) as client:
+            start = client.reset()
+        with Client(server.address, credentials=other) as client, refused(Code.NOT_FOUND):
+            client.step(start.session, 0)
+        with (
+            Client(server.address, credentials=grpc.ssl_channel_credentials(read["ca.pem"])) as client,
+            pytest.raises(grpc.RpcError) as error,
+        ):
+            client.call("List", pb.ListRequest(), timeout=5)
+        assert error.value.code() is Code.UNAVAILABLE
+
+
+# --- calls that no client of jmarl makes ---
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe", b"\x1a" * 50], ids=repr)
+def test_bytes_that_are_no_message_are_refused(server, data):
+    with Client(server.address, token=TOKEN) as client, refused(Code.INVALID_ARGUMENT, "the message is no ResetRequest"):
+        raw(client, "Reset")(data, timeout=20, metadata=client.metadata)
+
+
+def test_a_sender_that_is_too_slow_is_told(server):
+    def slowly():
+        time.sleep(1)
+        yield b""
+
+    with Client(server.address, token=TOKEN) as client, refused(Code.DEADLINE_EXCEEDED, "no message within 0.3 s"):
+        raw(client, "List", streaming=True)(slowly(), timeout=20, metadata=client.metadata)
+
+
+def test_a_stream_that_is_closed_without_a_message_is_refused(server):
+    with Client(server.address, token=TOKEN) as client, refused(Code.INVALID_ARGUMENT, "a call without a message"):
+        raw(client, "List", streaming=True)(iter(()), timeout=20, metadata=client.metadata)
+
+
+def test_a_stream_of_many_messages_is_answered_for_its_first(server):
+    with Client(server.address, token=TOKEN) as client:
+        reply = raw(client, "List", streaming=True)(iter([b""] * 50), timeout=20, metadata=client.metadata)
+        assert SUM in pb.ListReply.FromString(reply).names
+
+
+def test_slow_senders_do_not_block_others(server):
+    end = threading.Event()
+
+    def never():
+        end.wait()
+        yield b""
+
+    with Client(server.address, "slow", TOKEN) as slow, Client(server.address, "other", TOKEN) as client:
+        call = raw(slow, "List", streaming=True)
+        waiting = [call.future(never(), timeout=20, metadata=slow.metadata) for _ in range(100)]
+        began = time.monotonic()
+        client.reset()
+        assert time.monotonic() - began < 2
+        assert {future.code() for future in waiting} == {Code.DEADLINE_EXCEEDED}
+        end.set()
+
+
+def test_an_unknown_method_is_refused(server):
+    with Client(server.address, token=TOKEN) as client:
+        for method in (METHOD + "Delete", "/other.Service/List"):
+            with pytest.raises(grpc.RpcError) as error:
+                client.channel.unary_unary(method)(b"", timeout=20, metadata=client.metadata)
+            assert error.value.code() is Code.UNIMPLEMENTED
+
+
+def test_a_long_name_of_a_client_is_refused(server):
+    with Client(server.address, "x" * 129, TOKEN) as client, refused(Code.INVALID_ARGUMENT, "129 characters, 128 are allowed"):
+        client.call("List", pb.ListRequest())
+
+
+def test_rates_allow_as_many_calls_at_once_and_as_many_a_second_later():
+    now = [0.0]
+    rates = Rates(3.0, lambda: now[0])
+    for at, is_allowed in ((0, True), (0, True), (0, True), (0, False), (0.3, False), (0.5, True), (0.6, False), (9, True)):
+        now[0] = at
+        if is_allowed:
+            rates.check("a")
+        else:
+            with pytest.raises(Refused, match="more than 3 calls a second"):
+                rates.check("a")
+    rates.check("b")
