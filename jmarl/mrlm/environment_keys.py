@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jmarl.config.validation import did_you_mean
-from jmarl.mrlm.rules import LATER, NUM_EPISODES, Ignored, Weak, unused
+from jmarl.mrlm.rules import NUM_EPISODES, Ignored, Weak, unused
 
 REWARD_KEYS = ("reward_scale", "reward_clip", "reward_bias")
 
@@ -21,11 +21,14 @@ ENVIRONMENT_KEYS: Mapping[str, str | Ignored] = {
     "problems": "problems",
     "timeout": "timeout",
     **{name: name for name in REWARD_KEYS},
-    "remote": "false",
-    "server_address": Ignored("no environment is remote"),
+    "remote": "servers, which server_address names",
+    "server_address": "servers",
     "custom_class": "name",
     "custom_kwargs": "options",
 }
+
+# keys of an entry with remote: true -> arguments of `RemoteEnvironment`; all but the first are additions to MRLM
+SERVER_KEYS = {"server_address": "address"} | {key: key for key in ("token_file", "tls_ca", "tls_cert", "tls_key")}
 
 # environment -> key -> its constructor argument, where that has another name than in `ENVIRONMENT_KEYS`
 OPTIONS: dict[str, dict[str, str]] = {"debate": {"max_turns": "speeches"}, "debate_scripted": {"max_turns": "speeches"}}
@@ -67,11 +70,18 @@ def environment(entry: Any) -> dict[str, Any]:
         return {"name": entry["name"], "options": dict(entry.get("options") or {})}
     name = environment_name(entry)
     options: dict[str, Any] = dict(entry.get("custom_kwargs") or {})
+    if entry.get("remote"):
+        servers = {argument: entry[key] for key, argument in SERVER_KEYS.items() if entry.get(key) is not None}
+        options["servers"] = servers if len(servers) > 1 else servers["address"]
     for key, value in entry.items():
         if value is None or key in ("env_type", "custom_class", "custom_kwargs", "mode", "remote"):
             continue
         if isinstance(known := ENVIRONMENT_KEYS.get(key, key), Ignored):
             unused(key, known.reason)
+            continue
+        if key in SERVER_KEYS:
+            if not entry.get("remote"):
+                unused(key, "the environment is not remote")
             continue
         default, without = DEFAULTS.get(key, (None, ()))
         if name in without or (":" in name and value == default):
@@ -93,9 +103,9 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def environment_name(entry: Mapping[str, Any]) -> str:
-    """Return the name of an entry's environment. Raises ValueError for one in another process."""
-    if entry.get("remote"):
-        raise ValueError(f"remote: {LATER}")
+    """Return the name of an entry's environment, here or on its servers."""
+    if entry.get("remote") and not entry.get("server_address"):
+        raise ValueError("remote: true needs server_address: HOST:PORT, a list of them, or a file with one on each line")
     if entry.get("mode", "client") != "client":
         raise ValueError(f"mode={entry['mode']!r}: an environment is never trained, so its mode is client; agents have modes")
     kind, custom = entry.get("env_type"), entry.get("custom_class")

@@ -48,7 +48,7 @@ ALIASES: dict[str, str] = {
     "training": "algorithms",
 }
 
-_LATER = "environments, teams and trainers in several processes come later; one process uses all of its devices (setting mesh)"
+_SERVERS = "jmarl serve offers environments, and jmarl.RemoteEnvironment(address, name) is one of them"
 _ROLLOUTS = "rollouts are records of jmarl.rollout, which trainers make and learn from"
 _LOSS = "losses are pure functions in jmarl.rl, which the trainers call"
 _JUDGE = "a judge is a function (transcript, rng) -> DebateVerdict, as in jmarl.envs.debate"
@@ -56,11 +56,7 @@ _JUDGE = "a judge is a function (transcript, rng) -> DebateVerdict, as in jmarl.
 LEFT_OUT_MODULES: dict[str, str] = {
     "distributed": "jmarl launch or torchrun starts several processes, and jmarl.join_processes joins them; choose GPUs by "
     "CUDA_VISIBLE_DEVICES, and see them by `jmarl info`",
-    "server": _LATER,
-    "client": _LATER,
-    "protocols": _LATER,
-    "core.remote_environment": _LATER,
-    "core.environment_server": _LATER,
+    **dict.fromkeys(("server", "client", "protocols", "core.remote_environment", "core.environment_server"), _SERVERS),
     "data": _ROLLOUTS,
     "cli": "the command line is `jmarl train`, `eval`, `collect` and `info` (jmarl.cli); jmarl.make makes environments",
 }
@@ -68,8 +64,7 @@ LEFT_OUT_MODULES: dict[str, str] = {
 LEFT_OUT: dict[str, str] = {
     "RolloutBatch": _ROLLOUTS,
     "RolloutBuffer": _ROLLOUTS,
-    "RemoteEnvironment": _LATER,
-    "EnvironmentServer": _LATER,
+    **dict.fromkeys(("RemoteEnvironment", "EnvironmentServer"), _SERVERS),
     **dict.fromkeys(
         (
             "compute_ppo_loss", "compute_ppo_total_loss", "compute_value_loss", "compute_entropy_bonus", "compute_gae",

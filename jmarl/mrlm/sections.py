@@ -198,7 +198,7 @@ class EnvironmentConfig:
     reward_clip: Any = None
     reward_bias: float | None = None
     remote: bool | None = None
-    server_address: str | None = None
+    server_address: str | Sequence[str] | None = None
     custom_class: str | None = None
     custom_kwargs: Mapping[str, Any] | None = None
 

@@ -1,0 +1,71 @@
+"""What a client knows of an episode on a server: how it came to where it stands, and the session that stands there.
+
+An environment is a function of the task, the messages and the seeds. So an `Episode` can be played again on any server, and
+whoever trains sees no difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jmarl.remote.client.server import Server
+
+
+class History(NamedTuple):
+    """All that the state of an episode follows from."""
+
+    task: dict
+    seed: int  # of `reset`
+    moves: tuple[tuple[tuple[str, ...], int], ...] = ()  # joint actions [N], and the seed of each `step`
+
+
+class Session:
+    """The state of an episode in a server. It moves on with each step, and is closed when nobody refers to it."""
+
+    def __init__(self, server: Server, name: str, step: int):
+        self.server, self.name, self.step = server, name, step
+        self.generation, self.used = server.generation, 0
+        self._open = True
+        server.sessions.add(name)
+
+    def is_open(self) -> bool:
+        """Return whether the server has the session, as far as is known here."""
+        return self._open and self.server.generation == self.generation
+
+    def gone(self) -> None:
+        """Note that the server does not have the session any more."""
+        if self.is_open():
+            self.server.sessions.discard(self.name)
+        self._open = False
+
+    def release(self) -> None:
+        """Let the session be closed with the next calls. May be called in any thread."""
+        if self.is_open():
+            self.server.released.append(self.name)
+        self._open = False
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class Episode:
+    """An episode after some steps, which never changes. Its session may have moved on: then its history is played again.
+
+    Another process gets it without the session: who plays an episode owns its session.
+    """
+
+    __slots__ = ("history", "session")
+
+    def __init__(self, history: History, session: Session | None):
+        self.history, self.session = history, session
+
+    def own_session(self) -> Session | None:
+        """Return the session if it stands where the episode does."""
+        at_hand = self.session is not None and self.session.is_open() and self.session.step == len(self.history.moves)
+        return self.session if at_hand else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Episode, (self.history, None)
+
+    def __repr__(self) -> str:
+        return f"Episode({self.history!r})"

@@ -1,0 +1,242 @@
+"""The servers that play one environment: which of them can be used, and which one gets the next episode.
+
+A server is used after it has described the environment as the first one did: the fingerprints must be equal. One that dies,
+hangs or answers garbage loses its sessions and is put aside; it is asked again after a while, later and later. The list of
+servers may change between two batches (see `addresses`).
+"""
+
+import contextlib
+import logging
+import random
+import sys
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
+
+from jmarl.processes.ending import Interrupted
+from jmarl.remote import environments_pb2 as pb
+from jmarl.remote.client.addresses import Addresses
+from jmarl.remote.client.connection import Credentials, grpc
+from jmarl.remote.client.server import FINAL, Call, Failure, Server, call_all, reply_or_failure
+
+DESCRIBE_SECONDS = 5.0  # in which a server must say that it is there
+START_SECONDS = 10.0  # in which one must, when a run begins
+ASIDE_SECONDS, MAX_ASIDE_SECONDS = 1.0, 60.0  # for which a server is put aside after its first failure, and at most
+LEAVE_SECONDS = 2.0  # in which a server must close the sessions of a client that ends
+TRUSTED_SECONDS = 60.0  # without a failure, after which the next one counts as the first
+
+
+class Question(NamedTuple):
+    """What a server is asked before it is used."""
+
+    name: str  # of the environment or reward
+    method: str
+    request: Any
+    fingerprint: Callable[[Any], str]  # of the answer. Raises a ValueError if the server does not have what is asked for
+
+
+class Servers:
+    """The servers of one environment or reward, for one process.
+
+    Args:
+        addresses: of the servers.
+        credentials: for all of them.
+        question: what each of them is asked.
+        timeout: seconds in which a batch of calls must be answered.
+        patience: seconds without any server after which the run is interrupted.
+    """
+
+    def __init__(self, addresses: Addresses, credentials: Credentials, question: Question, timeout: float, patience: float):
+        self.addresses, self.credentials, self.question, self.name = addresses, credentials, question, question.name
+        self.timeout, self.patience = timeout, patience
+        self.all: dict[str, Server] = {}
+        self.closing: list[grpc.Future] = []
+        self._list()
+        weakref.finalize(self, leave, self.all)  # also when Python ends
+        self.described = self._first_description()
+        self.fingerprint = question.fingerprint(self.described)
+
+    # Which servers there are
+
+    def refresh(self) -> None:
+        """Read the addresses again, close sessions, and see who can be used. Called between two batches."""
+        if self.addresses.changed():
+            for target in self._list():
+                tell(f"{self.name!r}: server {target} comes")
+        self.close_released()
+        now = time.monotonic()
+        self._ask(server for server in self.all.values() if server.listed and server.not_before <= now)
+        for server in [*self.all.values()]:
+            if not (server.listed or server.sessions):
+                server.connection.close()
+                del self.all[server.target]
+            if server.asked is not None and server.asked.done():
+                self._use_if_equal(server, self._answer_of(server))
+
+    def wait_for_one(self) -> None:
+        """Return when a server takes new sessions. Raises Interrupted if none does for a while."""
+        end = time.monotonic() + self.patience
+        while not any(server.ready for server in self.all.values()):
+            if time.monotonic() > end:
+                tell(why := f"no server of {self.name!r} answers ({self._reasons()})")
+                raise Interrupted(f"because {why}")
+            for server in self.all.values():
+                server.not_before = min(server.not_before, time.monotonic() + ASIDE_SECONDS)
+            self.refresh()
+            time.sleep(0.01)
+
+    def choose(self, avoid: Collection[Server] = ()) -> Server | None:
+        """Return the server that gets the next session, by weight; None if none has room. One of `avoid` only if no other is
+        ready."""
+        ready = [server for server in self.all.values() if server.ready]
+        candidates = [server for server in ready if server not in avoid] or ready
+        now = time.monotonic()
+        free = [server for server in candidates if server.full_until <= now and server.room() > 0]
+        return min(free, key=lambda server: (server.load() + 1) / server.weight, default=None)
+
+    def others(self, avoid: Collection[Server]) -> bool:
+        """Return whether there is a server to use that is not among `avoid`."""
+        return any(server.ready and server not in avoid for server in self.all.values())
+
+    def lose(self, server: Server, reason: str) -> None:
+        """Put a server aside whose sessions are lost, unless that is known."""
+        if not (server.ready or server.sessions):
+            return
+        server.generation += 1
+        server.sessions.clear()
+        server.released.clear()
+        server.connection.close()
+        self.put_aside(server, reason)
+
+    def put_aside(self, server: Server, reason: str) -> None:
+        """Begin no new sessions on a server until it has been asked again. Its own ones go on."""
+        now = time.monotonic()
+        server.failures = 1 if now - server.failed_at > TRUSTED_SECONDS else server.failures + 1
+        seconds = min(MAX_ASIDE_SECONDS, ASIDE_SECONDS * 2 ** (server.failures - 1)) * random.uniform(0.75, 1.25)
+        server.failed_at, server.not_before, server.reason = now, now + seconds, reason
+        if server.ready:
+            tell(f"{self.name!r}: server {server.target} is put aside: {reason}")
+        server.ready = False
+
+    def _list(self) -> list[str]:
+        """Take the servers of the addresses, and return those that are new. One that is gone ends its episodes."""
+        new = []
+        for target, weight in self.addresses.current.items():
+            server = self.all.setdefault(target, Server(target, weight, self.credentials))
+            new += [] if server.listed else [target]
+            server.weight, server.listed = weight, True
+        for target, server in self.all.items():
+            if server.listed and target not in self.addresses.current:
+                tell(f"{self.name!r}: server {target} goes")
+                server.listed = server.ready = False
+        return new
+
+    def _reasons(self) -> str:
+        return "; ".join(f"{server.target}: {server.reason}" for server in self.all.values() if server.listed)
+
+    # Descriptions
+
+    def _first_description(self) -> Any:
+        """Return the answer of the first server, in the order of the addresses, that gives one.
+
+        Raises ValueError if that server does not have what is asked for, and RuntimeError if none answers."""
+        end = time.monotonic() + min(self.patience, START_SECONDS)
+        while True:
+            self._ask(self.all.values())
+            answers = {server: self._answer_of(server) for server in self.all.values()}
+            for server, answer in answers.items():
+                if isinstance(answer, Failure) and answer.code in FINAL:
+                    raise FINAL[answer.code](f"server {server.target}: {answer.reason}")
+                if not isinstance(answer, Failure):
+                    self.fingerprint = self.question.fingerprint(answer)
+                    for other, others_answer in answers.items():
+                        self._use_if_equal(other, others_answer)
+                    return answer
+                server.reason = answer.reason
+                server.connection.close()
+            if time.monotonic() > end:
+                raise RuntimeError(f"no server of {self.name!r} answers ({self._reasons()}): start one there with jmarl serve")
+            time.sleep(0.2)
+
+    def _ask(self, servers: Iterable[Server]) -> None:
+        """Ask servers that are not used for their description."""
+        for server in servers:
+            if server.asked is None and not server.ready:
+                server.asked = server.connection.start(self.question.method, self.question.request, DESCRIBE_SECONDS)
+
+    def _answer_of(self, server: Server) -> Any:
+        """Wait for the description of a server that was asked, and return it."""
+        assert server.asked is not None
+        answer, server.asked = reply_or_failure(server.asked.result), None
+        return answer
+
+    def _use_if_equal(self, server: Server, answer: Any) -> None:
+        """Use a server if it has answered as the first one."""
+        why = ""
+        try:
+            if not isinstance(answer, Failure) and (its := self.question.fingerprint(answer)) != self.fingerprint:
+                why = f"its {self.name!r} is another one (fingerprint {its}, and the run has {self.fingerprint})"
+        except ValueError as error:
+            why = str(error)
+        if isinstance(answer, Failure) and answer.code in FINAL:
+            why = answer.reason
+        if why and server.reason != why:
+            tell(f"{self.name!r}: server {server.target} is not used: {why}")
+        if why or isinstance(answer, Failure):
+            self.put_aside(server, why or answer.reason)
+            server.connection.close()  # the next one begins at once, without a waiting time
+            return
+        server.ready = True
+        if self.question.method == "Describe":
+            server.limits = answer.limits
+        if server.failures:
+            tell(f"{self.name!r}: server {server.target} is back")
+
+    # Calls that need no session
+
+    def call(self, method: str, request: Any) -> Any:
+        """Return the reply of any server to a call. Raises what the environment or the reward raised."""
+        tried: set[Server] = set()
+        while True:
+            self.refresh()
+            self.wait_for_one()
+            ready = [server for server in self.all.values() if server.ready]
+            server = next((server for server in ready if server not in tried), ready[0])
+            (answer,) = call_all([Call(server, method, request)], self.timeout)
+            if not isinstance(answer, Failure):
+                return answer
+            if answer.code in FINAL:
+                raise FINAL[answer.code](answer.reason)
+            if answer.code is grpc.StatusCode.INTERNAL and not self.others({*tried, server}):
+                raise RuntimeError(answer.reason)
+            tried.add(server)
+            self.lose(server, answer.reason)
+
+    def close_released(self, wait: bool = False) -> None:
+        """Close the sessions that nobody needs any more. wait: until the servers have done so."""
+        self.closing = [future for future in self.closing if not future.done()]
+        for server in self.all.values():
+            sessions = [server.released.popleft() for _ in range(len(server.released))]
+            server.sessions.difference_update(sessions)
+            if sessions:
+                self.closing.append(server.connection.start("Close", pb.CloseRequest(sessions=sessions), self.timeout))
+        for future in self.closing if wait else ():
+            reply_or_failure(future.result)
+
+
+def leave(servers: dict[str, Server]) -> None:
+    """Close all sessions and connections: servers that end wait for open sessions."""
+    calls = [Call(server, "Close", pb.CloseRequest(sessions=server.sessions)) for server in servers.values() if server.sessions]
+    for server, future in [(call.server, call.server.connection.start(*call[1:], LEAVE_SECONDS)) for call in calls]:
+        reply_or_failure(future.result)
+        server.sessions.clear()
+    for server in servers.values():
+        server.connection.close()
+
+
+def tell(line: str) -> None:
+    """Print a line about the servers, also into the log of the run. A closed stream stops no run."""
+    logging.getLogger("jmarl.console").info(line)
+    with contextlib.suppress(OSError, ValueError):
+        print(f"jmarl: {line}", file=sys.stderr, flush=True)
