@@ -216,7 +216,7 @@ def _attend_with_logs(
     return out.reshape(q.shape).astype(q.dtype), logs.reshape(q.shape[0], -1, q.shape[1])
 
 
-def top_p_threshold(weights: Float[Array, " vocab"], top_p: float) -> Float[Array, ""]:
+def top_p_threshold(weights: Float[Array, " vocab"], top_p: Float[Array, ""] | float) -> Float[Array, ""]:
     """Return `choice.top_p_threshold`: finds 4 bits of the float in one pass, by the sums above 15 numbers."""
     bits, goal = lax.bitcast_convert_type(weights, jnp.int32), top_p * weights.sum()
     threshold = jnp.int32(0)

@@ -137,7 +137,9 @@ def sum_by_token(tokens: Int[Array, " token"], x: Float[Array, "token dim"], voc
     return lax.platform_dependent(tokens, x, cuda=functools.partial(gpu.sum_by_token, vocab=vocab), default=scatter)
 
 
-def top_p_threshold(plain: Callable[[Array, float], Array], weights: Float[Array, " vocab"], top_p: float) -> Float[Array, ""]:
+def top_p_threshold(
+    plain: Callable[..., Array], weights: Float[Array, " vocab"], top_p: Float[Array, ""] | float
+) -> Float[Array, ""]:
     """Return the smallest weight that top-p keeps, by `plain` or as on GPUs."""
     on_gpu, default = (functools.partial(f, top_p=top_p) for f in (gpu.top_p_threshold, plain))
     return lax.platform_dependent(weights, cuda=on_gpu, default=default)

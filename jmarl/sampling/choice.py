@@ -14,6 +14,9 @@ and an update may lower the probability of these ids, which other samplers draw.
 what top-p removes.
 """
 
+from functools import partial
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -26,6 +29,13 @@ BLOCK = 256  # block size of the vocabulary in `draw_index`
 TOP_K_BLOCK = 64  # block size of the vocabulary in `top_k`
 
 Choice = tuple[Int[Array, ""], Float[Array, ""], Float[Array, ""]]  # token, its log-probability, its truncated log-probability
+
+
+class RowSampling(NamedTuple):
+    """Settings that rows have of their own, in place of those of `Sampling`: one program then serves all of them."""
+
+    temperature: Float[Array, "..."]  # 0 is greedy
+    top_p: Float[Array, "..."]
 
 
 def random_bits(keys: Key[Array, " row"], count: int) -> UInt32[Array, "{count} row 2"]:
@@ -52,7 +62,7 @@ def _mix(x: UInt32[Array, " number"]) -> UInt32[Array, " number"]:
     return x ^ (x >> 15)
 
 
-def top_p_threshold(weights: Float[Array, " vocab"], top_p: float) -> Float[Array, ""]:
+def top_p_threshold(weights: Float[Array, " vocab"], top_p: Float[Array, ""] | float) -> Float[Array, ""]:
     """Return the smallest weight that top-p keeps: the largest w such that all weights above w hold less than top_p of the sum.
 
     Bisects the bits of the float, because non-negative floats have the order of their bits. This is exact, without a sort.
@@ -100,31 +110,52 @@ def top_k(logits: Float[Array, " vocab"], k: int) -> tuple[Float[Array, " k"], I
     return values, best[i // size] * size + i % size
 
 
-def draw(logits: Float[Array, " vocab"], bits: UInt32[Array, " 2"], cfg: Sampling) -> tuple[Int[Array, ""], Float[Array, ""]]:
+def draw(
+    logits: Float[Array, " vocab"],
+    bits: UInt32[Array, " 2"],
+    cfg: Sampling,
+    own: RowSampling | None = None,
+    own_top_p: bool = True,
+) -> tuple[Int[Array, ""], Float[Array, ""]]:
     """Draw a token from processed logits, truncated by top-k, top-p and min-p.
 
     Args:
         logits: logits divided by the temperature.
         bits: random bits.
         cfg: the sampling settings.
+        own: temperature and top-p of this row; None: those of `cfg`.
+        own_top_p: False: its top-p is 1.
 
     Returns:
         The token and its log-probability in the truncated, renormalized distribution.
     """
+    if own is not None:
+        i, logp = _draw(logits, bits, cfg, own.top_p if own_top_p else 1.0)
+        greedy = own.temperature == 0
+        return jnp.where(greedy, jnp.argmax(logits), i), jnp.where(greedy, 0, logp)
     if cfg.greedy:
         return jnp.argmax(logits), jnp.zeros(())
+    return _draw(logits, bits, cfg, cfg.top_p)
+
+
+def _draw(
+    logits: Float[Array, " vocab"], bits: UInt32[Array, " 2"], cfg: Sampling, top_p: Float[Array, ""] | float
+) -> tuple[Int[Array, ""], Float[Array, ""]]:
+    """Return `draw` of a row that is not greedy."""
     if 0 < cfg.top_k < logits.shape[0]:
         # Sorted, so top-p is a cumulative sum. The maximum is not `values[0]`: XLA for CPUs turns a top-k whose result is
         # sliced into a sort of the whole vocabulary (120 ms instead of 1 for 16 rows on two cores).
         values, ids = top_k(logits, cfg.top_k)
         weights = jnp.exp(values - logits.max())
         above = jnp.cumsum(weights) - weights
-        keep = (above < cfg.top_p * weights.sum()) & (weights >= cfg.min_p)
+        keep = (above < top_p * weights.sum()) & (weights >= cfg.min_p)
     else:
         ids, weights = None, jnp.exp(logits - logits.max())
         keep = weights >= cfg.min_p
-        if cfg.top_p < 1:
-            keep &= weights >= platforms.top_p_threshold(top_p_threshold, weights, cfg.top_p)
+        if isinstance(top_p, Array):
+            keep &= weights >= jnp.where(top_p < 1, platforms.top_p_threshold(top_p_threshold, weights, top_p), 0)
+        elif top_p < 1:
+            keep &= weights >= platforms.top_p_threshold(top_p_threshold, weights, top_p)
     weights = jnp.where(keep, weights, 0)
     i = draw_index(weights, bits)
     return (i if ids is None else ids[i]), jnp.log(weights[i] / weights.sum())
@@ -138,6 +169,8 @@ def choose(
     stop: Int[Array, " stop"],
     cfg: Sampling,
     allowed: Bool[Array, " vocab"] | None = None,
+    own: RowSampling | None = None,
+    own_top_p: bool = True,
 ) -> Choice:
     """Choose token t of one row.
 
@@ -149,12 +182,16 @@ def choose(
         stop: ids that end the row.
         cfg: the sampling settings.
         allowed: ids that may be drawn; None: all.
+        own: temperature and top-p of this row; None: those of `cfg`.
+        own_top_p: False: its top-p is 1.
 
     Returns:
         The token, its log-probability over the whole vocabulary at the sampling temperature, and its log-probability in the
         distribution that it was drawn from.
     """
-    tempered = logits if cfg.greedy else logits / cfg.temperature
+    greedy = cfg.greedy and own is None
+    temperature = cfg.temperature if own is None else jnp.where(own.temperature == 0, 1, own.temperature)
+    tempered = logits if greedy else logits / temperature
     processed = logits
     if seen is not None:
         penalized = jnp.where(logits > 0, logits / cfg.repetition_penalty, logits * cfg.repetition_penalty)
@@ -164,8 +201,8 @@ def choose(
         processed = jnp.where(ends & (t < cfg.min_new_tokens), -jnp.inf, processed)
     if allowed is not None:
         processed = jnp.where(allowed, processed, -jnp.inf)
-    processed = processed if cfg.greedy else processed / cfg.temperature
-    token, truncated = draw(processed, bits, cfg)
+    processed = processed if greedy else processed / temperature
+    token, truncated = draw(processed, bits, cfg, own, own_top_p)
     return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
 
 
@@ -177,11 +214,21 @@ def choose_for_rows(
     stop: Int[Array, "*rows stop"],
     cfg: Sampling,
     allowed: Bool[Array, " vocab"] | None = None,
+    own: RowSampling | None = None,
 ) -> tuple[Int[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """Return `choose` of each row. t: index of the token, in all rows or in each."""
+    """Return `choose` of each row. t: index of the token, in all rows or in each. own: [*rows] of each row."""
     shape = bits.shape[:-1]
     # All rows on one axis: XLA's top-k for CPUs supports one batch axis, and sorts the whole vocabulary for more.
     logits, bits, seen, stop = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (logits, bits, seen, stop))
-    axes = (0, 0, 0 if t.ndim else None, 0, 0, None, None)
-    chosen = jax.vmap(choose, axes)(logits, bits, t.reshape(-1) if t.ndim else t, seen, stop, cfg, allowed)
-    return jax.tree.map(lambda x: x.reshape(shape), chosen)
+    arguments = logits, bits, t.reshape(-1) if t.ndim else t, seen, stop, cfg, allowed
+    axes = (0, 0, 0 if t.ndim else None, 0, 0, None, None, 0, None)
+
+    def choose_all(own: RowSampling | None, own_top_p: bool) -> tuple[Array, Array, Array]:
+        return jax.vmap(choose, axes)(*arguments, own, own_top_p)
+
+    if own is None:
+        rows = choose_all(None, False)
+    else:  # without the search for the threshold of top-p where no row has one
+        with_top_p, without = partial(choose_all, own_top_p=True), partial(choose_all, own_top_p=False)
+        rows = lax.cond(jnp.any(own.top_p < 1), with_top_p, without, RowSampling(*(x.reshape(-1) for x in own)))
+    return jax.tree.map(lambda x: x.reshape(shape), rows)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Int, UInt32
 
 from jmarl.config import Sampling
 from jmarl.models import decoding
-from jmarl.sampling.choice import choose_for_rows
+from jmarl.sampling.choice import RowSampling, choose_for_rows
 from jmarl.types import Completions
 
 FEWEST_SLOTS = 4  # a step of fewer rows is hardly faster
@@ -49,6 +49,7 @@ class Draws(NamedTuple):
     stop: Int[Array, "agent row stop"]  # ids that end each row
     sampling: Sampling
     allowed: Bool[Array, " vocab"] | None  # ids that may be drawn; None: all
+    own: RowSampling | None = None  # [A, row] settings of each row; None: those of `sampling`
 
 
 class Slots(NamedTuple):
@@ -91,11 +92,12 @@ def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions,
     view = decoder.view._replace(layers=layers, prefix_mask=slots.prompt_mask)
     places = slots.t + jnp.arange(steps)[:, None, None]
     bits, stop = draws.bits[jnp.minimum(places, capacity - 1), agents, slots.row], draws.stop[agents, slots.row]
+    own = jax.tree.map(lambda x: x[agents, slots.row], draws.own)
 
     def add_token(slots: Slots, bits: Array) -> tuple[Slots, tuple[Array, ...]]:
         _, t, token, live, clock, cache, _, _, seen = slots
         logits, cache = decoder.decode(view, cache, token[..., None], t, clock)
-        chosen, logp, truncated = choose_for_rows(logits[:, :, 0], bits, t, seen, stop, draws.sampling, draws.allowed)
+        chosen, logp, truncated = choose_for_rows(logits[:, :, 0], bits, t, seen, stop, draws.sampling, draws.allowed, own)
         if seen is not None:
             seen = jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True)))(seen, chosen)
         ended = live & jnp.any(chosen[..., None] == stop, -1)

@@ -1,0 +1,125 @@
+"""The answers of /v1/models and /v1/chat/completions, whole and in pieces, as OpenAI's clients read them.
+
+Beyond OpenAI's fields, where `logprobs` or `return_token_ids` asks for it: `prompt_token_ids` of an answer (of a stream: of its
+first piece), and `token_ids` of a choice. A completion's tokens include the one that ends it, and those of a stop string; its
+text does not. `logprobs` are over the whole vocabulary at the temperature of the request (at 1 where that is 0), as training
+scores them; there are no alternatives (`top_logprobs` is empty).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jmarl.models.hub.tokenize import decode
+from jmarl.serving.prompts import read_tool_calls
+from jmarl.serving.requests import ChatRequest
+from jmarl.serving.text import UNFINISHED, Piece
+
+TOOL_CALLS = "tool_calls"
+
+
+def models(names: Sequence[str], created: int) -> dict[str, Any]:
+    """Return the list of models."""
+    return {"object": "list", "data": [model(name, created) for name in names]}
+
+
+def model(name: str, created: int) -> dict[str, Any]:
+    """Return one model."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "jmarl"}
+
+
+@dataclasses.dataclass
+class Answer:
+    """The answer to one request, while it is written."""
+
+    request: ChatRequest
+    tokenizer: Any
+    prompt_ids: Sequence[int]
+    id: str = dataclasses.field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+
+    # --- whole ---------------------------------------------------------------------------------------------------------
+
+    def completion(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the whole answer. pieces: of each choice, from its first token to its last."""
+        choices = [self._choice(i, piece) for i, piece in enumerate(pieces)]
+        extra = {"prompt_token_ids": [*self.prompt_ids]} if self.request.token_ids else {}
+        return self._envelope("chat.completion", choices) | {"usage": self.usage(sum(len(x.ids) for x in pieces))} | extra
+
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        fields, finish = self._message(piece)
+        message = {"role": "assistant", "content": None, "refusal": None} | fields
+        return {"index": index, "message": message, "finish_reason": finish} | self._tokens(piece)
+
+    # --- in pieces -----------------------------------------------------------------------------------------------------
+
+    def opening(self) -> dict[str, Any]:
+        """Return the first piece of a stream: every choice begins."""
+        delta = {"role": "assistant", "content": ""}
+        choices = [{"index": i, "delta": delta, "finish_reason": None} for i in range(self.request.n)]
+        extra = {"prompt_token_ids": [*self.prompt_ids]} if self.request.token_ids else {}
+        return self._chunk(choices) | extra
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return a piece of a choice."""
+        fields: dict[str, Any] = {"content": piece.text}
+        finish = piece.finish
+        if finish:
+            fields, finish = self._message(piece)
+        if TOOL_CALLS in fields:
+            calls = [{"index": i, **call} for i, call in enumerate(fields[TOOL_CALLS])]
+            fields = {TOOL_CALLS: calls}
+        delta = {name: value for name, value in fields.items() if value}
+        return self._chunk([{"index": index, "delta": delta, "finish_reason": finish} | self._tokens(piece)])
+
+    def usage_chunk(self, completion_tokens: int) -> dict[str, Any]:
+        """Return the last piece of a stream that asks for `include_usage`."""
+        return self._chunk([]) | {"usage": self.usage(completion_tokens)}
+
+    # --- parts ---------------------------------------------------------------------------------------------------------
+
+    def usage(self, completion_tokens: int) -> dict[str, int]:
+        """Return the numbers of tokens. The prompt counts once, the completions of all choices count."""
+        prompt = len(self.prompt_ids)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt + completion_tokens,
+        }
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
+        return head | {"choices": choices}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._envelope("chat.completion.chunk", choices)
+
+    def _message(self, piece: Piece) -> tuple[dict[str, Any], str | None]:
+        """Return the fields of a message, and why it ended. A text with tool calls that can be read is no content."""
+        calls = read_tool_calls(piece.text, self.request.tools) if self.request.tools else []
+        if not calls:
+            return {"content": piece.text}, piece.finish
+        functions = ({"name": name, "arguments": arguments} for name, arguments in calls)
+        written = [{"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": f} for f in functions]
+        return {TOOL_CALLS: written}, TOOL_CALLS
+
+    def _tokens(self, piece: Piece) -> dict[str, Any]:
+        """Return the log-probabilities and ids of tokens, where the request asks for them."""
+        fields: dict[str, Any] = {"logprobs": None}
+        if self.request.logprobs:
+            texts = decode(self.tokenizer, [[i] for i in piece.ids], skip=False)
+            entries = [
+                {"token": text, "logprob": logprob, "bytes": _bytes_of(text), "top_logprobs": []}
+                for text, logprob in zip(texts, piece.logprobs, strict=True)
+            ]
+            fields["logprobs"] = {"content": entries, "refusal": None}
+        return fields | ({"token_ids": piece.ids} if self.request.token_ids else {})
+
+
+def _bytes_of(text: str) -> list[int] | None:
+    """Return the bytes of a token; None for a part of a character, whose bytes its text does not tell."""
+    return None if UNFINISHED in text else [*text.encode("utf-8", "surrogatepass")]

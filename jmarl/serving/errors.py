@@ -1,0 +1,32 @@
+"""What a client reads when a request fails: a code and a sentence in the shape of OpenAI's errors, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Refusal(Exception):
+    """A request that is not answered.
+
+    Args:
+        status: of HTTP.
+        message: a sentence for the client: what was given, what is allowed, what to do.
+        code: a word for programs.
+        param: the field of the request.
+        headers: of the answer.
+    """
+
+    def __init__(self, status: int, message: str, code: str, param: str | None = None, headers: dict[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.headers = status, message, code, param, headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """Return the error in the shape of OpenAI's."""
+        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> Refusal:
+    """Return the refusal of a field, with status 400."""
+    return Refusal(400, message, code, param)

@@ -1,0 +1,207 @@
+"""Programs that sample rows which come and go: `admit` puts new prompts into free slots, `advance` decodes some tokens.
+
+A `Pool` has one row in each slot. A row writes the tokens that `generate` would sample for its prompt and seed: its random
+numbers follow from its own seed, agent and number in the group, and the shapes of its pool from its own prompt and limit. So
+its tokens depend neither on its slot nor on the rows beside it, but for the rounding of sums over keys in another order.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Int, UInt32
+
+from jmarl.config import Sampling
+from jmarl.models import decoding
+from jmarl.models.config import ModelConfig
+from jmarl.models.decoder import Params
+from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
+from jmarl.models.sharding import model_on, on_devices, state_specs
+from jmarl.randomness import EVAL
+from jmarl.sampling.choice import RowSampling, random_bits
+from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, prepare, row_keys
+from jmarl.sampling.slots import Decoder, Draws, Slots, decode_chunk, prompts_of_view, select_slots
+from jmarl.sampling.stack_program import SampleProgram, with_dtype
+from jmarl.types import TRACES, Completions
+
+
+class Pool(NamedTuple):
+    """Rows under way whose prompts and limits are of one size, one in each slot. All arrays have an agent axis."""
+
+    slots: Slots  # row: the number of the slot
+    out: Completions  # arrays [A, slot, T]: what the row in each slot has written
+    bits: UInt32[Array, "agent token slot 2"]
+    stop: Int[Array, "agent slot stop"]
+    own: RowSampling  # [A, slot]
+
+
+class Joining(NamedTuple):
+    """One new prompt for each parameter set, and the slots that its rows take: none where a set has no new prompt.
+
+    Arrays on the host, which the call of the program moves to its device.
+    """
+
+    ids: Any  # [A, 1, S] int32, padded on the right
+    lengths: Any  # [A, 1] int32
+    takes: Any  # [A, slot] bool
+    choice: Any  # [A, slot] int32: number in the group of the row that takes the slot
+    seed: Any  # [A] uint32
+    number: Any  # [A] int32: of the agent in its team, the one of the set's roles that is asked
+    stop: Any  # [A, 1, E] int32
+    temperature: Any  # [A] float32
+    top_p: Any  # [A] float32
+
+
+class PoolProgram(NamedTuple):
+    """The static settings of the programs of a pool."""
+
+    sample: SampleProgram  # of one role and one completion a prompt; max_new_tokens is the capacity of a row
+    stack: int  # number of the stack in its team
+    slots: int  # rows of each parameter set
+    width: int  # longest prompt
+
+
+def empty_pool(agents: int, num_stop: int, program: PoolProgram) -> Pool:
+    """Return a pool of which no slot is taken. agents: parameter sets. num_stop: ids that end a completion."""
+    sample = with_dtype(program.sample)
+    model, settings, a, count = sample.config, sample.settings, agents, program.slots
+    new, fused = settings.max_new_tokens, fuses_decoding(sample.platform, settings.compute_dtype, model.head_dim)
+
+    def empty_cache(capacity: int) -> Any:
+        cache = decoding.init_cache(model, count, capacity, settings.compute_dtype, fused)
+        return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), cache)
+
+    numbers = jnp.zeros((a, count), jnp.int32)
+    slots = Slots(
+        row=jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (a, count)),
+        t=numbers,
+        token=numbers,
+        live=numbers > 0,
+        clock=jnp.zeros(a, jnp.int32),
+        cache=empty_cache(new),
+        prompts=empty_cache(program.width),
+        prompt_mask=jnp.zeros((a, count, program.width), bool),
+        seen=jnp.zeros((a, count, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
+    )
+    stop, zeros = jnp.zeros((a, count, num_stop), jnp.int32), jnp.zeros((a, count))
+    bits = jnp.zeros((a, new, count, 2), jnp.uint32)
+    return Pool(slots, _no_tokens(a, count, new), bits, stop, RowSampling(zeros, zeros))
+
+
+def _no_tokens(agents: int, slots: int, capacity: int) -> Completions:
+    out = empty_completions((agents, slots, 1, capacity), jnp.zeros(1, jnp.int32))
+    return jax.tree.map(lambda x: x[:, :, 0], out._replace(steps=None))
+
+
+@partial(jax.jit, static_argnames=("program",), donate_argnames=("pool",), compiler_options=COMPILER_OPTIONS)
+def admit(
+    params: Params, pool: Pool, joining: Joining, allowed: Bool[Array, " vocab"] | None = None, *, program: PoolProgram
+) -> Pool:
+    """Prefill new prompts and put their rows into slots, whatever was in them.
+
+    Args:
+        params: parameters [A, ...], on one device or on a mesh that splits only agents.
+        pool: the rows under way, donated.
+        joining: the new prompts.
+        allowed: ids that may be drawn; None: all.
+        program: the static settings.
+    """
+    TRACES["admit"] += 1
+    return _on_devices(partial(_admit, program=program, allowed=allowed), program)(params, pool, joining)
+
+
+@partial(jax.jit, static_argnames=("program",), donate_argnames=("pool",), compiler_options=COMPILER_OPTIONS)
+def advance(
+    params: Params,
+    pool: Pool,
+    free: Bool[np.ndarray, "agent slot"],
+    allowed: Bool[Array, " vocab"] | None = None,
+    *,
+    program: PoolProgram,
+) -> Pool:
+    """Decode some tokens of the rows in all slots. free: slots whose rows nobody waits for; otherwise as `admit`."""
+    TRACES["advance"] += 1
+    return _on_devices(partial(_advance, program=program, allowed=allowed), program)(params, pool, free)
+
+
+def _on_devices(f: Any, program: PoolProgram) -> Any:
+    """Return f of (params, pool, other arrays), such that each device of a mesh runs it on its agents."""
+    mesh, agent = program.sample.mesh, P("agent")
+    return lambda params, *arrays: on_devices(f, mesh, (state_specs(mesh, params), agent, agent), agent)(params, *arrays)
+
+
+def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram, allowed: Array | None) -> Pool:
+    decoder, inputs, settings, model = _prepared(params, joining.ids, joining.lengths, program)
+    slots, (a, count) = _inside(pool.slots, decoder), joining.takes.shape
+    prompts, mask = prompts_of_view(decoder, jnp.zeros((a, count), jnp.int32))
+    seen = None
+    if slots.seen is not None:
+        seen = jnp.broadcast_to(ids_in_prompts(inputs, model.vocab_size)[:, 0], slots.seen.shape)
+    new = slots._replace(
+        t=jnp.zeros_like(slots.t),
+        token=jnp.broadcast_to(decoder.first_tokens[:, 0], (a, count)),
+        live=jnp.ones_like(slots.live),
+        prompts=prompts,
+        prompt_mask=mask,
+        seen=seen,
+    )
+    ids = RowIds(joining.seed, 0, EVAL, program.stack, joining.number[:, None], np.zeros(1, np.uint32))
+    keys = row_keys(ids, count)[jnp.arange(a)[:, None], 0, joining.choice]
+    capacity = settings.max_new_tokens
+    bits = random_bits(keys.reshape(-1), capacity).reshape(capacity, a, count, 2)
+
+    def put(x: Array, y: Array) -> Array:
+        """Return x in the slots that are taken, else y."""
+        return jnp.where(joining.takes.reshape(a, count, *[1] * (y.ndim - 2)), x, y)
+
+    own = RowSampling(joining.temperature[:, None], joining.top_p[:, None])
+    return Pool(
+        _outside(select_slots(decoder, joining.takes, new, slots), decoder),
+        jax.tree.map(put, _no_tokens(a, count, capacity), pool.out),
+        jnp.where(joining.takes[:, None, :, None], jnp.moveaxis(bits, 0, 1), pool.bits),
+        put(joining.stop, pool.stop),
+        jax.tree.map(put, own, pool.own),
+    )
+
+
+def _advance(
+    params: Params, pool: Pool, free: Bool[Array, "agent slot"], *, program: PoolProgram, allowed: Array | None
+) -> Pool:
+    ids = jnp.zeros((len(free), 1, program.width), jnp.int32)
+    # XLA removes the prefill of this empty prompt: nothing reads what follows from it.
+    decoder, _, settings, _ = _prepared(params, ids, jnp.ones_like(ids[..., 0]), program)
+    slots = _inside(pool.slots, decoder)
+    draws = Draws(jnp.moveaxis(pool.bits, 0, 1), pool.stop, settings, allowed, pool.own)
+    slots = slots._replace(live=slots.live & ~free)
+    slots, out = decode_chunk(decoder, draws, slots, pool.out, steps_per_chunk(program.sample.platform))
+    return pool._replace(slots=_outside(slots, decoder), out=out)
+
+
+def _prepared(
+    params: Params, ids: Any, lengths: Any, program: PoolProgram
+) -> tuple[Decoder, SampleInputs, Sampling, ModelConfig]:
+    """Prefill one prompt of each parameter set, and return the decoder and what else the programs need."""
+    sample = with_dtype(program.sample)
+    model, settings, mesh = model_on(sample.mesh, sample.config), sample.settings, sample.mesh
+    inputs = SampleInputs(jnp.asarray(ids), jnp.asarray(lengths), jnp.zeros((*lengths.shape, 1)), jnp.zeros(1, jnp.int32))
+    panels = use_panels(sample.platform, program.slots, settings.compute_dtype, mesh is not None and mesh.size > 1)
+    fused = fuses_decoding(sample.platform, settings.compute_dtype, model.head_dim)
+    return prepare(params, model, settings, inputs, panels, fused), inputs, settings, model
+
+
+def _inside(slots: Slots, decoder: Decoder) -> Slots:
+    """Return slots as a decoder reads them: the caches of a single agent have no agent axis, and there is one clock."""
+    caches = slots.cache, slots.prompts, slots.prompt_mask
+    cache, prompts, mask = jax.tree.map(lambda x: x[0], caches) if len(slots.row) == 1 else caches
+    return slots._replace(clock=slots.clock[0], cache=cache, prompts=prompts, prompt_mask=mask)
+
+
+def _outside(slots: Slots, decoder: Decoder) -> Slots:
+    """Invert `_inside`."""
+    caches = slots.cache, slots.prompts, slots.prompt_mask
+    cache, prompts, mask = jax.tree.map(lambda x: x[None], caches) if len(slots.row) == 1 else caches
+    clock = jnp.full(len(slots.row), slots.clock)
+    return slots._replace(clock=clock, cache=cache, prompts=prompts, prompt_mask=mask)

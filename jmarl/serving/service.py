@@ -1,0 +1,170 @@
+"""Answer requests with the agents of a team: from a request that was read to pieces of text, as they are written.
+
+Tokenizers work in a thread of their own, so that a long prompt does not stop the streams of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from jmarl.config import TrainConfig
+from jmarl.serving.answers import Answer
+from jmarl.serving.engine import Engine
+from jmarl.serving.errors import Refusal, invalid
+from jmarl.serving.prompts import TOOL_MARKS, encode_messages
+from jmarl.serving.records import Full, Request, Update
+from jmarl.serving.requests import NUM_SEEDS, ChatRequest, Limits, unknown_model
+from jmarl.serving.text import Piece, RowText
+from jmarl.team import Team
+
+RETRY_AFTER_S = 1
+LONGEST = 1024  # tokens of a completion: its slot needs memory for all of them
+BODY, BODY_BASE, BODY_PER_TOKEN = 1 << 20, 1 << 16, 16  # bytes of a body: at most, for tools, for each token of the context
+
+
+class Gone(Exception):
+    """The client has gone."""
+
+
+@dataclasses.dataclass(eq=False)
+class Answering:
+    """A request under way."""
+
+    answer: Answer
+    request: Request
+    texts: list[RowText]  # of each choice
+    updates: asyncio.Queue[Update | Exception]
+    run: Callable[..., Any]  # runs a function in the thread of the tokenizers
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """Yield the pieces of all choices, until all have ended. Raises Gone after `leave`, and errors of the engine."""
+        try:
+            while not all(text.finish for text in self.texts):
+                update = await self.updates.get()
+                if isinstance(update, Exception):
+                    raise update
+                text = self.texts[update.choice]
+                if text.finish:  # a stop string has ended it, and its row did not know
+                    continue
+                piece = await self.run(text.add, update.ids, update.logprobs, update.ended, update.last)
+                if piece.finish:
+                    self.request.unwanted.add(update.choice)
+                yield update.choice, piece
+        finally:
+            self.request.cancel()
+
+    def leave(self) -> None:
+        """Free the rows: the client has gone."""
+        self.request.cancel()
+        self.updates.put_nowait(Gone())
+
+    def num_tokens(self) -> int:
+        """Return the number of tokens of all choices."""
+        return sum(len(text.ids) for text in self.texts)
+
+
+class Service:
+    """A team whose agents answer requests.
+
+    Args:
+        team: the team.
+        params: parameters [A, ...] of each stack.
+        names: of the agents, for clients.
+        cfg: settings of sampling and of the chat template, as those of the training.
+        slots: rows of each parameter set that are sampled side by side.
+        max_waiting: requests that may wait.
+        max_tokens: longest completion that a request may ask for; None: `LONGEST`, or the training's.
+        say: prints a line.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        params: Sequence[Any],
+        names: Sequence[str],
+        cfg: TrainConfig,
+        *,
+        slots: int = 8,
+        max_waiting: int = 64,
+        max_tokens: int | None = None,
+        say: Callable[[str], None] = print,
+    ):
+        self.agents = {name: agent for agent, name in enumerate(names)}
+        self.specs, self.chat, self.cfg = team.agent_specs, cfg.episodes.chat_settings, cfg
+        self.created = int(time.time())
+        sampling = cfg.eval_sampling()
+        context = max(spec.config.max_positions for spec in team.stacks)
+        longest = max(LONGEST, sampling.max_new_tokens) if max_tokens is None else max_tokens
+        longest = min(longest, context)
+        default, body = min(sampling.max_new_tokens, longest), min(BODY, BODY_BASE + BODY_PER_TOKEN * context)
+        self.limits = Limits(longest, default, sampling.temperature, sampling.top_p, slots, body)
+        self.engine = Engine(team, params, sampling, slots, max_waiting, say)
+        self.threads = ThreadPoolExecutor(1, "tokenizing")
+
+    def start(self) -> None:
+        """Start the engine, and compile the programs of the smallest pool."""
+        self.engine.start()
+        for agent in range(len(self.specs)):
+            self.engine.compile(self.engine.size_of(agent, 1, self.limits.default_tokens))
+
+    def stop(self) -> None:
+        """Stop the engine, whatever is under way."""
+        self.engine.stop()
+        self.threads.shutdown(cancel_futures=True)
+
+    async def run(self, f: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function in the thread of the tokenizers."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, f, *arguments)
+
+    async def answer(self, chat: ChatRequest) -> Answering:
+        """Begin to answer a request. Raises `Refusal`."""
+        if chat.model not in self.agents:
+            raise unknown_model(chat.model, [*self.agents])
+        agent = self.agents[chat.model]
+        spec = self.specs[agent]
+        ids = await self.run(encode_messages, spec, chat.messages, chat.tools, self.chat.of(agent))
+        limit = self._limit(chat.limit, len(ids), spec.config.max_positions)
+        if chat.n > (slots := self.engine.slots_of(self.engine.size_of(agent, len(ids), limit))):
+            text = (
+                f"n={chat.n} is not allowed for {len(ids)} tokens of messages and {limit} of completions: give at most {slots}"
+            )
+            raise invalid(text, "n")
+        loop, updates = asyncio.get_running_loop(), asyncio.Queue[Update | Exception]()
+
+        def deliver(update: Update | Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the server has stopped, and its loop is closed
+                loop.call_soon_threadsafe(updates.put_nowait, update)
+
+        seed = secrets.randbelow(NUM_SEEDS) if chat.seed is None else chat.seed
+        request = Request(agent, ids, limit, seed, deliver, chat.n, chat.temperature, chat.top_p)
+        try:
+            self.engine.submit(request)
+        except Full as error:
+            headers = {"retry-after": str(RETRY_AFTER_S)}
+            raise Refusal(429, f"{error}: try again later", "too_many_requests", headers=headers) from None
+        texts = [self._row_text(spec.tokenizer, chat) for _ in range(chat.n)]
+        return Answering(Answer(chat, spec.tokenizer, ids), request, texts, updates, self.run)
+
+    def _limit(self, asked: int | None, prompt: int, context: int) -> int:
+        """Return the longest completion of a request. Raises `Refusal` if there is no room for it."""
+        limit = min(self.limits.default_tokens, max(1, context - prompt)) if asked is None else asked
+        if prompt + limit <= context:
+            return limit
+        raise Refusal(
+            400,
+            f"the messages have {prompt} tokens; with max_completion_tokens={limit} that is {prompt + limit}, more than the "
+            f"context of {context}: shorten the messages or lower max_completion_tokens",
+            "context_length_exceeded",
+            "messages",
+        )
+
+    def _row_text(self, tokenizer: Any, chat: ChatRequest) -> RowText:
+        skip, tools = self.cfg.episodes.skip_special_tokens, bool(chat.tools)
+        return RowText(tokenizer, chat.stops, TOOL_MARKS if tools else (), skip, whole=tools)

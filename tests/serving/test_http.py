@@ -1,0 +1,365 @@
+"""A team over HTTP, called by OpenAI's own client: the same tokens as `jmarl.generate`, whoever else asks."""
+
+import json
+import ssl
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import jax
+import numpy as np
+import openai
+import pytest
+
+from jmarl import generate
+from jmarl.config import TrainConfig
+from jmarl.models.hub.tokenize import encode_prompt
+from jmarl.remote.access import Access, Tls
+from jmarl.sampling.scoring import score
+from jmarl.serving.engine import Engine
+from jmarl.serving.records import Full, Request, Size
+from jmarl.serving.server import ModelServer
+from jmarl.serving.service import Service
+from jmarl.team import Team, stack_agents
+from jmarl.types import TRACES
+
+TOKEN, NAMES = "s3cret", ("writer", "critic")
+MESSAGES = [{"role": "user", "content": "What is the answer?"}]
+OTHERS = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "And the question?"}]
+CFG = TrainConfig.of(max_new_tokens=24, seed=7)
+LIMIT, LONGEST = CFG.sampling.max_new_tokens, 60
+LONG_SEED = 3  # with which the writer's completion of MESSAGES reaches LONGEST
+FOUR_LONG = dict(model="critic", seed=1, n=4, max_tokens=LONGEST)  # the same for four of the critic's
+CALLS = -(-LONGEST // 8)  # of `advance` for them
+
+
+@pytest.fixture(scope="module")
+def team(tiny_config, random_agent, tiny_tokenizer):
+    return Team.of([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)])
+
+
+@pytest.fixture(scope="module")
+def params(team):
+    return stack_agents(team.stacks, team.agents)
+
+
+@pytest.fixture(scope="module")
+def serve(team, params):
+    """A function that starts a server in a thread; all have the programs of the first one."""
+    servers, programs = [], {}
+
+    def start(**access):
+        service = Service(team, params, NAMES, CFG, slots=4, max_waiting=3, say=lambda line: None)
+        service.engine.programs = programs
+        server = ModelServer(service, Access(**access), grace_s=5, log=(lines := []).append)
+        thread = threading.Thread(target=server.run, args=[False])
+        thread.start()
+        servers.append((server, thread))
+        return server, thread, lines
+
+    yield start
+    for server, thread in servers:
+        server.grace_s = 0
+        server.drain()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def server(serve):
+    server, _, server.lines = serve(token=TOKEN)
+    return server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key=TOKEN, max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def ask(client):
+    """A function that asks for a completion."""
+
+    def ask(messages=MESSAGES, model="writer", **settings):
+        return client.chat.completions.create(model=model, messages=messages, **settings)
+
+    return ask
+
+
+@pytest.fixture
+def slow(server, monkeypatch):
+    """Makes every turn of the engine slow."""
+    turn = server.service.engine.turn
+    monkeypatch.setattr(server.service.engine, "turn", lambda: (time.sleep(0.1), turn())[1])
+    return server.service.engine
+
+
+def texts(answer):
+    return [choice.message.content for choice in answer.choices]
+
+
+def post(server, content, **headers):
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"} | headers
+    return httpx.post(f"{server.address}/v1/chat/completions", content=content, headers=headers)
+
+
+def wait_until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_every_agent_is_a_model(client):
+    assert [model.id for model in client.models.list()] == [*NAMES]
+    assert client.models.retrieve("critic").owned_by == "jmarl"
+
+
+def test_a_completion_is_that_of_generate(ask, team, params):
+    expected = generate(team, [[MESSAGES, OTHERS], [MESSAGES, OTHERS]], CFG, params=params)
+    for name, [text, _] in zip(NAMES, expected, strict=True):  # the second prompt has other random numbers
+        answer = ask(model=name, seed=7)
+        assert texts(answer) == [text] and answer.model == name
+        assert texts(ask(model=name, temperature=0)) == texts(ask(model=name, top_p=1e-6))
+    usage = answer.usage
+    assert usage.prompt_tokens == len(encode_prompt(team.stacks[0].tokenizer, MESSAGES, True))
+    assert 0 < usage.completion_tokens <= LIMIT and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_choices_are_independent_of_each_other(ask):
+    first, *others = texts(ask(seed=7, n=3))
+    assert first == texts(ask(seed=7))[0] and len({first, *others}) == 3
+    assert texts(ask(seed=8)) != [first]
+    assert texts(ask(n=4)) != texts(ask(n=4))  # without a seed
+
+
+def test_tokens_do_not_depend_on_who_else_asks(ask):
+    requests = [dict(model=name, seed=seed, temperature=0.5 + seed) for name in NAMES for seed in range(1)]
+    requests += [dict(model="writer", seed=5, top_p=0.7), dict(model="critic", messages=OTHERS, seed=5, n=2)]
+    alone = [texts(ask(**request)) for request in requests]
+    with ThreadPoolExecutor(4) as threads:
+        crowd = list(threads.map(lambda request: texts(ask(**request)), requests))
+    assert crowd == alone
+
+
+def test_requests_of_all_agents_are_sampled_in_one_program(team, params, server, ask):
+    ask(seed=1)  # the programs are compiled
+    before = dict(TRACES)
+    engine, updates = Engine(team, params, CFG.sampling, slots=4, say=print), {}
+    engine.programs = server.service.engine.programs
+    ids = encode_prompt(team.stacks[0].tokenizer, MESSAGES, True)
+    alone = {}
+    for agents in ([0], [1], [0, 1]):
+        for agent in agents:
+            engine.submit(Request(agent, ids, LIMIT, 7, updates.setdefault((len(agents), agent), []).append))
+        start = engine.calls
+        while engine.turn():
+            pass
+        alone[tuple(agents)] = engine.calls - start
+    assert alone[0, 1] == max(alone[(0,)], alone[(1,)])
+    assert updates[2, 0] == updates[1, 0] and updates[2, 1] == updates[1, 1]
+    assert engine.pools == {} and dict(TRACES) == before
+
+
+def test_requests_of_an_agent_do_not_overtake_each_other(team, params, server, ask):
+    ask(seed=1)  # the programs are compiled
+    engine, updates = Engine(team, params, CFG.sampling, slots=4, say=print), []
+    engine.programs = server.service.engine.programs
+    ids = encode_prompt(team.stacks[0].tokenizer, MESSAGES, True)
+    requests = [Request(agent, ids, LONGEST, 1, updates.append, n) for agent, n in ((1, 3), (1, 2), (1, 1), (0, 1))]
+    for request in requests:
+        engine.submit(request)
+    engine.turn()
+    assert engine.waiting == requests[1:3] and engine.num_rows() >= 3
+    requests[1].cancel()  # its client has gone before it had a slot
+    engine.turn()
+    assert engine.waiting == []
+    while engine.turn():
+        pass
+    assert sum(update.last for update in updates) == 5 and not engine.pools
+
+
+def test_pools_of_long_prompts_have_fewer_slots(team, params):
+    engine = Engine(team, params, CFG.sampling, slots=8)
+    assert engine.size_of(1, 64, 1) == (0, 64, 128) and engine.size_of(0, 65, 60) == (0, 128, 128)  # 128: the context
+    slots = [engine.slots_of(Size(0, width, 256)) for width in (64, 1024, 4096, 32768)]
+    assert slots == [8, 8, 3, 1]
+
+
+def test_a_stream_is_the_same_text(ask):
+    whole = ask(seed=LONG_SEED, n=2, max_tokens=40, logprobs=True)
+    chunks = list(ask(seed=LONG_SEED, n=2, max_tokens=40, logprobs=True, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].prompt_token_ids == whole.prompt_token_ids
+    assert chunks[-1].usage == whole.usage and not chunks[-1].choices
+    for i, choice in enumerate(whole.choices):
+        own = [part for chunk in chunks for part in chunk.choices if part.index == i]
+        assert "".join(part.delta.content or "" for part in own) == choice.message.content
+        assert own[-1].finish_reason == choice.finish_reason and not any(part.finish_reason for part in own[:-1])
+        assert sum((part.token_ids for part in own[1:]), []) == choice.token_ids
+        assert [x for part in own[1:] for x in part.logprobs.content] == choice.logprobs.content
+    assert len(chunks) > 6
+
+
+def test_a_stop_string_ends_a_completion(ask):
+    [text] = texts(ask(seed=LONG_SEED))
+    stop = text[10:13]
+    answer = ask(seed=LONG_SEED, stop=["never written", stop])
+    assert texts(answer) == [text[: text.index(stop)]] and answer.choices[0].finish_reason == "stop"
+    streamed = ask(seed=LONG_SEED, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == text[: text.index(stop)]
+    assert answer.usage.completion_tokens < LIMIT
+
+
+def test_limits_end_a_completion(ask):
+    assert ask(seed=LONG_SEED).usage.completion_tokens == LIMIT
+    for name in ("max_tokens", "max_completion_tokens"):
+        answer = ask(seed=LONG_SEED, **{name: 5})
+        assert answer.usage.completion_tokens == 5 and answer.choices[0].finish_reason == "length"
+    short = next(x for x in (ask(seed=seed, max_tokens=LONGEST) for seed in range(20)) if x.choices[0].finish_reason == "stop")
+    assert short.usage.completion_tokens < LONGEST
+
+
+def test_logprobs_are_those_of_training(ask, team, params):
+    answer = ask(model="critic", seed=LONG_SEED, temperature=0.7, logprobs=True)
+    [choice], prompt = answer.choices, np.array([answer.prompt_token_ids])
+    own = jax.tree.map(lambda x: x[1], params[0])
+    lengths, tokens = np.array([prompt.shape[1]]), np.array([[choice.token_ids]])
+    scores = jax.jit(score, static_argnums=(1,), static_argnames=("temperature",))
+    expected = scores(own, team.stacks[0].config, prompt, lengths, tokens, temperature=0.7).logprobs[0, 0]
+    np.testing.assert_allclose([entry.logprob for entry in choice.logprobs.content], expected, atol=1e-4)
+    decoded = b"".join(bytes(x.bytes) if x.bytes is not None else b"?" for x in choice.logprobs.content)
+    assert len(choice.logprobs.content) == len(choice.token_ids) and decoded
+
+
+def test_a_client_that_goes_away_frees_its_rows(ask, slow):
+    start = slow.calls
+    with ask(**FOUR_LONG, stream=True) as stream:
+        assert next(iter(stream)).choices
+        wait_until(lambda: slow.num_rows() == 4)
+    wait_until(lambda: slow.num_rows() == 0)
+    assert slow.calls - start < CALLS
+    start = slow.calls
+    with pytest.raises(openai.APITimeoutError):  # also one that waits for its whole answer
+        ask(**FOUR_LONG, timeout=0.3)
+    wait_until(lambda: slow.calls > start and slow.num_rows() == 0)
+    assert slow.calls - start < CALLS
+
+
+def test_requests_beyond_the_limit_are_sent_away(ask, slow):
+    with ThreadPoolExecutor(6) as threads:
+        answers = [threads.submit(ask, **FOUR_LONG | {"max_tokens": 9}) for _ in range(6)]
+    errors = [answer.exception() for answer in answers if answer.exception()]
+    assert 2 <= len(errors) <= 3 and all(isinstance(error, openai.RateLimitError) for error in errors)
+    assert errors[0].response.headers["retry-after"] == "1" and "3 requests wait already" in errors[0].body["message"]
+
+
+def test_the_wrong_token_is_refused(server):
+    for key in ("wrong", "s3cre", "s3cret0"):
+        client = openai.OpenAI(base_url=f"{server.address}/v1", api_key=key, max_retries=0)
+        with client, pytest.raises(openai.AuthenticationError, match="token is missing or wrong"):
+            client.models.list()
+    assert httpx.get(f"{server.address}/v1/nothing").status_code == 401
+    health = httpx.get(f"{server.address}/health")
+    assert health.status_code == 200 and health.json() == {"status": "ok"}
+
+
+def test_without_a_token_only_this_machine_is_answered(serve):
+    server, *_ = serve()
+    assert httpx.get(f"{server.address}/v1/models").status_code == 200
+    for host in ("example.org", "example.org:80", "", "[", "127.0.0.1.example.org"):  # as of a page that has this address
+        answer = httpx.get(f"{server.address}/v1/models", headers={"host": host})
+        assert answer.status_code in (400, 403), host
+
+
+def test_tls_hides_what_is_said(serve, tmp_path):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    server, *_ = serve(token=TOKEN, tls=Tls(cert, key))
+    assert server.address.startswith("https://")
+    verify, headers = ssl.create_default_context(cafile=cert), {"authorization": f"Bearer {TOKEN}"}
+    assert httpx.get(f"{server.address}/v1/models", verify=verify, headers=headers).status_code == 200
+    assert httpx.get(f"{server.address}/v1/models", verify=verify).status_code == 401
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http{server.address.removeprefix('https')}/v1/models", headers=headers)
+    with pytest.raises(ValueError, match="--tls-cert and --tls-key cannot be used"):
+        serve(token=TOKEN, tls=Tls(key, cert))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(model="nobody"), "there is no model 'nobody': this server has writer, critic"),
+        (dict(max_tokens=110), "have 24 tokens; with max_completion_tokens=110 that is 134, more than the context of 128"),
+        (dict(max_tokens=1000), "max_tokens=1000 is not allowed: give an integer from 1 to 128"),
+        (dict(n=5), "n=5 is not allowed: give an integer from 1 to 4"),
+        (dict(temperature=-1), "temperature must be a number from 0 to 2"),
+        (dict(messages=[{"role": "user", "content": "x" * 2000}]), "more than the context of 128: shorten the messages"),
+        (dict(extra_body={"temprature": 1}), "there is no field 'temprature'; did you mean 'temperature'?"),
+        (dict(frequency_penalty=0.5), "frequency_penalty is not supported: leave it out, or give 0"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_a_sentence(ask, fields, message):
+    with pytest.raises(openai.APIStatusError) as error:
+        ask(**fields)
+    assert message in error.value.body["message"]
+    assert set(error.value.body) == {"message", "type", "code", "param"}
+    assert error.value.status_code == (404 if "model" in fields else 400) and error.value.request_id
+
+
+def test_bodies_that_are_no_requests_are_refused(server):
+    good = json.dumps({"model": "writer", "messages": MESSAGES, "max_tokens": 1})
+    assert post(server, good).status_code == 200
+    for body in (b"", b"{", b"[]", b"\xff", b"1", b'{"n": NaN}', b"[" * 10_000, b'{"n": 1' + b"0" * 5000 + b"}"):
+        answer = post(server, body)
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json", body[:20]
+    assert post(server, b" " * (1 << 20) + good.encode()).status_code == 413
+    assert post(server, (part for part in [b" " * (1 << 20), good.encode()])).status_code == 413  # without its length
+    assert post(server, good, **{"content-type": "text/plain"}).status_code == 415  # as a page in a browser may send
+    for path, status in (("/v1/embeddings", 404), ("/v1/chat/completions", 405)):
+        answer = httpx.get(server.address + path, headers={"authorization": f"Bearer {TOKEN}"})
+        assert answer.status_code == status and "POST /v1/chat/completions" in answer.json()["error"]["message"]
+
+
+def test_failures_are_in_the_log_and_not_in_the_answer(ask, server, monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError("a secret path")
+
+    monkeypatch.setattr(server.service.engine, "_admit", fail)
+    for stream in (False, True):
+        with pytest.raises(openai.APIError) as error:
+            list(ask(stream=stream))
+        assert "secret" not in str(error.value) and "request id" in str(error.value)
+        request_id = str(error.value).partition("request id ")[2][:16]
+        wait_until(lambda i=request_id: any(line.startswith(i) and "a secret path" in line for line in server.lines))
+    monkeypatch.undo()
+    assert texts(ask(seed=7))  # the engine goes on
+
+
+def test_draining_finishes_what_is_under_way(serve):
+    server, thread, _ = serve(token=TOKEN)
+    turn = server.service.engine.turn
+    server.service.engine.turn = lambda: (time.sleep(0.1), turn())[1]
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key=TOKEN, max_retries=0, timeout=60) as client:
+        settings = dict(model="writer", messages=MESSAGES, seed=LONG_SEED, max_tokens=LONGEST)
+        stream = client.chat.completions.create(**settings, stream=True)
+        next(iter(stream))
+        server.drain()
+        with pytest.raises(openai.InternalServerError, match="stopping") as error:
+            client.chat.completions.create(**settings)
+        assert error.value.status_code == 503 and httpx.get(f"{server.address}/health").status_code == 503
+        *_, last = stream
+        assert last.choices[0].finish_reason == "length"
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_full_says_how_many_wait(team, params):
+    engine = Engine(team, params, CFG.sampling, max_waiting=1, say=print)
+    requests = [Request(0, [1], 1, 0, print) for _ in range(2)]
+    engine.submit(requests[0])
+    with pytest.raises(Full, match="1 requests wait"):
+        engine.submit(requests[1])
