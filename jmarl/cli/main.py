@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "play": "print one episode turn by turn",
     "report": "write one HTML file with curves, settings, held-out results and completions of runs, or follow them (--watch)",
     "plan": "say whether a run fits on a GPU that is not here, and how long it takes at best",
+    "serve": "offer environments to training elsewhere, a team over HTTP (OpenAI), or a seat of an environment (OpenEnv)",
     "export": "write the agents of a run for transformers, vLLM and peft",
     "configs": "list and show the YAML files that come with jmarl",
     "info": "show devices, versions, environments and algorithms, and whether they work",

@@ -1,0 +1,252 @@
+"""Offer one seat of an environment to clients of OpenEnv: `jmarl serve --openenv ENV`. A session is one WebSocket, at /ws.
+
+The client sends {type, data}: reset (data: seed and episode_id, both optional), step (data: message), state, close. The replies
+are observation (observation: prompt and messages; reward; done), state (episode_id, step_count) and error (message, code,
+request_id). GET /health needs no token. Left out: tools (MCP), and tasks that clients choose by more than a seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import socket
+import ssl
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.sync.server import Server, ServerConnection, serve
+
+from jmarl.envs.base import Unanswered
+from jmarl.remote.access import Access
+from jmarl.remote.openenv.seat import Episode, Seat, Seen, fields_of
+
+MAX_MESSAGE = 1 << 20  # bytes
+QUIET = logging.getLogger(__name__)  # the library logs a traceback for each client that speaks another protocol
+QUIET.setLevel(logging.CRITICAL)
+FIELDS = {"reset": {"seed": int, "episode_id": str}, "step": {"message": str}}  # of data; None is allowed in reset
+TYPES = (*FIELDS, "state", "close")
+
+
+class Refusal(Exception):
+    """An error that the client is told of."""
+
+    def __init__(self, code: str, message: str, **more: Any):
+        super().__init__(message)
+        self.code, self.more = code, more
+
+
+class SeatServer:
+    """Answers clients of OpenEnv, each in a thread. Its port is open from the beginning.
+
+    Args:
+        seat: what is offered.
+        access: where to listen, and who may connect.
+        max_sessions: clients at once.
+        idle_s: seconds without a message after which a session is ended.
+        log: prints a text about an error.
+    """
+
+    def __init__(
+        self, seat: Seat, access: Access, max_sessions: int = 16, idle_s: float = 600.0, log: Callable[[str], None] = print
+    ):
+        self.seat, self.access, self.max_sessions, self.idle_s, self.log = seat, access, max_sessions, idle_s, log
+        self.sessions: set[ServerConnection] = set()
+        self.lock, self.is_draining = threading.Lock(), False
+        self.server: Server = serve(
+            self._session,
+            sock=open_socket(access),
+            ssl=context_of(access),
+            process_request=self._check,
+            origins=[None],  # no page of a browser, which could reach the loopback interface
+            compression=None,
+            max_size=MAX_MESSAGE,
+            server_header=None,
+            logger=QUIET,
+            close_timeout=2,
+        )
+        self.port: int = self.server.socket.getsockname()[1]
+        host = f"[{access.host}]" if ":" in access.host else access.host
+        self.url = f"{'ws' if access.tls is None else 'wss'}://{host}:{self.port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, name="openenv", daemon=True)
+        self.thread.start()
+
+    def __enter__(self) -> SeatServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def drain(self, grace_s: float) -> None:
+        """Refuse new sessions, and wait until the others have ended, at most `grace_s` seconds."""
+        self.is_draining, end = True, time.monotonic() + grace_s
+        while self.sessions and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End all sessions and close the port."""
+        self.is_draining = True
+        self.server.shutdown()
+        for connection in list(self.sessions):
+            connection.close(1001, "the server ends")
+        self.thread.join()
+
+    def _check(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answer what is no session: health, a wrong token or path, and everything while the server drains."""
+        path, _, query = request.path.partition("?")
+        if path == "/health":
+            return connection.respond(HTTPStatus.OK, json.dumps({"status": "healthy"}))
+        if not self.access.allows(request.headers.get("Authorization")):
+            return connection.respond(HTTPStatus.UNAUTHORIZED, "send the token of this server: Authorization: Bearer TOKEN\n")
+        if path != "/ws" or query:
+            return connection.respond(HTTPStatus.NOT_FOUND, "sessions are at /ws, without parameters\n")
+        if self.is_draining:
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "the server ends\n")
+        return None
+
+    def _session(self, connection: ServerConnection) -> None:
+        """Answer the messages of a client until it goes."""
+        with self.lock:
+            has_room = len(self.sessions) < self.max_sessions
+            if has_room:
+                self.sessions.add(connection)
+        try:
+            with contextlib.suppress(ConnectionClosed):
+                if has_room:
+                    self._answer_all(connection)
+                else:
+                    refusal = Refusal("CAPACITY_REACHED", f"this server has {self.max_sessions} sessions, and no room for more")
+                    connection.send(error_reply(refusal))
+        finally:
+            with self.lock:
+                self.sessions.discard(connection)
+
+    def _answer_all(self, connection: ServerConnection) -> None:
+        episode, state = self.seat.episode(), {"episode_id": None, "step_count": 0}
+        while True:
+            try:
+                raw = connection.recv(self.idle_s)
+            except TimeoutError:
+                connection.send(
+                    error_reply(Refusal("SESSION_ERROR", f"the session was idle for {self.idle_s:g} s and is over"))
+                )
+                return
+            reply = self._reply(raw, episode, state)
+            if reply is None:
+                return
+            connection.send(reply)
+
+    def _reply(self, raw: str | bytes, episode: Episode, state: dict[str, Any]) -> str | None:
+        """Return the answer to a message; None: the client wants to go."""
+        try:
+            kind, data = read(raw)
+            if kind == "close":
+                return None
+            if kind == "state":
+                return json.dumps({"type": "state", "data": state})
+            if kind == "reset":
+                seen = episode.reset(data.get("seed"))
+                state["episode_id"] = data.get("episode_id") or uuid.uuid4().hex
+            elif episode.done:
+                raise Refusal("EXECUTION_ERROR", "there is no episode to act in: send reset first, also after the last step")
+            else:
+                seen = episode.step(data["message"])
+            state["step_count"] = episode.steps
+            return observation_reply(seen)
+        except Refusal as refusal:
+            return error_reply(refusal)
+        except Exception as error:  # clients get no traceback, path or answer: they may be in the message
+            episode.done = True
+            name = uuid.uuid4().hex[:8]
+            has_reward = "there is no reward for this step" if isinstance(error, Unanswered) else "the environment failed"
+            self.log(f"request {name}: {traceback.format_exc()}")
+            return error_reply(Refusal("EXECUTION_ERROR", f"{has_reward}, and the episode is over", request_id=name))
+
+
+def serve_seat(server: SeatServer, say: Callable[[str], None] = print, grace_s: float = 300.0) -> int:
+    """Serve until SIGTERM or Ctrl+C, and return the exit code. Then sessions under way have `grace_s` seconds to end; a second
+    signal ends them at once."""
+    ended = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        signal.signal(number, lambda *_: ended.set())
+    with server:
+        say(f"serving at {server.url}")
+        ended.wait()
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        say(f"ending; {len(server.sessions)} sessions have {grace_s:g} s to finish")
+        server.drain(grace_s)
+    return 0
+
+
+def open_socket(access: Access) -> socket.socket:
+    """Return a socket that listens. Raises ValueError if the address cannot be used."""
+    family = socket.AF_INET6 if ":" in access.host else socket.AF_INET
+    try:
+        return socket.create_server((access.host, access.port), family=family)
+    except OSError as error:
+        raise ValueError(
+            f"--host {access.host} --port {access.port} cannot be used: {error.strerror}; choose others"
+        ) from error
+
+
+def context_of(access: Access) -> ssl.SSLContext | None:
+    """Return the TLS settings of a server; None: without TLS. Raises ValueError for files that cannot be used."""
+    if access.tls is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # a client in threads may write while it reads a ticket, which some versions of Python get wrong
+    try:
+        context.load_cert_chain(access.tls.cert, access.tls.key)
+        if access.tls.client_ca is not None:
+            context.load_verify_locations(access.tls.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except ssl.SSLError as error:
+        raise ValueError(f"--tls-cert and --tls-key cannot be used ({error}): give a certificate and its key as PEM") from error
+    return context
+
+
+def read(raw: str | bytes) -> tuple[str, dict[str, Any]]:
+    """Return the type and the data of a message. Raises Refusal for what is none."""
+    try:
+        message = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise Refusal("INVALID_JSON", "a message is a JSON object {type, data}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise Refusal("VALIDATION_ERROR", "a message is a JSON object {type, data}")
+    kind, data = message["type"], message.get("data", {})
+    if kind not in TYPES:
+        raise Refusal("UNKNOWN_TYPE", f"the types of messages are {', '.join(TYPES)}")
+    fields: Mapping[str, type] = FIELDS.get(kind, {})
+    if not isinstance(data, dict) or message.keys() - {"type", "data"}:
+        raise Refusal("VALIDATION_ERROR", "a message has type and data, an object, and nothing else")
+    if unknown := data.keys() - fields.keys() - {"metadata"}:  # metadata: every action of OpenEnv has it
+        known = ", ".join(fields) or "no fields"
+        raise Refusal("VALIDATION_ERROR", f"data of {kind} has {known}, and not {min(unknown)[:40]!r}")
+    data = {name: value for name, value in data.items() if name in fields and (value is not None or kind == "step")}
+    wrong = [name for name, x in data.items() if not isinstance(x, fields[name]) or isinstance(x, bool)]
+    if wrong or (kind == "step" and not data):
+        name = (wrong or ["message"])[0]
+        raise Refusal("VALIDATION_ERROR", f"{name} of {kind} must be {'a text' if fields[name] is str else 'a whole number'}")
+    seed: Any = data.get("seed", 0)
+    if not 0 <= seed < 1 << 63:
+        raise Refusal("VALIDATION_ERROR", "seed of reset must be at least 0 and below 2^63")
+    return kind, data
+
+
+def observation_reply(seen: Seen) -> str:
+    data = {"observation": fields_of(seen.prompt), "reward": seen.reward, "done": seen.done}
+    return json.dumps({"type": "observation", "data": data})
+
+
+def error_reply(refusal: Refusal) -> str:
+    return json.dumps({"type": "error", "data": {"message": str(refusal), "code": refusal.code} | refusal.more})
