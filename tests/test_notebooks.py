@@ -25,6 +25,7 @@ NAMES = [
     "06_looking_at_a_run",
     "07_yaml_and_report",
     "08_how_to_size_a_run",
+    "09_environments_and_teams_as_services",
 ]
 # What the first cell of every notebook reads. The tiny model learns each task at this rate within so many updates.
 SETTINGS = {"UPDATES": "24", "TOKENS": "8", "LEARNING_RATE": "1e-2"}
@@ -92,7 +93,7 @@ def execute(kernel, tmp_path) -> Callable[[str, str], Any]:
     return run
 
 
-def test_the_notebooks_are_the_eight_guides():
+def test_the_notebooks_are_the_nine_guides():
     assert [path.stem for path in NOTEBOOKS] == NAMES
 
 
@@ -236,3 +237,13 @@ def test_a_run_is_sized_without_a_gpu(execute, tmp_path):
     assert written == has_cuda()
     assert all(sizes == sorted(sizes) and sizes[0] > 0 for sizes in temporaries.values())
     assert temporaries["full"][-1] < temporaries["none"][-1]
+
+
+@pytest.mark.long
+@runs_a_kernel
+def test_a_team_learns_on_a_server_that_is_replaced_and_becomes_one(execute):
+    equal, codes, answers = execute(
+        "09_environments_and_teams_as_services",
+        "[local.rewards == remote.rewards, [first.wait(), started[0][0].wait(), team.wait()], list(answers)]",
+    )
+    assert equal and codes == [-9, 0, 0] and answers == ["agent_0", "agent_1"]

@@ -51,6 +51,7 @@ NOT_HERE = {  # pattern of a command -> why it does not run here
 SLOW = (  # pattern of a command that compiles programs of its own for seconds, or starts a process
     r"python -m experiments\.(story_length|offline|probes|examples\.\w+)(?!.* --help)",
     r"jmarl plan .*--device cpu",
+    r"jmarl serve .*--models",
     r"tensorboard|pdoc",
 )
 SMALLER = {  # beginning of a command -> flags that are added
@@ -63,7 +64,8 @@ INSTEAD = {  # command -> what reads the same files and ends
     "tensorboard --logdir runs": "python -m tensorboard.main --inspect --logdir runs",
     "pdoc jmarl": "python -m pdoc jmarl -o reference",
 }
-STOPPED = re.compile(r"jmarl (play|report)\b.* --watch")  # goes on until Ctrl+C, which comes after some seconds
+# Goes on until Ctrl+C, which comes after some seconds.
+STOPPED = re.compile(r"jmarl (play|report)\b.* --watch|jmarl serve .*--(environments|models)")
 PLACEHOLDERS = {"NAME": ["mareinforce"], "DIR": ["dir"], "WORD": ["lora"], "RUN": ["runs/first", "runs/second"]}
 PLACEHOLDER = re.compile(rf"\[?\b({'|'.join(PLACEHOLDERS)})\b\]?")
 SIZES = {"num_updates": 4, "max_new_tokens": 6, "held_out": 4, "num_prompts": 2}  # what YAML files say of them
