@@ -24,12 +24,14 @@ from jmarl.cli.main import main
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("JMARL_DATA") or ROOT.parent / "shared" / "data")
 SEEDS = Path(os.environ.get("JMARL_SEEDS") or DATA.parent / "seeds")
-EXAMPLES, CLI, LATER, NOT_OURS = (
+# In place of a test of this file.
+EXAMPLES, CLI, SERVERS, LAUNCHED, NOT_OURS = (
     "tests/test_examples.py",
     "tests/cli",
-    "comes later",
+    "tests/remote",
+    "tests/processes",
     "not ours",
-)  # in place of a test of this file
+)
 
 DEMO = "test_the_quick_demo_runs"
 FLAT_DEMO = "test_the_quick_demo_without_indentation_runs"
@@ -137,7 +139,7 @@ TABLE = [
         size={"num_epochs=50": "num_epochs=2, batch_size=2", "num_iterations=50": "num_iterations=2"},
     ),
     Block("004", "# Train from config", CLI, "mrlm train --config configs/code_generation_ppo.yaml"),
-    Block("004", "# Start environment server", LATER, "mrlm serve --environments code,math,debate --port 50051"),
+    Block("004", "# Start environment server", SERVERS, "mrlm serve --environments code,math,debate --port 50051"),
     Block("004", "# Evaluate trained model", CLI, "mrlm eval --model outputs/ppo/final --environment math --num-episodes 20"),
     Block(
         "004",
@@ -195,9 +197,9 @@ TABLE = [
             ),
         },
     ),
-    Block("004", "# Single node, 4 GPUs with FSDP", LATER, "torchrun --nproc_per_node=4 train.py --strategy fsdp"),
-    Block("004", "# Multi-node, 2 nodes Γ— 4 GPUs", LATER, "    --master_addr=<node0_ip> --master_port=12355 train.py"),
-    Block("004", "# Node 1:", LATER, "    --master_addr=<node0_ip> --master_port=12355 train.py"),
+    Block("004", "# Single node, 4 GPUs with FSDP", LAUNCHED, "torchrun --nproc_per_node=4 train.py --strategy fsdp"),
+    Block("004", "# Multi-node, 2 nodes Γ— 4 GPUs", LAUNCHED, "    --master_addr=<node0_ip> --master_port=12355 train.py"),
+    Block("004", "# Node 1:", LAUNCHED, "    --master_addr=<node0_ip> --master_port=12355 train.py"),
     Block(
         "004",
         "# configs/my_experiment.yaml",
@@ -208,7 +210,7 @@ TABLE = [
     ),
     Block("004", "mrlm train --config configs/my_experiment.yaml", YAML, size={"mrlm": "jmarl --set max_new_tokens=8"}),
     Block("004", "mrlm train --config CONFIG [--output DIR] [--resume CHECKPOINT]", CLI),
-    Block("004", "mrlm serve --environments ENV1,ENV2,... [--port PORT] [--host HOST]", LATER),
+    Block("004", "mrlm serve --environments ENV1,ENV2,... [--port PORT] [--host HOST]", SERVERS),
     Block("004", "mrlm eval --model MODEL --environment ENV [--num-episodes N] [--output FILE]", CLI),
     Block(
         "004",

@@ -22,8 +22,9 @@ from jmarl.remote.limits import Limits
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.cli.teams.sources import Source
 
+PORT = 50051  # of a server of environments
 EPILOG = """examples:
-  jmarl serve --environments math,debate,my_module:Env --port 50051
+  jmarl serve --environments math,debate,my_module:Env
   jmarl serve --environments code --workers 4 --rewards my_module:reward
   jmarl serve --config served.yaml --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem
   jmarl serve --models runs/mine --http
@@ -90,7 +91,8 @@ def add_access_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say where a server listens, and who may connect."""
     access = parser.add_argument_group("who may connect (any other host than this machine needs TLS and a token)")
     access.add_argument("--host", default=LOOPBACK, metavar="H", help="address to listen on (%(default)s)")
-    access.add_argument("--port", type=int, default=0, metavar="N", help="port; default: a free one, which is printed")
+    text = f"port; 0: a free one, which is printed; default: {PORT} for environments, else 0"
+    access.add_argument("--port", type=int, metavar="N", help=text)
     access.add_argument("--token-file", metavar="FILE", help="file with the token that clients must send")
     access.add_argument("--tls-cert", metavar="FILE", help="certificate of the server, PEM")
     access.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         if args.http or serves_environments:
             other = "--http" if args.http else "--environments, --rewards or --config"
             raise ValueError(f"--openenv and {other} exclude each other: run a server for each")
-        return run_openenv(args, Access.of(args.host, args.port, *files, warn=to_stderr))
+        return run_openenv(args, Access.of(args.host, args.port or 0, *files, warn=to_stderr))
     if serves_environments == bool(args.models):
         raise ValueError("give --environments (or --config, --rewards), --models or --openenv: a server offers one of them")
     if args.models and not args.http:
@@ -115,7 +117,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--http is for a team, environments are served over gRPC: remove it")
     if args.tls_client_ca and not serves_environments:
         raise ValueError("--tls-client-ca has no effect with --models: remove it")
-    access = Access.of(args.host, args.port, *files, warn=to_stderr)
+    port = (PORT if serves_environments else 0) if args.port is None else args.port
+    access = Access.of(args.host, port, *files, warn=to_stderr)
     return run_environments(args, access) if serves_environments else run_models(args, access)
 
 

@@ -17,7 +17,6 @@ Rule = Callable[[Values, str], dict[str, Any]]
 
 NUM_EPISODES = 20  # held-out episodes where eval_every is given without eval_episodes
 DIRECTORIES = ("checkpoint_dir", "save_dir", "output_dir")  # the first one that is given is the run's directory
-LATER = "environments and trainers in other processes are not in this version: everything runs in one process"
 
 
 class Refused(NamedTuple):
@@ -307,7 +306,7 @@ def policy_env(value: Any) -> str:
     if entry.get("env_type", "llm") not in ("llm", None) or entry.get("custom_class"):
         raise ValueError(f"{value!r:.80} is no policy: the policy is the model, so set model, or agents")
     if entry.get("remote"):
-        raise ValueError(f"remote: {LATER}")
+        raise ValueError("remote: the policy is trained here; environments can be remote, and jmarl serve --http offers a team")
     return "the policy is the model, or agents"
 
 

@@ -254,7 +254,7 @@ class Process:
 
     def __init__(self, *flags, environments="math", log=None):
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        command = [sys.executable, "-c", SCRIPT, "--environments", environments, *flags]
+        command = [sys.executable, "-c", SCRIPT, "--environments", environments, "--port", "0", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log or self._log, text=True, cwd=ROOT)
         self.first_line = self.process.stdout.readline()
         if (address := re.search(r"127\.0\.0\.1:\d+", self.first_line)) is None:
