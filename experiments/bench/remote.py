@@ -6,8 +6,8 @@ Prints one JSON object. `echo_*` are calls of a server that returns what it gets
 trivial environment: the median of one session, which is played alone; steps a second of `--sessions` sessions, in batches as
 training plays them, and with a call for each step, as many at once; and of `--open-sessions` sessions that are open, the 99th
 percentile of single steps and the memory of the server and of this process.
-Expected: 1.3 ms against 0.7 ms of the echo; 3,500 steps a second in batches and 900 in single calls against 2,000 echoes; a
-99th percentile of 7 ms and 5 MiB for 1,000 sessions; on two cores that had other work. Time: about 30 s.
+Expected: 1.2 ms against 0.7 ms of the echo; 7,500 steps a second in batches and 1,000 in single calls against 2,500 echoes; a
+99th percentile of 4 ms and 7 MiB for 1,000 sessions; on two cores that had other work. Time: about 25 s.
 """
 
 from __future__ import annotations

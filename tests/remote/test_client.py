@@ -109,6 +109,16 @@ def test_environments_of_a_mixture_may_be_remote(server):
     assert plain(play(mixtures[0], tasks)) == plain(play(mixtures[1], tasks))
 
 
+def test_an_environment_that_is_closed_can_be_played_again(server):
+    far, here = make(SUM, servers=server.address), LockStep(Sum())
+    tasks, before = [{"start": 1}, {"start": 2}], sessions_of(server)
+    states = [env.reset(tasks, np.random.default_rng(0))[0] for env in (far, here)]
+    far.close()
+    assert sessions_of(server) == before
+    answers = [env.step(x, [["1", "2"]] * 2, np.random.default_rng(1)) for env, x in zip((far, here), states, strict=True)]
+    assert answers[0].result.rewards.tolist() == answers[1].result.rewards.tolist()
+
+
 def test_weights_divide_sessions(server, second_server):
     far = make("math", servers=[server.address, f"{second_server.address}=3"])
     states, _ = far.reset(far.tasks(count=40), np.random.default_rng(0))

@@ -22,7 +22,7 @@ from jmarl.remote.client.connection import client_name, grpc
 from jmarl.remote.client.episodes import Episode, History, Session
 from jmarl.remote.client.replies import Garbage, check_numbers, read_start, read_step
 from jmarl.remote.client.server import Call, Failure, Server, call_all
-from jmarl.remote.client.servers import Servers, tell
+from jmarl.remote.client.servers import Servers, leave, tell
 from jmarl.remote.values import checked_text, to_map
 
 Code = grpc.StatusCode
@@ -73,6 +73,10 @@ class RemoteEngine(Engine):
     def step(self, states: Sequence[Any], messages: Texts, seeds: Sequence[int]) -> list[Step | Fault]:
         calls = zip(states, messages, seeds, strict=True)
         return self._play([Play(state.history, state.own_session(), (tuple(texts), seed)) for state, texts, seed in calls])
+
+    def close(self) -> None:
+        """Close sessions and connections. Later calls open others."""
+        leave(self.servers.all)
 
     # The plays of a batch
 

@@ -228,10 +228,12 @@ class Servers:
 def leave(servers: dict[str, Server]) -> None:
     """Close all sessions and connections: servers that end wait for open sessions."""
     calls = [Call(server, "Close", pb.CloseRequest(sessions=server.sessions)) for server in servers.values() if server.sessions]
-    for server, future in [(call.server, call.server.connection.start(*call[1:], LEAVE_SECONDS)) for call in calls]:
+    for future in [call.server.connection.start(*call[1:], LEAVE_SECONDS) for call in calls]:
         reply_or_failure(future.result)
-        server.sessions.clear()
     for server in servers.values():
+        server.generation += 1
+        server.sessions.clear()
+        server.released.clear()
         server.connection.close()
 
 
