@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="auto|HOST:PORT",
         help="join several processes into one run, found by Slurm, Open MPI, Kubernetes or torchrun (auto), or at process 0",
     )
-    where.add_argument("--pool", choices=("processes", "ray"), help="where environments and rewards are called; --set pool=...")
+    where.add_argument("--pool", choices=("processes", "ray"), help="where environments and rewards run")
     how_to = parser.add_argument_group("how")
     how_to.add_argument(
         "--resume",
