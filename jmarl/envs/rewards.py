@@ -50,6 +50,7 @@ from jmarl.envs.reward_values import (
     value_list,
     with_text_length,
 )
+from jmarl.processes.ending import Interrupted
 
 GRACE_S = 0.5  # awaitables may take this much longer than `timeout` together
 RAISED = " raised "  # in faults of calls that did, or were too slow
@@ -262,6 +263,8 @@ class RewardFunction:
         size = max(num_joint, 1) if self.batched else 1
         parts = [range(start, start + size) for start in range(0, num_joint, size)]
         for joint, entries in zip(parts, self._returned(term, parts, completions, optional, rng), strict=False):
+            if isinstance(entries, Interrupted):  # no error of the reward: the run is saved, and can be resumed
+                raise entries
             if isinstance(entries, BaseException):
                 items = [optional["batch_items"][j] for j in joint]
                 problem = f"{source}{RAISED}{named(entries)} ({joint_action_text(joint)}){call_text(entries, items)}"

@@ -31,6 +31,7 @@ from jmarl.envs.reward_values import (
     reward_values,
 )
 from jmarl.envs.rewards import ERROR_WINDOW, RewardFunction, RewardProcessors, make_reward, story_length_ratio
+from jmarl.processes.ending import Interrupted
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
@@ -787,6 +788,21 @@ def test_exit_and_errors_in_a_generator_are_errors_of_the_reward(func):
     with pytest.raises(RewardError, match=func.__name__):
         score(make_reward(func, num_agents=2), TEXTS)
     assert score(make_reward(func, num_agents=2, on_error="mask"), TEXTS).invalid.all()
+
+
+@pytest.mark.parametrize("on_error", ["raise", "mask", -1.0])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_interruption_of_the_run_is_no_error_of_a_reward(on_error, is_async):
+    """Such as by a reward on servers, of which none answers: the run is saved and ends with 75."""
+
+    def interrupted(a, b):
+        raise Interrupted("because no server answers")
+
+    async def waits(a, b):
+        return interrupted(a, b)
+
+    with pytest.raises(Interrupted, match="because no server answers"):
+        score(make_reward(waits if is_async else interrupted, num_agents=2, on_error=on_error), TEXTS)
 
 
 def test_a_keyboard_interrupt_is_not_masked():
