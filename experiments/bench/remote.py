@@ -32,7 +32,8 @@ from jmarl.envs.vector import Fault
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access
 from jmarl.remote.catalog import read_offer
-from jmarl.remote.client.engine import RemoteEngine, request_id
+from jmarl.remote.client.engine import RemoteEngine
+from jmarl.remote.client.plays import request_id
 from jmarl.remote.server import Server
 from jmarl.remote.sessions import Limits
 

@@ -2,15 +2,14 @@
 
 A call of the engine is a `Play`. It needs a session that stands at the right step: the episode's own one, a copy of it (several
 joint actions may continue from one state), or a new one in which the history is played again. All plays move on side by side,
-a request each, until each of them has its result. A play that has lost its session too often has a `Fault` as result, which
-masks the joint action and is counted.
+a request each (see `plays`), until each of them has its result. A play that has lost its session too often has a `Fault` as
+result, which masks the joint action and is counted.
 """
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from time import monotonic, sleep
 from typing import Any
 
@@ -18,39 +17,18 @@ from jmarl.envs.base import Observations, Step, TextEnvironment, Texts
 from jmarl.envs.vector import Engine, Fault
 from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote.client.connection import client_name, grpc
+from jmarl.remote.client.connection import grpc
 from jmarl.remote.client.episodes import Episode, History, Session
+from jmarl.remote.client.plays import Play, divided, request_id
 from jmarl.remote.client.replies import Garbage, check_numbers, read_start, read_step
-from jmarl.remote.client.server import Call, Failure, Server, call_all
+from jmarl.remote.client.server import Call, Failure, Server, call_all, is_rate
 from jmarl.remote.client.servers import Servers, leave, tell
-from jmarl.remote.values import checked_text, to_map
 
 Code = grpc.StatusCode
 FULL_SECONDS = 0.25  # in which a server that has said that it is full gets no calls
 REPLAYS = 3  # of an episode in one call of the engine, after which it is a fault
 MAX_LOST_BATCHES = 3  # batches in a row without one answer interrupt the run
-MAX_BATCH = 256  # calls in a request
-BATCH_SHARE = 0.9  # of a message that calls may fill
-
-_numbers = itertools.count()  # of requests of this process
-
-
-class Play:
-    """A call on its way: an episode that begins (no move), or a joint action in one."""
-
-    def __init__(self, history: History, session: Session | None = None, move: tuple[tuple[str, ...], int] | None = None):
-        self.history, self.session = history, session
-        self.moves = history.moves if move is None else (*history.moves, move)
-        self.begins = move is None
-        self.server: Server | None = None if session is None else session.server
-        self.result: Any = None
-        self.lost, self.avoid = 0, set[Server]()
-        self.doubted: dict[str, Server] = {}  # what is wrong with a reward -> who gave it
-        self.request: pb.ResetRequest | pb.StepRequest | None = None  # the next one; the same object when it is repeated
-
-    def leave(self) -> None:
-        """Give the session up: the play begins again."""
-        self.session, self.server, self.request = None, None, None
+ANSWER, FULL = "a play has moved on", "a server has no room for another session"
 
 
 class RemoteEngine(Engine):
@@ -66,6 +44,7 @@ class RemoteEngine(Engine):
         self._described: pb.DescribeRequest = servers.question.request
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._batches, self._lost_batches = 0, 0  # so far; in a row
+        self._seen: set[str] = set()  # what the replies to the last requests were, as far as it decides how to go on
 
     def reset(self, tasks: Sequence[dict], seeds: Sequence[int]) -> list[tuple[Any, Observations] | Fault]:
         return self._play([Play(History(task, seed)) for task, seed in zip(tasks, seeds, strict=True)])
@@ -85,15 +64,17 @@ class RemoteEngine(Engine):
         self._batches += 1
         self.servers.refresh()
         self._fork(plays)
-        waiting, full_since = plays, monotonic()
+        waiting, full_since = plays, None
         while waiting:
             placed = self._place(waiting)
-            if placed:
-                full_since = monotonic()
-            else:
-                self._make_room(waiting, full_since)
+            self._seen = set()
             self._send(placed)
             waiting = [play for play in waiting if play.result is None]
+            if ANSWER in self._seen:
+                full_since = None
+            elif FULL in self._seen or not placed:
+                full_since = full_since or monotonic()
+                self._make_room(waiting, full_since)
         lost = sum(play.lost > REPLAYS for play in plays)
         self._lost_batches = self._lost_batches + 1 if plays and lost == len(plays) else 0
         if self._lost_batches >= MAX_LOST_BATCHES:
@@ -163,69 +144,34 @@ class RemoteEngine(Engine):
             session.release()
         self.servers.close_released(wait=True)
         if monotonic() - since > self.servers.timeout:
-            room = ", ".join(f"{server.target} {server.limits.sessions}" for server in self.servers.all.values())
+            servers = self.servers.all.values()
+            room = ", ".join(f"{server.target} {server.limits.sessions}" for server in servers)
+            why = "".join(f"; server {server.target}: {server.full_reason}" for server in servers if server.full_reason)
             raise RuntimeError(
                 f"the servers of {self.servers.name!r} have had no room for new sessions for {self.servers.timeout:g} s (they "
-                f"have so many of one client: {room}): start further ones, or let them have more"
+                f"have so many of one client: {room}): start further ones, or let them have more{why}"
             )
         if not idle:
             sleep(FULL_SECONDS)
+            return
+        for server in self.servers.all.values():  # try at once, before further sessions are closed
+            server.full_until = 0.0
 
     # Requests and replies
 
     def _send(self, plays: Sequence[Play]) -> None:
         """Make the next request of each play, and read the replies."""
-        chunks = [*self._chunks(plays)]
+        chunks = [*divided(plays, self._described)]
         calls = [Call(server, method, request) for server, method, request, _ in chunks]
         for (server, method, _, chunk), reply in zip(chunks, call_all(calls, self.servers.timeout), strict=True):
             self._read(server, method, chunk, reply)
-
-    def _chunks(self, plays: Sequence[Play]) -> Iterator[tuple[Server, str, Any, list[Play]]]:
-        """Group the next requests by server and method, and divide them by the limits of the server."""
-        groups: dict[tuple[Server, str], list[Play]] = {}
-        for play in plays:
-            assert play.server is not None  # see `_place`
-            play.request = play.request or self._request(play)
-            groups.setdefault((play.server, "BatchReset" if play.session is None else "BatchStep"), []).append(play)
-        for (server, method), group in groups.items():
-            most = min(server.limits.batch or MAX_BATCH, MAX_BATCH)
-            room = BATCH_SHARE * (server.limits.message_bytes or 4 * 2**20)
-            kind = pb.BatchResetRequest if method == "BatchReset" else pb.BatchStepRequest
-            chunk, size = [], 0
-            for play in group:
-                assert play.request is not None
-                own = play.request.ByteSize() + 8
-                if chunk and (len(chunk) == most or size + own > room):
-                    yield server, method, kind(calls=[x.request for x in chunk]), chunk
-                    chunk, size = [], 0
-                chunk.append(play)
-                size += own
-            yield server, method, kind(calls=[x.request for x in chunk]), chunk
-
-    def _request(self, play: Play) -> pb.ResetRequest | pb.StepRequest:
-        if play.session is None:
-            return pb.ResetRequest(
-                environment=self._described.environment,
-                options=self._described.options,
-                num_turns=self._described.num_turns,
-                task=to_map(play.history.task, "task"),
-                seed=play.history.seed,
-                request_id=request_id(),
-            )
-        texts, seed = play.moves[play.session.step]
-        messages = [checked_text(text, f"the message of agent {n}") for n, text in enumerate(texts)]
-        return pb.StepRequest(
-            session=play.session.name, step=play.session.step, messages=messages, seed=seed, request_id=request_id()
-        )
 
     def _read(self, server: Server, method: str, plays: Sequence[Play], reply: Any) -> None:
         """Read the reply to a request of several plays."""
         if not isinstance(reply, Failure) and len(reply.answers) != len(plays):
             reply = Failure(Code.UNKNOWN, f"answered {len(plays)} calls with {len(reply.answers)} answers")
         if isinstance(reply, Failure):
-            self._failed(server, reply)
-            for play in plays:
-                self._lose(play, server, reply)
+            self._unanswered(server, plays, reply)
             return
         for play, answer in zip(plays, reply.answers, strict=True):
             try:
@@ -249,6 +195,7 @@ class RemoteEngine(Engine):
         if isinstance(start, Fault):
             play.result = start
             return
+        self._seen.add(ANSWER)
         name, observations = start
         self._enter(play, session := Session(server, name, 0))
         session.used = self._batches
@@ -269,6 +216,7 @@ class RemoteEngine(Engine):
         except Garbage as error:
             if play.doubted.setdefault(str(error), server) is server:
                 raise
+        self._seen.add(ANSWER)
         session.step, session.used, play.request = session.step + 1, self._batches, None
         if step.done:
             session.release()
@@ -283,18 +231,35 @@ class RemoteEngine(Engine):
 
     # What went wrong
 
+    def _unanswered(self, server: Server, plays: Sequence[Play], failure: Failure) -> None:
+        """Decide how several plays go on whose request has no reply. Raises RuntimeError for a play that fits no message."""
+        if failure.code is Code.RESOURCE_EXHAUSTED:  # too long, or too many: the answer, too
+            if len(plays) == 1 or is_rate(failure):
+                raise RuntimeError(f"server {server.target}: {failure.reason}")
+            for play in plays:  # the same requests again, so that what was played is not lost
+                play.together = (len(plays) + 1) // 2
+            return
+        self._failed(server, failure)
+        for play in plays:
+            self._lose(play, server, failure)
+
     def _failed(self, server: Server, failure: Failure) -> None:
         """Note that a server has failed to answer a request."""
         if failure.code is Code.RESOURCE_EXHAUSTED:
-            server.full_until = monotonic() + FULL_SECONDS
+            self._full(server, failure)
         elif failure.code is not Code.CANCELLED:  # another failure has closed the connection
             self.servers.lose(server, failure.reason)
+
+    def _full(self, server: Server, failure: Failure) -> None:
+        """Note that a server has no room for another session."""
+        self._seen.add(FULL)
+        server.full_until, server.full_reason = monotonic() + FULL_SECONDS, failure.reason
 
     def _refused(self, play: Play, server: Server, failure: Failure) -> None:
         """Read the error of one play. Raises what the environment raised."""
         match failure.code:
             case Code.RESOURCE_EXHAUSTED:
-                server.full_until = monotonic() + FULL_SECONDS
+                self._full(server, failure)
                 if play.session is None:
                     play.leave()
                 return
@@ -310,18 +275,11 @@ class RemoteEngine(Engine):
 
     def _lose(self, play: Play, server: Server, failure: Failure) -> None:
         """Let a play begin again elsewhere, or end it."""
-        if failure.code is Code.RESOURCE_EXHAUSTED:
-            return
         play.leave()
         play.lost += 1
         play.avoid.add(server)
         if play.lost > REPLAYS:
             play.result = Fault(f"{self.servers.name}: server {server.target}: {failure.reason}, after {play.lost} tries")
-
-
-def request_id() -> str:
-    """Return a name that no other request has."""
-    return f"{client_name()}-{next(_numbers)}"
 
 
 def code_of(number: int) -> grpc.StatusCode:

@@ -18,8 +18,8 @@ import numpy as np
 
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.client.connection import Credentials
-from jmarl.remote.client.engine import request_id
 from jmarl.remote.client.environment import connected
+from jmarl.remote.client.plays import request_id
 from jmarl.remote.client.servers import Question, Servers
 from jmarl.remote.values import from_map, from_value, to_map
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from random import uniform
-from time import sleep
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from jmarl.remote import environments_pb2 as pb
@@ -11,6 +11,9 @@ from jmarl.remote.client.connection import Connection, Credentials, grpc
 
 RETRIES = 2  # of a call that did not reach a server or lost its answer (UNAVAILABLE), with the same request ids
 RETRY_SECONDS = 0.1  # before the first of them, on average; then twice as many
+RATE = (
+    "calls a second"  # in what a server says to a client that calls too often (`gate.Rates`); its code has other reasons, too
+)
 
 # Codes for mistakes of the caller, which no server answers otherwise, and the errors that are raised for them.
 FINAL: dict[grpc.StatusCode, type[Exception]] = {
@@ -37,6 +40,7 @@ class Server:
         self.asked: grpc.Future | None = None  # for its description
         self.failures, self.reason = 0, "it has not answered yet"  # in a row; of the last one
         self.failed_at = self.not_before = self.full_until = 0.0  # on the monotonic clock
+        self.full_reason = ""  # what it said when it had no room for a session
 
     def room(self) -> int:
         """Return how many more sessions of this process the server may have."""
@@ -78,13 +82,22 @@ def call_all(calls: Sequence[Call], seconds: float) -> list[Any]:
 def _answer(call: Call, wait: Callable[[], Any], seconds: float) -> Any:
     """Return the reply to a call, or the failure of its last try. wait: returns the reply of the first one."""
     server, generation, answer = call.server, call.server.generation, reply_or_failure(wait)
-    for retry in range(RETRIES):
-        unavailable = isinstance(answer, Failure) and answer.code is grpc.StatusCode.UNAVAILABLE
-        if not unavailable or server.generation != generation:
+    retries, end = 0, monotonic() + seconds
+    while isinstance(answer, Failure) and server.generation == generation:
+        if is_rate(answer) and monotonic() < end:
+            sleep(RETRY_SECONDS * uniform(0.5, 1.5))
+        elif answer.code is grpc.StatusCode.UNAVAILABLE and retries < RETRIES:
+            sleep(RETRY_SECONDS * 2**retries * uniform(0.5, 1.5))
+            retries += 1
+        else:
             break
-        sleep(RETRY_SECONDS * 2**retry * uniform(0.5, 1.5))
         answer = reply_or_failure(lambda: server.connection.call(call.method, call.request, seconds))
     return answer
+
+
+def is_rate(failure: Failure) -> bool:
+    """Return whether a server has refused a call because there were too many in a second."""
+    return failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and RATE in failure.reason
 
 
 def reply_or_failure(wait: Callable[[], Any]) -> Any:

@@ -1,0 +1,151 @@
+"""Servers that are full, slow, end, or refuse: the client waits, plays again or raises, and never goes on without end."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from jmarl import make
+from jmarl.envs.base import Step, TextEnvironment
+from jmarl.remote import environments_pb2 as pb
+from jmarl.remote.catalog import read_offer
+from jmarl.remote.client import servers as servers_module
+from jmarl.remote.limits import Limits
+from tests.remote.served import HERE, SUM, Client, running
+
+THIS = "tests.remote.test_client_faults"
+OFFER = read_offer(f"{HERE}:Sum,{THIS}:Long,{THIS}:Slow,{THIS}:Drifting", f"{HERE}:length,{HERE}:failing,{THIS}:slow")
+LONG, SLOW, DRIFTING = f"{THIS}:Long", f"{THIS}:Slow", f"{THIS}:Drifting"
+resets: list[int] = []  # of `Drifting`
+
+
+class Long(TextEnvironment):
+    """Shows and answers a thousand characters."""
+
+    roles, reward_range, max_turns = ("agent",), (0.0, 1.0), 3
+
+    def tasks(self, split="train", count=100, seed=0):
+        return [{"text": "x" * task_size(split)} for _ in range(count)]
+
+    def reset(self, task, rng):
+        return {}, ["x" * 1000]
+
+    def step(self, state, messages, rng):
+        return Step(state, ["y" * 1000], 0.5, False)
+
+
+class Slow(TextEnvironment):
+    """Takes a twentieth of a second for a step."""
+
+    roles, reward_range, max_turns = ("agent",), (0.0, 1.0), 3
+
+    def reset(self, task, rng):
+        return {}, ["x"]
+
+    def step(self, state, messages, rng):
+        time.sleep(0.05)
+        return Step(state, ["y"], 0.5, False)
+
+
+class Drifting(TextEnvironment):
+    """Is no function of its task: rewards, and observations if the task says so, count the resets."""
+
+    roles, reward_range, max_turns = ("agent",), (0.0, 1e6), 3
+
+    def reset(self, task, rng):
+        resets.append(len(resets))
+        return {"number": resets[-1]}, [f"guess {resets[-1] if task['shown'] else ''}"]
+
+    def step(self, state, messages, rng):
+        return Step(state, ["wrong"], float(state["number"]), False)
+
+
+def slow(left, right):
+    time.sleep(0.5)
+    return np.array([[1.0, 2.0]] * len(left))
+
+
+def task_size(split):
+    return 100_000 if split == "long" else 10
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(OFFER) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(servers_module, "ASIDE_SECONDS", 0.02)
+
+
+def soon(function, seconds=10):
+    """Return what a function returns or raises, which must be soon."""
+    results = []
+
+    def run():
+        try:
+            results.append(function())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert results, f"no end after {seconds} s"
+    return results[0]
+
+
+def eventually(condition, seconds=5):
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.01)
+
+
+# --- servers that are full, and messages that are too long
+
+
+def test_servers_without_room_end_the_run_after_the_timeout():
+    with running(OFFER, limits=Limits(all_sessions=2)) as full, Client(full.address) as other:
+        far = make(SUM, servers={"address": full.address, "timeout": 0.5})
+        starts = [other.reset(), other.reset()]
+        error = soon(lambda: far.engine.reset([{"start": 1}], [1]))
+        assert isinstance(error, RuntimeError) and "have had no room for new sessions for 0.5 s" in str(error)
+        assert "this server has at most 2 open sessions of all clients, and 2 are open" in str(error)
+        close = pb.CloseRequest(sessions=[start.session for start in starts])
+        threading.Timer(0.2, lambda: other.call("Close", close)).start()
+        ((_, observations),) = soon(lambda: far.engine.reset([{"start": 1}], [1]))
+        assert observations[0].startswith("total 1, ")
+
+
+def test_answers_that_fit_into_no_message_come_in_several():
+    """A message holds the answers of at most 18 episodes, and the requests of many more."""
+    with running(OFFER, limits=Limits(message_bytes=20_000)) as server:
+        far = make(LONG, servers={"address": server.address, "timeout": 2.0})
+        starts = soon(lambda: far.engine.reset([{}] * 30, range(30)))
+        assert [observations for _, observations in starts] == [["x" * 1000]] * 30
+        assert len(server.server.sessions) == 30  # what was played is asked for again, and not played again
+        steps = soon(lambda: far.engine.step([state for state, _ in starts], [("m",)] * 30, range(30)))
+        assert [step.observations for step in steps] == [["y" * 1000]] * 30
+
+
+@pytest.mark.parametrize(("limit", "task"), [(900, {}), (20_000, {"text": "x" * 300_000})])
+def test_an_episode_that_fits_into_no_message_ends_the_run_with_the_sentence_of_the_server(limit, task):
+    with running(OFFER, limits=Limits(message_bytes=limit)) as server:
+        far = make(LONG, servers={"address": server.address, "timeout": 2.0})
+        error = soon(lambda: far.engine.reset([task] * 3, range(3)))
+        assert isinstance(error, RuntimeError) and str(error).startswith(f"server {server.address}: ")
+        assert "the answer has" in str(error) or "larger than max" in str(error)
+
+
+def test_a_client_that_calls_too_often_waits():
+    with running(OFFER, limits=Limits(rate=4, batch=1)) as server:
+        far = make(SUM, servers={"address": server.address, "timeout": 5.0})
+        starts = soon(lambda: far.engine.reset([{"start": n} for n in range(7)], range(7)))
+        assert [observations[0].split(",")[0] for _, observations in starts] == [f"total {n}" for n in range(7)]
