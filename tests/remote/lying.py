@@ -17,11 +17,12 @@ NAME = SERVICE.full_name
 class Between(grpc.GenericRpcHandler):
     """Passes the bytes of calls on.
 
-    `lie(method, reply)` changes a reply in place or returns other bytes; `hangs` names methods without an answer.
+    `lie(method, reply)` changes a reply in place or returns other bytes; `hangs` names methods without an answer,
+    `refuses` those that are answered with a code.
     """
 
-    def __init__(self, address, lie=None, hangs=()):
-        self.channel, self.lie, self.hangs = grpc.insecure_channel(address), lie, hangs
+    def __init__(self, address, lie=None, hangs=(), refuses=None):
+        self.channel, self.lie, self.hangs, self.refuses = grpc.insecure_channel(address), lie, hangs, refuses or {}
         self.ended = threading.Event()
         self.calls = []  # methods
 
@@ -32,6 +33,8 @@ class Between(grpc.GenericRpcHandler):
             self.calls.append(method)
             if method in self.hangs:
                 self.ended.wait(20)
+            if method in self.refuses:
+                context.abort(self.refuses[method], "refused by the test")
             try:
                 call = self.channel.unary_unary(details.method)
                 reply = call(request, timeout=20, metadata=context.invocation_metadata())
@@ -47,9 +50,9 @@ class Between(grpc.GenericRpcHandler):
 
 
 @contextlib.contextmanager
-def between(address, lie=None, hangs=()):
+def between(address, lie=None, hangs=(), refuses=None):
     """Yield the address of such a server, and the object."""
-    handler = Between(address, lie, hangs)
+    handler = Between(address, lie, hangs, refuses)
     server = grpc.server(ThreadPoolExecutor(8), handlers=[handler])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 
+import grpc
 import numpy as np
 import pytest
 
-from jmarl import make
+from jmarl import make, remote_reward
 from jmarl.envs.base import Step, TextEnvironment
+from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import read_offer
 from jmarl.remote.client import servers as servers_module
 from jmarl.remote.limits import Limits
+from tests.remote.lying import between
 from tests.remote.served import HERE, SUM, Client, running
 
 THIS = "tests.remote.test_client_faults"
@@ -149,3 +152,34 @@ def test_a_client_that_calls_too_often_waits():
         far = make(SUM, servers={"address": server.address, "timeout": 5.0})
         starts = soon(lambda: far.engine.reset([{"start": n} for n in range(7)], range(7)))
         assert [observations[0].split(",")[0] for _, observations in starts] == [f"total {n}" for n in range(7)]
+
+
+# --- calls without a session
+
+
+def test_tasks_that_fit_into_no_message_are_an_error_and_lose_no_session():
+    with running(OFFER, limits=Limits(message_bytes=20_000)) as server:
+        far = make(LONG, servers={"address": server.address, "timeout": 2.0, "patience": 2.0})
+        ((state, _),) = far.engine.reset([{}], [0])
+        error = soon(lambda: far.tasks("long", 3))
+        assert isinstance(error, RuntimeError) and "messages of this server have at most 20000: ask for less" in str(error)
+        assert state.session.is_open() and far.engine.servers.all[server.address].ready
+
+
+def test_a_reward_that_takes_long_is_asked_for_again_and_one_that_never_comes_is_an_error(server):
+    far = remote_reward(server.address, f"{THIS}:slow", timeout=0.3)
+    rewards = soon(lambda: far(["a"], ["b"], batch_items=[{}], rng=np.random.default_rng(0)))
+    assert np.array_equal(rewards, [[1.0, 2.0]])
+    with between(server.address, hangs=("Score",)) as (address, handler):
+        far = remote_reward(address, f"{HERE}:length", timeout=0.1, patience=0.5)
+        error = soon(lambda: far(["a"], ["b"], batch_items=[{"factor": 1.0}], rng=np.random.default_rng(0)))
+        assert isinstance(error, RuntimeError) and "does not answer in time" in str(error)
+        assert handler.calls.count("Score") == 4
+
+
+def test_a_reward_whose_servers_refuse_calls_is_waited_for_as_long_as_the_patience(server):
+    with between(server.address, refuses={"Score": grpc.StatusCode.UNAVAILABLE}) as (address, _):
+        far = remote_reward(address, f"{HERE}:length", patience=1.0)
+        before = time.monotonic()
+        error = soon(lambda: far(["a"], ["b"], batch_items=[{"factor": 1.0}], rng=np.random.default_rng(0)))
+        assert isinstance(error, Interrupted) and 1.0 <= time.monotonic() - before < 4

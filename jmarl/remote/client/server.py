@@ -11,6 +11,7 @@ from jmarl.remote.client.connection import Connection, Credentials, grpc
 
 RETRIES = 2  # of a call that did not reach a server or lost its answer (UNAVAILABLE), with the same request ids
 RETRY_SECONDS = 0.1  # before the first of them, on average; then twice as many
+REPEATS = 3  # of a request that had no answer in time, with the same request ids: the server goes on computing
 RATE = (
     "calls a second"  # in what a server says to a client that calls too often (`gate.Rates`); its code has other reasons, too
 )

@@ -18,7 +18,7 @@ from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.client.addresses import Addresses
 from jmarl.remote.client.connection import Credentials, grpc
-from jmarl.remote.client.server import FINAL, Call, Failure, Server, call_all, reply_or_failure
+from jmarl.remote.client.server import FINAL, REPEATS, Call, Failure, Server, call_all, reply_or_failure
 
 DESCRIBE_SECONDS = 5.0  # in which a server must say that it is there
 START_SECONDS = 10.0  # in which one must, when a run begins
@@ -74,13 +74,18 @@ class Servers:
             if server.asked is not None and server.asked.done():
                 self._use_if_equal(server, self._answer_of(server))
 
-    def wait_for_one(self) -> None:
-        """Return when a server takes new sessions. Raises Interrupted if none does for a while."""
-        end = time.monotonic() + self.patience
-        while not any(server.ready for server in self.all.values()):
+    def wait_for_one(self, since: float | None = None) -> None:
+        """Return when a server takes new sessions. Raises Interrupted if none does for a while.
+
+        since: when the first of the last calls failed because no server was there: one may say that it is ready, and begin
+        nothing; None: now."""
+        end = (time.monotonic() if since is None else since) + self.patience
+        while True:
             if time.monotonic() > end:
                 tell(why := f"no server of {self.name!r} answers ({self._reasons()})")
                 raise Interrupted(f"because {why}")
+            if any(server.ready for server in self.all.values()):
+                return
             for server in self.all.values():
                 server.not_before = min(server.not_before, time.monotonic() + ASIDE_SECONDS)
             self.refresh()
@@ -196,22 +201,38 @@ class Servers:
     # Calls that need no session
 
     def call(self, method: str, request: Any) -> Any:
-        """Return the reply of any server to a call. Raises what the environment or the reward raised."""
+        """Return the reply of any server to a call. Raises what the environment or the reward raised.
+
+        Servers that are not there are waited for, and one that computes for long is asked again a few times. After any other
+        failure each of the other servers is tried once."""
         tried: set[Server] = set()
+        repeats, away_since = 0, None
         while True:
             self.refresh()
-            self.wait_for_one()
+            self.wait_for_one(away_since)
             ready = [server for server in self.all.values() if server.ready]
             server = next((server for server in ready if server not in tried), ready[0])
             (answer,) = call_all([Call(server, method, request)], self.timeout)
             if not isinstance(answer, Failure):
                 return answer
-            if answer.code in FINAL:
-                raise FINAL[answer.code](answer.reason)
-            if answer.code is grpc.StatusCode.INTERNAL and not self.others({*tried, server}):
+            match answer.code:
+                case code if code in FINAL:
+                    raise FINAL[code](answer.reason)
+                case grpc.StatusCode.RESOURCE_EXHAUSTED:  # a message that is too long is so everywhere
+                    raise RuntimeError(f"server {server.target}: {answer.reason}")
+                case grpc.StatusCode.UNAVAILABLE:
+                    away_since = away_since or time.monotonic()
+                    self.put_aside(server, answer.reason)
+                    continue
+                case grpc.StatusCode.DEADLINE_EXCEEDED if repeats < REPEATS:
+                    repeats, away_since = repeats + 1, None
+                    continue
+            repeats, away_since = 0, None
+            if not self.others({*tried, server}):
                 raise RuntimeError(answer.reason)
             tried.add(server)
-            self.lose(server, answer.reason)
+            if answer.code is not grpc.StatusCode.INTERNAL:  # of the environment or the reward
+                self.put_aside(server, answer.reason)
 
     def close_released(self, wait: bool = False) -> None:
         """Close the sessions that nobody needs any more. wait: until the servers have done so."""
