@@ -11,6 +11,7 @@ import pytest
 
 from jmarl import make, remote_reward
 from jmarl.envs.base import Step, TextEnvironment
+from jmarl.envs.vector import Fault
 from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import read_offer
@@ -183,3 +184,24 @@ def test_a_reward_whose_servers_refuse_calls_is_waited_for_as_long_as_the_patien
         before = time.monotonic()
         error = soon(lambda: far(["a"], ["b"], batch_items=[{"factor": 1.0}], rng=np.random.default_rng(0)))
         assert isinstance(error, Interrupted) and 1.0 <= time.monotonic() - before < 4
+
+
+# --- episodes that are played again
+
+
+@pytest.mark.parametrize(("shown", "step"), [(True, 0), (False, 1)])
+def test_an_episode_that_is_another_one_when_it_is_played_again_is_a_fault(shown, step, server):
+    """Observations tell, or rewards."""
+    far = make(DRIFTING, servers=server.address)
+    ((state, _),) = far.engine.reset([{"shown": shown}], [0])
+    (before,) = far.engine.step([state], [("a",)], [1])
+    forget(server)
+    (after,) = far.engine.step([before.state], [("b",)], [2])
+    assert isinstance(after, Fault) and f"was played again with another result at step {step}: " in after.reason
+    far.engine.servers.refresh()
+    eventually(lambda: not server.server.sessions)
+
+
+def forget(server):
+    """End all sessions of a server, as if they had had no calls for long."""
+    server.call(lambda: [server.server.sessions._end(x) for x in [*server.server.sessions._sessions.values()]])

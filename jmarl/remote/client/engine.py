@@ -18,7 +18,7 @@ from jmarl.envs.vector import Engine, Fault
 from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.client.connection import grpc
-from jmarl.remote.client.episodes import Episode, History, Session
+from jmarl.remote.client.episodes import Episode, History, Session, digest_of
 from jmarl.remote.client.plays import Play, divided, request_id
 from jmarl.remote.client.replies import Garbage, check_numbers, read_start, read_step
 from jmarl.remote.client.server import Call, Failure, Server, call_all, is_rate
@@ -199,8 +199,11 @@ class RemoteEngine(Engine):
         name, observations = start
         self._enter(play, session := Session(server, name, 0))
         session.used = self._batches
+        digest = digest_of(reply.start)
         if play.begins:
-            play.result = Episode(play.history, session), observations
+            play.result = Episode(play.history._replace(digests=(digest,)), session), observations
+        elif digest != play.history.digests[0]:
+            self._differs(play, session)
 
     def _moved(self, play: Play, server: Server, reply: pb.StepReply) -> None:
         """Read the reply to a step. What two servers say is right, also if it is a mistake of the environment."""
@@ -220,14 +223,23 @@ class RemoteEngine(Engine):
         session.step, session.used, play.request = session.step + 1, self._batches, None
         if step.done:
             session.release()
-        if session.step == len(play.moves):
-            state = None if step.done else Episode(play.history._replace(moves=play.moves), session)
-            play.result = step._replace(state=state)
-        elif step.done:
-            play.result = Fault(
-                f"{self.servers.name}: an episode was played again and ended after {session.step} steps, and it had "
-                f"{len(play.history.moves)} before: the environment is no function of its task, messages and seeds"
-            )
+        digest, history = digest_of(reply.step), play.history
+        if session.step < len(history.digests):
+            if digest != history.digests[session.step]:
+                self._differs(play, session)
+            return
+        state = None
+        if not step.done:
+            state = Episode(history._replace(moves=play.moves, digests=(*history.digests, digest)), session)
+        play.result = step._replace(state=state)
+
+    def _differs(self, play: Play, session: Session) -> None:
+        """End a play whose episode is another one than before. Training on it would take its end for that of the first one."""
+        session.release()
+        play.result = Fault(
+            f"{self.servers.name}: an episode was played again with another result at step {session.step}: the environment is "
+            "no function of its task, messages and seeds"
+        )
 
     # What went wrong
 

@@ -1,22 +1,25 @@
 """What a client knows of an episode on a server: how it came to where it stands, and the session that stands there.
 
 An environment is a function of the task, the messages and the seeds. So an `Episode` can be played again on any server, and
-whoever trains sees no difference.
+whoever trains sees no difference. Where it is no such function, the digests of what it said differ.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
+from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.client.server import Server
 
 
 class History(NamedTuple):
-    """All that the state of an episode follows from."""
+    """All that the state of an episode follows from, and what the environment said on the way."""
 
     task: dict
     seed: int  # of `reset`
     moves: tuple[tuple[tuple[str, ...], int], ...] = ()  # joint actions [N], and the seed of each `step`
+    digests: tuple[bytes, ...] = ()  # of what `reset` said, and each `step`
 
 
 class Session:
@@ -69,3 +72,12 @@ class Episode:
 
     def __repr__(self) -> str:
         return f"Episode({self.history!r})"
+
+
+def digest_of(result: pb.Start | pb.Result) -> bytes:
+    """Return a digest of the observations, rewards and end in an answer. Info and parts may tell of times."""
+    said = pb.Result(observations=result.observations)
+    if isinstance(result, pb.Result):
+        said.reward.CopyFrom(result.reward)
+        said.done = result.done
+    return hashlib.blake2b(said.SerializeToString(deterministic=True), digest_size=8).digest()
