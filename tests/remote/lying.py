@@ -22,9 +22,11 @@ class Between(grpc.GenericRpcHandler):
     """
 
     def __init__(self, address, lie=None, hangs=(), refuses=None):
-        self.channel, self.lie, self.hangs, self.refuses = grpc.insecure_channel(address), lie, hangs, refuses or {}
+        self.channel, self.lie, self.hangs = grpc.insecure_channel(address), lie, hangs
+        self.refuses = {} if refuses is None else refuses
         self.ended = threading.Event()
         self.calls = []  # methods
+        self.slow = None  # a method that takes a while
 
     def service(self, details):
         method = details.method.rpartition("/")[2]
@@ -33,6 +35,10 @@ class Between(grpc.GenericRpcHandler):
             self.calls.append(method)
             if method in self.hangs:
                 self.ended.wait(20)
+            if method == self.slow:
+                self.ended.wait(0.3)
+                if not context.is_active():
+                    return b""
             if method in self.refuses:
                 context.abort(self.refuses[method], "refused by the test")
             try:

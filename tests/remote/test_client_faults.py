@@ -11,14 +11,15 @@ import pytest
 
 from jmarl import make, remote_reward
 from jmarl.envs.base import Step, TextEnvironment
-from jmarl.envs.vector import Fault
+from jmarl.envs.vector import Fault, LockStep
 from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import read_offer
 from jmarl.remote.client import servers as servers_module
 from jmarl.remote.limits import Limits
 from tests.remote.lying import between
-from tests.remote.served import HERE, SUM, Client, running
+from tests.remote.playing import plain, play
+from tests.remote.served import HERE, SUM, Client, Sum, running
 
 THIS = "tests.remote.test_client_faults"
 OFFER = read_offer(f"{HERE}:Sum,{THIS}:Long,{THIS}:Slow,{THIS}:Drifting", f"{HERE}:length,{HERE}:failing,{THIS}:slow")
@@ -205,3 +206,46 @@ def test_an_episode_that_is_another_one_when_it_is_played_again_is_a_fault(shown
 def forget(server):
     """End all sessions of a server, as if they had had no calls for long."""
     server.call(lambda: [server.server.sessions._end(x) for x in [*server.server.sessions._sessions.values()]])
+
+
+# --- servers that end
+
+
+def test_a_server_that_ends_is_waited_for_as_one_that_is_killed(server, tmp_path):
+    """Another one comes while the only one begins no episodes, for longer than its tries take."""
+    file, tasks = tmp_path / "servers.txt", [{"start": n} for n in range(4)]
+    with running(OFFER) as ending, Client(ending.address) as other:
+        file.write_text(ending.address)
+        far = make(SUM, servers={"address": str(file), "patience": 20.0})
+        other.reset()  # so that the server goes on
+        ending.server.sessions.is_draining = True
+        threading.Timer(1.5, lambda: file.write_text(server.address)).start()
+        ours, theirs = plain(play(LockStep(Sum()), tasks)), soon(lambda: plain(play(far, tasks)))
+        assert theirs == ours
+        alone = make(SUM, servers={"address": ending.address, "patience": 1.0})
+        error = soon(lambda: alone.engine.reset(tasks, range(4)))
+        assert isinstance(error, Interrupted) and "this server is ending and begins no new episodes" in str(error)
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_sessions_are_closed_on_a_server_that_is_not_used_any_more(goes, server, tmp_path):
+    """It ends, or is taken out of the list."""
+    file = tmp_path / "servers.txt"
+    with running(OFFER) as old, between(old.address, refuses=(refused := {})) as (address, handler):
+        file.write_text(f"{address}\n{server.address}=0.001\n")
+        far = make(SUM, servers=str(file))
+        servers = far.engine.servers
+        states = far.engine.reset([{"start": n} for n in range(4)], range(4))
+        assert len(old.server.sessions) == 4
+        handler.slow = "Close"
+        refused["Describe"] = grpc.StatusCode.UNAVAILABLE
+        servers.put_aside(servers.all[address], "it ends")
+        servers.all[address].not_before = 0.0
+        if goes:
+            file.write_text(f"{server.address}\n")
+        states.clear()
+        end = time.monotonic() + 5
+        while len(old.server.sessions) and time.monotonic() < end:
+            servers.refresh()
+            time.sleep(0.01)
+        assert not len(old.server.sessions)

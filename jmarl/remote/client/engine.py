@@ -28,7 +28,7 @@ Code = grpc.StatusCode
 FULL_SECONDS = 0.25  # in which a server that has said that it is full gets no calls
 REPLAYS = 3  # of an episode in one call of the engine, after which it is a fault
 MAX_LOST_BATCHES = 3  # batches in a row without one answer interrupt the run
-ANSWER, FULL = "a play has moved on", "a server has no room for another session"
+ANSWER, FULL, AWAY, LATE = "a play has moved on", "a server has no room", "one begins no episodes", "one takes long"
 
 
 class RemoteEngine(Engine):
@@ -64,12 +64,14 @@ class RemoteEngine(Engine):
         self._batches += 1
         self.servers.refresh()
         self._fork(plays)
-        waiting, full_since = plays, None
+        waiting, full_since, away_since = plays, None, None
         while waiting:
-            placed = self._place(waiting)
+            placed = self._place(waiting, away_since)
             self._seen = set()
             self._send(placed)
             waiting = [play for play in waiting if play.result is None]
+            if placed:
+                away_since = (away_since or monotonic()) if self._seen == {AWAY} else None
             if ANSWER in self._seen:
                 full_since = None
             elif FULL in self._seen or not placed:
@@ -113,13 +115,16 @@ class RemoteEngine(Engine):
         play.session, play.server, play.request = session, session.server, None
         self._sessions.add(session)
 
-    def _place(self, plays: Sequence[Play]) -> list[Play]:
-        """Find a server for each play without one, as far as they have room. Returns the plays that have one."""
+    def _place(self, plays: Sequence[Play], away_since: float | None) -> list[Play]:
+        """Find a server for each play without one, as far as they have room. Returns the plays that have one.
+
+        away_since: when servers began to say that they begin no episodes, if nothing else has happened since then."""
         self._drop_lost(plays)
-        homeless = [play for play in plays if play.server is None]
-        if homeless:
+        if any(play.session is None for play in plays):
             self.servers.refresh()
-            self.servers.wait_for_one()
+            self.servers.wait_for_one(away_since)
+            self._drop_lost(plays)
+        homeless = [play for play in plays if play.server is None]
         reserved: list[Server] = []
         for play in homeless:
             if (server := self.servers.choose(play.avoid)) is not None:
@@ -131,8 +136,10 @@ class RemoteEngine(Engine):
         return [play for play in plays if play.server is not None and play.server.full_until <= monotonic()]
 
     def _drop_lost(self, plays: Sequence[Play]) -> None:
-        """Let plays begin again whose server has lost its sessions."""
+        """Let plays begin again whose server has lost their sessions, or takes no new ones."""
         for play in plays:
+            if play.session is None and play.server is not None and not play.server.ready:
+                play.leave()
             if play.session is not None and not play.session.is_open():
                 play.leave()
 
@@ -171,7 +178,7 @@ class RemoteEngine(Engine):
         if not isinstance(reply, Failure) and len(reply.answers) != len(plays):
             reply = Failure(Code.UNKNOWN, f"answered {len(plays)} calls with {len(reply.answers)} answers")
         if isinstance(reply, Failure):
-            self._unanswered(server, plays, reply)
+            self._unanswered(server, method, plays, reply)
             return
         for play, answer in zip(plays, reply.answers, strict=True):
             try:
@@ -243,7 +250,7 @@ class RemoteEngine(Engine):
 
     # What went wrong
 
-    def _unanswered(self, server: Server, plays: Sequence[Play], failure: Failure) -> None:
+    def _unanswered(self, server: Server, method: str, plays: Sequence[Play], failure: Failure) -> None:
         """Decide how several plays go on whose request has no reply. Raises RuntimeError for a play that fits no message."""
         if failure.code is Code.RESOURCE_EXHAUSTED:  # too long, or too many: the answer, too
             if len(plays) == 1 or is_rate(failure):
@@ -253,7 +260,15 @@ class RemoteEngine(Engine):
             return
         self._failed(server, failure)
         for play in plays:
-            self._lose(play, server, failure)
+            if failure.code is Code.UNAVAILABLE and method == "BatchReset":
+                self._away(play)
+            else:
+                self._lose(play, server, failure)
+
+    def _away(self, play: Play) -> None:
+        """Let a play begin elsewhere, or later, whose server begins nothing. That is no try: the patience ends it."""
+        self._seen.add(AWAY)
+        play.leave()
 
     def _failed(self, server: Server, failure: Failure) -> None:
         """Note that a server has failed to answer a request."""
@@ -275,8 +290,12 @@ class RemoteEngine(Engine):
                 if play.session is None:
                     play.leave()
                 return
-            case Code.UNAVAILABLE if server.ready:
-                self.servers.put_aside(server, failure.reason)
+            case Code.UNAVAILABLE:
+                if server.ready:
+                    self.servers.put_aside(server, failure.reason)
+                if play.session is None:
+                    self._away(play)
+                    return
             case Code.INVALID_ARGUMENT:
                 raise ValueError(failure.reason)
             case Code.INTERNAL if not self.servers.others({*play.avoid, server}):

@@ -51,7 +51,6 @@ class Servers:
         self.addresses, self.credentials, self.question, self.name = addresses, credentials, question, question.name
         self.timeout, self.patience = timeout, patience
         self.all: dict[str, Server] = {}
-        self.closing: list[grpc.Future] = []
         self._list()
         weakref.finalize(self, leave, self.all)  # also when Python ends
         self.described = self._first_description()
@@ -68,7 +67,7 @@ class Servers:
         now = time.monotonic()
         self._ask(server for server in self.all.values() if server.listed and server.not_before <= now)
         for server in [*self.all.values()]:
-            if not (server.listed or server.sessions):
+            if not (server.listed or server.sessions or server.closing):
                 server.connection.close()
                 del self.all[server.target]
             if server.asked is not None and server.asked.done():
@@ -190,7 +189,8 @@ class Servers:
             tell(f"{self.name!r}: server {server.target} is not used: {why}")
         if why or isinstance(answer, Failure):
             self.put_aside(server, why or answer.reason)
-            server.connection.close()  # the next one begins at once, without a waiting time
+            if all(future.done() for future in server.closing):  # it may answer all but this
+                server.connection.close()  # the next one begins at once, without a waiting time
             return
         server.ready = True
         if self.question.method == "Describe":
@@ -236,14 +236,15 @@ class Servers:
 
     def close_released(self, wait: bool = False) -> None:
         """Close the sessions that nobody needs any more. wait: until the servers have done so."""
-        self.closing = [future for future in self.closing if not future.done()]
         for server in self.all.values():
+            server.closing = [future for future in server.closing if not future.done()]
             sessions = [server.released.popleft() for _ in range(len(server.released))]
             server.sessions.difference_update(sessions)
             if sessions:
-                self.closing.append(server.connection.start("Close", pb.CloseRequest(sessions=sessions), self.timeout))
-        for future in self.closing if wait else ():
-            reply_or_failure(future.result)
+                server.closing.append(server.connection.start("Close", pb.CloseRequest(sessions=sessions), self.timeout))
+        for server in self.all.values() if wait else ():
+            for future in server.closing:
+                reply_or_failure(future.result)
 
 
 def leave(servers: dict[str, Server]) -> None:
