@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -249,3 +250,89 @@ def test_sessions_are_closed_on_a_server_that_is_not_used_any_more(goes, server,
             servers.refresh()
             time.sleep(0.01)
         assert not len(old.server.sessions)
+
+
+def test_a_server_that_is_taken_out_of_the_list_is_not_used_again(server, tmp_path):
+    """It answers that it is there, after it was put aside, and still has sessions."""
+    file = tmp_path / "servers.txt"
+    with running(OFFER) as old:
+        file.write_text(f"{old.address}\n{server.address}\n")
+        far = make(SUM, servers=str(file))
+        servers = far.engine.servers
+        states = far.engine.reset([{"start": n} for n in range(4)], range(4))
+        gone = servers.all[old.address]
+        servers.put_aside(gone, "by the test")
+        servers._ask([gone])
+        eventually(gone.asked.done)
+        file.write_text(f"{server.address}\n")
+        servers.refresh()
+        assert gone.sessions and not gone.ready
+        assert servers.choose(avoid=[servers.all[server.address]]) is servers.all[server.address]
+        assert len(states) == 4
+
+
+# --- environments that fail or take long
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_an_error_of_the_environment_is_raised_however_many_servers_there_are(count):
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(running(OFFER)) for _ in range(count)]
+        far = make(SUM, servers=[server.address for server in servers])
+        ((state, _),) = far.engine.reset([{"start": 1}], [1])
+        with pytest.raises(RuntimeError, match=f"{SUM} raised a KeyError in step"):
+            far.engine.step([state], [("raise", "1")], [1])
+        far.engine.servers.refresh()
+        del state
+        far.engine.servers.refresh()
+        eventually(lambda: not sum(len(server.server.sessions) for server in servers))
+
+
+def test_a_session_whose_step_took_too_long_is_closed():
+    with running(OFFER, limits=Limits(call_seconds=0.1)) as server:
+        far = make(SUM, servers=server.address)
+        ((state, _),) = far.engine.reset([{"start": 1}], [1])
+        (step,) = far.engine.step([state], [("hang", "0.3")], [1])
+        assert isinstance(step, Fault)
+        far.engine.servers.refresh()
+        eventually(lambda: not len(server.server.sessions))
+
+
+def test_sessions_of_a_server_that_was_away_are_closed_when_it_is_back(server):
+    lies = []
+    with (
+        running(OFFER) as backend,
+        between(backend.address, lambda method, reply: b"\xff" if lies and method == "BatchStep" else None) as (address, _),
+    ):
+        far = make(SUM, servers=[address, f"{server.address}=0.001"])
+        states = far.engine.reset([{"start": n} for n in range(4)], range(4))
+        lies.append(True)
+        steps = far.engine.step([state for state, _ in states], [("1", "2")] * 4, range(4))
+        assert all(step.state.session.server.target == server.address for step in steps)
+        assert len(backend.server.sessions) == 4
+
+        def is_closed():
+            far.engine.servers.refresh()
+            return not len(backend.server.sessions)
+
+        eventually(is_closed)
+
+
+def test_a_session_that_has_ended_costs_no_other_one(server):
+    """Two joint actions continue from it, so it is to be copied."""
+    far, here = make(SUM, servers=server.address).engine, LockStep(Sum()).engine
+    (a, _), (b, _) = far.reset([{"start": 1}, {"start": 2}], [1, 2])
+    ((own, _),) = here.reset([{"start": 1}], [1])
+    server.call(lambda: server.server.sessions._end(server.server.sessions._sessions[a.session.name]))
+    calls = ([("1", "1"), ("1", "2")], [3, 4])
+    steps, ours = far.step([a, a], *calls), here.step([own, own], *calls)
+    assert [(step.observations, step.reward) for step in steps] == [(step.observations, step.reward) for step in ours]
+    assert b.session.is_open() and far.servers.all[server.address].generation == 0
+
+
+def test_steps_that_take_longer_than_the_timeout_are_waited_for(server):
+    far = make(SLOW, servers={"address": server.address, "timeout": 0.5}).engine
+    states = [state for state, _ in far.reset([{}] * 20, range(20))]
+    steps = far.step(states, [("m",)] * 20, range(20))  # a second
+    assert [step.reward for step in steps] == [0.5] * 20
+    assert far.servers.all[server.address].generation == 0

@@ -21,14 +21,14 @@ from jmarl.remote.client.connection import grpc
 from jmarl.remote.client.episodes import Episode, History, Session, digest_of
 from jmarl.remote.client.plays import Play, divided, request_id
 from jmarl.remote.client.replies import Garbage, check_numbers, read_start, read_step
-from jmarl.remote.client.server import Call, Failure, Server, call_all, is_rate
+from jmarl.remote.client.server import REPEATS, Call, Failure, Server, call_all, is_rate
 from jmarl.remote.client.servers import Servers, leave, tell
 
 Code = grpc.StatusCode
 FULL_SECONDS = 0.25  # in which a server that has said that it is full gets no calls
 REPLAYS = 3  # of an episode in one call of the engine, after which it is a fault
 MAX_LOST_BATCHES = 3  # batches in a row without one answer interrupt the run
-ANSWER, FULL, AWAY, LATE = "a play has moved on", "a server has no room", "one begins no episodes", "one takes long"
+ANSWER, FULL, AWAY = "a play has moved on", "a server has no room", "a server begins no episodes"
 
 
 class RemoteEngine(Engine):
@@ -91,7 +91,7 @@ class RemoteEngine(Engine):
         for play in plays:
             if play.session is not None:
                 by_session.setdefault(play.session, []).append(play)
-        calls, copies = [], []
+        calls, copies, origins = [], [], []
         for session, (_, *others) in by_session.items():
             copied = others[: max(0, session.server.room())]
             session.server.reserved += len(copied)
@@ -101,10 +101,15 @@ class RemoteEngine(Engine):
                 request = pb.ForkRequest(session=session.name, step=session.step, count=len(copied), request_id=request_id())
                 calls.append(Call(session.server, "Fork", request))
                 copies.append(copied)
-        for call, copied, answer in zip(calls, copies, call_all(calls, self.servers.timeout), strict=True):
+                origins.append(session)
+        answers = call_all(calls, self.servers.timeout)
+        for call, copied, session, answer in zip(calls, copies, origins, answers, strict=True):
             call.server.reserved = 0
             if not isinstance(answer, Failure) and not len({*answer.sessions}) == len(answer.sessions) == len(copied):
                 answer = Failure(Code.UNKNOWN, "it answered a fork with another number of sessions")
+            if isinstance(answer, Failure) and answer.code in (Code.NOT_FOUND, Code.FAILED_PRECONDITION):
+                self._give_up(session, answer)  # only this one
+                continue
             if isinstance(answer, Failure):
                 self._failed(call.server, answer)
                 continue
@@ -112,7 +117,7 @@ class RemoteEngine(Engine):
                 self._enter(play, Session(call.server, name, call.request.step))
 
     def _enter(self, play: Play, session: Session) -> None:
-        play.session, play.server, play.request = session, session.server, None
+        play.session, play.server, play.request, play.repeats = session, session.server, None, 0
         self._sessions.add(session)
 
     def _place(self, plays: Sequence[Play], away_since: float | None) -> list[Play]:
@@ -227,7 +232,8 @@ class RemoteEngine(Engine):
             if play.doubted.setdefault(str(error), server) is server:
                 raise
         self._seen.add(ANSWER)
-        session.step, session.used, play.request = session.step + 1, self._batches, None
+        session.step, session.used = session.step + 1, self._batches
+        play.request, play.repeats = None, 0
         if step.done:
             session.release()
         digest, history = digest_of(reply.step), play.history
@@ -257,6 +263,10 @@ class RemoteEngine(Engine):
                 raise RuntimeError(f"server {server.target}: {failure.reason}")
             for play in plays:  # the same requests again, so that what was played is not lost
                 play.together = (len(plays) + 1) // 2
+            return
+        if failure.code is Code.DEADLINE_EXCEEDED and all(play.repeats < REPEATS for play in plays):
+            for play in plays:  # also the same: the server goes on computing, and keeps the answers
+                play.repeats += 1
             return
         self._failed(server, failure)
         for play in plays:
@@ -298,11 +308,17 @@ class RemoteEngine(Engine):
                     return
             case Code.INVALID_ARGUMENT:
                 raise ValueError(failure.reason)
-            case Code.INTERNAL if not self.servers.others({*play.avoid, server}):
+            case Code.INTERNAL if play.lost >= REPLAYS or not self.servers.others({*play.avoid, server}):
                 raise RuntimeError(failure.reason)
-        if play.session is not None:
-            play.session.gone()
+        self._give_up(play.session, failure)
         self._lose(play, server, failure)
+
+    def _give_up(self, session: Session | None, failure: Failure) -> None:
+        """Leave a session after a failure: close it if the server still has it."""
+        if session is not None and failure.code is Code.NOT_FOUND:
+            session.gone()
+        elif session is not None:
+            session.release()
 
     def _lose(self, play: Play, server: Server, failure: Failure) -> None:
         """Let a play begin again elsewhere, or end it."""

@@ -6,7 +6,8 @@
 In a YAML file and in `make`, `servers` is an option of any environment: `options: {servers: [node1:50051, node2:50051]}`.
 
 Seeds are drawn here and sent with each call, so episodes, rewards and parameters are those of the same environment in this
-process. `problems` are read here. Left out: `solve`, because a server gives no answers.
+process. `problems` are read here. Tasks hold their answers, where they have any: who may call a server may read them. Left out:
+`solve`, which no server offers.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class RemoteEnvironment(LockStep):
         token_file: holds the token of the servers.
         tls_ca: who signs the certificates of the servers; None: no TLS.
         tls_cert, tls_key: the certificate of this client, for servers that ask for one.
-        timeout: seconds in which a batch of calls must be answered; then the server is put aside.
+        timeout: seconds in which a batch of calls must be answered. Then it is asked for three more times, because the server
+            goes on computing, and after that the server is put aside.
         patience: seconds without any server, after which the run saves and ends.
         num_turns: of the run, for an environment that declares no `max_turns`; 0: not known. `train` sets it.
     """

@@ -28,13 +28,14 @@ class Play:
         self.server: Server | None = None if session is None else session.server
         self.result: Any = None
         self.lost, self.avoid = 0, set[Server]()
+        self.repeats = 0  # of the request, after deadlines
         self.together = MAX_BATCH  # calls in a request with this one, at most
         self.doubted: dict[str, Server] = {}  # what is wrong with a reward -> who gave it
         self.request: pb.ResetRequest | pb.StepRequest | None = None  # the next one; the same object when it is repeated
 
     def leave(self) -> None:
         """Give the session up: the play begins again."""
-        self.session, self.server, self.request = None, None, None
+        self.session, self.server, self.request, self.repeats = None, None, None, 0
 
 
 def divided(plays: Sequence[Play], described: pb.DescribeRequest) -> Iterator[tuple[Server, str, Any, list[Play]]]:

@@ -38,6 +38,7 @@ class Server:
         self.sessions: set[str] = set()  # of this process
         self.reserved = 0  # further ones that are about to be opened
         self.released: deque[str] = deque()  # sessions that nobody needs any more
+        self.lost: set[str] = set()  # sessions to close if the server is back
         self.closing: list[grpc.Future] = []  # calls that close some
         self.asked: grpc.Future | None = None  # for its description
         self.failures, self.reason = 0, "it has not answered yet"  # in a row; of the last one

@@ -43,7 +43,7 @@ class Servers:
         addresses: of the servers.
         credentials: for all of them.
         question: what each of them is asked.
-        timeout: seconds in which a batch of calls must be answered.
+        timeout: seconds in which a batch of calls must be answered, or be asked for again.
         patience: seconds without any server after which the run is interrupted.
     """
 
@@ -104,10 +104,11 @@ class Servers:
         return any(server.ready and server not in avoid for server in self.all.values())
 
     def lose(self, server: Server, reason: str) -> None:
-        """Put a server aside whose sessions are lost, unless that is known."""
+        """Put a server aside whose sessions are lost, unless that is known. If it comes back with them, they are closed."""
         if not (server.ready or server.sessions):
             return
         server.generation += 1
+        server.lost.update(server.sessions)
         server.sessions.clear()
         server.released.clear()
         server.connection.close()
@@ -192,10 +193,12 @@ class Servers:
             if all(future.done() for future in server.closing):  # it may answer all but this
                 server.connection.close()  # the next one begins at once, without a waiting time
             return
-        server.ready = True
+        server.ready = server.listed
+        server.released.extend(server.lost)  # it may have them still
+        server.lost.clear()
         if self.question.method == "Describe":
             server.limits = answer.limits
-        if server.failures:
+        if server.failures and server.ready:
             tell(f"{self.name!r}: server {server.target} is back")
 
     # Calls that need no session
