@@ -239,6 +239,18 @@ def lie_reward(reply):
     reply.answers[0].reply.step.reward.list.values[0].number = 1e6
 
 
+def lie_huge_reward(reply):
+    reply.answers[0].reply.step.reward.list.values[0].big_integer = format(10**400, "x")
+
+
+def lie_huge_info(reply):
+    reply.answers[0].reply.step.info.entries[0].value.big_integer = format(10**400, "x")
+
+
+def lie_huge_part(reply):
+    reply.answers[0].reply.step.parts.entries.add(key="all").value.big_integer = format(-(10**400), "x")
+
+
 def lie_rewards(reply):
     del reply.answers[0].reply.step.reward.list.values[1:]
 
@@ -269,6 +281,9 @@ LIES = [
     lie_observations,
     lie_nobody,
     lie_reward,
+    lie_huge_reward,
+    lie_huge_info,
+    lie_huge_part,
     lie_rewards,
     lie_text,
     lie_parts,

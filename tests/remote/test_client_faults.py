@@ -271,6 +271,22 @@ def test_a_server_that_is_taken_out_of_the_list_is_not_used_again(server, tmp_pa
         assert len(states) == 4
 
 
+def test_a_request_is_not_repeated_at_a_server_that_is_taken_out_of_the_list(server, tmp_path):
+    file = tmp_path / "servers.txt"
+
+    class Leaving(dict):
+        def __getitem__(self, method):
+            file.write_text(server.address)
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    with between(server.address, refuses=Leaving(BatchReset=None)) as (address, handler):
+        file.write_text(address)
+        far = make(SUM, servers=str(file)).engine
+        starts = soon(lambda: far.reset([{"start": n} for n in range(4)], range(4)))
+        assert [state.session.server.target for state, _ in starts] == [server.address] * 4
+        assert handler.calls.count("BatchReset") == 1 and list(far.servers.all) == [server.address]
+
+
 # --- environments that fail or take long
 
 

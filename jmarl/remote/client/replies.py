@@ -67,6 +67,10 @@ def check_numbers(step: Step, env: TextEnvironment) -> None:
     for place, value in [("the reward", x) for x in rewards] + [*step.info.items(), *step.parts.items()]:
         if not isinstance(value, int | float):
             raise Garbage(f"answered with {place} = {value!r:.80}, which is no number")
+        try:
+            float(value)
+        except OverflowError as error:
+            raise Garbage(f"answered with {place} of {value.bit_length()} bits, which is too large") from error
     for reward in rewards:
         if not (math.isnan(reward) or low - RANGE_TOLERANCE <= reward <= high + RANGE_TOLERANCE):
             raise Garbage(f"answered with the reward {reward}, which is outside {env.reward_range}")

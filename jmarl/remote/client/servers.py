@@ -54,7 +54,6 @@ class Servers:
         self._list()
         weakref.finalize(self, leave, self.all)  # also when Python ends
         self.described = self._first_description()
-        self.fingerprint = question.fingerprint(self.described)
 
     # Which servers there are
 
