@@ -11,71 +11,15 @@ import numpy as np
 import pytest
 
 from jmarl import make, remote_reward
-from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.vector import Fault, LockStep
 from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote.catalog import read_offer
 from jmarl.remote.client import servers as servers_module
 from jmarl.remote.limits import Limits
+from tests.remote.faulty import DRIFTING, LONG, OFFER, SLOW, THIS, eventually, forget, soon
 from tests.remote.lying import between
 from tests.remote.playing import plain, play
 from tests.remote.served import HERE, SUM, Client, Sum, running
-
-THIS = "tests.remote.test_client_faults"
-OFFER = read_offer(f"{HERE}:Sum,{THIS}:Long,{THIS}:Slow,{THIS}:Drifting", f"{HERE}:length,{HERE}:failing,{THIS}:slow")
-LONG, SLOW, DRIFTING = f"{THIS}:Long", f"{THIS}:Slow", f"{THIS}:Drifting"
-resets: list[int] = []  # of `Drifting`
-
-
-class Long(TextEnvironment):
-    """Shows and answers a thousand characters."""
-
-    roles, reward_range, max_turns = ("agent",), (0.0, 1.0), 3
-
-    def tasks(self, split="train", count=100, seed=0):
-        return [{"text": "x" * task_size(split)} for _ in range(count)]
-
-    def reset(self, task, rng):
-        return {}, ["x" * 1000]
-
-    def step(self, state, messages, rng):
-        return Step(state, ["y" * 1000], 0.5, False)
-
-
-class Slow(TextEnvironment):
-    """Takes a twentieth of a second for a step."""
-
-    roles, reward_range, max_turns = ("agent",), (0.0, 1.0), 3
-
-    def reset(self, task, rng):
-        return {}, ["x"]
-
-    def step(self, state, messages, rng):
-        time.sleep(0.05)
-        return Step(state, ["y"], 0.5, False)
-
-
-class Drifting(TextEnvironment):
-    """Is no function of its task: rewards, and observations if the task says so, count the resets."""
-
-    roles, reward_range, max_turns = ("agent",), (0.0, 1e6), 3
-
-    def reset(self, task, rng):
-        resets.append(len(resets))
-        return {"number": resets[-1]}, [f"guess {resets[-1] if task['shown'] else ''}"]
-
-    def step(self, state, messages, rng):
-        return Step(state, ["wrong"], float(state["number"]), False)
-
-
-def slow(left, right):
-    time.sleep(0.5)
-    return np.array([[1.0, 2.0]] * len(left))
-
-
-def task_size(split):
-    return 100_000 if split == "long" else 10
 
 
 @pytest.fixture(scope="module")
@@ -87,31 +31,6 @@ def server():
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     monkeypatch.setattr(servers_module, "ASIDE_SECONDS", 0.02)
-
-
-def soon(function, seconds=10):
-    """Return what a function returns or raises, which must be soon."""
-    results = []
-
-    def run():
-        try:
-            results.append(function())
-        except BaseException as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert results, f"no end after {seconds} s"
-    return results[0]
-
-
-def eventually(condition, seconds=5):
-    """Wait until a condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it does not come true"
-        time.sleep(0.01)
 
 
 # --- servers that are full, and messages that are too long
@@ -202,11 +121,6 @@ def test_an_episode_that_is_another_one_when_it_is_played_again_is_a_fault(shown
     assert isinstance(after, Fault) and f"was played again with another result at step {step}: " in after.reason
     far.engine.servers.refresh()
     eventually(lambda: not server.server.sessions)
-
-
-def forget(server):
-    """End all sessions of a server, as if they had had no calls for long."""
-    server.call(lambda: [server.server.sessions._end(x) for x in [*server.server.sessions._sessions.values()]])
 
 
 # --- servers that end
@@ -352,3 +266,13 @@ def test_steps_that_take_longer_than_the_timeout_are_waited_for(server):
     steps = far.step(states, [("m",)] * 20, range(20))  # a second
     assert [step.reward for step in steps] == [0.5] * 20
     assert far.servers.all[server.address].generation == 0
+
+
+def test_a_server_that_answers_nothing_is_not_waited_for_as_one_that_computes(server, monkeypatch):
+    monkeypatch.setattr(servers_module, "DESCRIBE_SECONDS", 0.2)
+    with between(server.address) as (address, handler):
+        far = make(SUM, servers={"address": [address, f"{server.address}=0.001"], "timeout": 0.2}).engine
+        ((state, _),) = far.reset([{"start": 1}], [1])
+        handler.hangs = ("Describe", "BatchStep")
+        (step,) = far.step([state], [("1", "2")], [1])
+        assert step.reward == [4.0, 0.5] and handler.calls.count("BatchStep") == 1

@@ -28,7 +28,7 @@ Code = grpc.StatusCode
 FULL_SECONDS = 0.25  # in which a server that has said that it is full gets no calls
 REPLAYS = 3  # of an episode in one call of the engine, after which it is a fault
 MAX_LOST_BATCHES = 3  # batches in a row without one answer interrupt the run
-ANSWER, FULL, AWAY = "a play has moved on", "a server has no room", "a server begins no episodes"
+ANSWER, FULL, AWAY, OTHER = "a play moves on", "a server has no room", "a server begins no episodes", "another failure"
 
 
 class RemoteEngine(Engine):
@@ -138,7 +138,8 @@ class RemoteEngine(Engine):
                 reserved.append(server)
         for server in reserved:  # until all have found one
             server.reserved = 0
-        return [play for play in plays if play.server is not None and play.server.full_until <= monotonic()]
+        now = monotonic()
+        return [play for play in plays if play.session or (play.server is not None and play.server.full_until <= now)]
 
     def _drop_lost(self, plays: Sequence[Play]) -> None:
         """Let plays begin again whose server has lost their sessions, or takes no new ones."""
@@ -204,10 +205,10 @@ class RemoteEngine(Engine):
     def _begun(self, play: Play, server: Server, reply: pb.ResetReply) -> None:
         """Read the reply to a reset."""
         start = read_start(reply, self.env)
+        self._seen.add(ANSWER)
         if isinstance(start, Fault):
             play.result = start
             return
-        self._seen.add(ANSWER)
         name, observations = start
         self._enter(play, session := Session(server, name, 0))
         session.used = self._batches
@@ -222,6 +223,7 @@ class RemoteEngine(Engine):
         session = play.session
         assert session is not None  # of a request BatchStep
         step = read_step(reply, session.step + 1, self.env)
+        self._seen.add(ANSWER)
         if isinstance(step, Fault):
             session.release()
             play.result = step
@@ -231,7 +233,6 @@ class RemoteEngine(Engine):
         except Garbage as error:
             if play.doubted.setdefault(str(error), server) is server:
                 raise
-        self._seen.add(ANSWER)
         session.step, session.used = session.step + 1, self._batches
         play.request, play.repeats = None, 0
         if step.done:
@@ -258,27 +259,25 @@ class RemoteEngine(Engine):
 
     def _unanswered(self, server: Server, method: str, plays: Sequence[Play], failure: Failure) -> None:
         """Decide how several plays go on whose request has no reply. Raises RuntimeError for a play that fits no message."""
+        is_away = failure.code is Code.UNAVAILABLE and method == "BatchReset"
+        self._seen.add(AWAY if is_away else OTHER)
         if failure.code is Code.RESOURCE_EXHAUSTED:  # too long, or too many: the answer, too
             if len(plays) == 1 or is_rate(failure):
                 raise RuntimeError(f"server {server.target}: {failure.reason}")
             for play in plays:  # the same requests again, so that what was played is not lost
                 play.together = (len(plays) + 1) // 2
             return
-        if failure.code is Code.DEADLINE_EXCEEDED and all(play.repeats < REPEATS for play in plays):
+        is_late = failure.code is Code.DEADLINE_EXCEEDED and all(play.repeats < REPEATS for play in plays)
+        if is_late and self.servers.is_there(server):
             for play in plays:  # also the same: the server goes on computing, and keeps the answers
                 play.repeats += 1
             return
         self._failed(server, failure)
         for play in plays:
-            if failure.code is Code.UNAVAILABLE and method == "BatchReset":
-                self._away(play)
+            if is_away:  # that was no try: the patience ends it
+                play.leave()
             else:
                 self._lose(play, server, failure)
-
-    def _away(self, play: Play) -> None:
-        """Let a play begin elsewhere, or later, whose server begins nothing. That is no try: the patience ends it."""
-        self._seen.add(AWAY)
-        play.leave()
 
     def _failed(self, server: Server, failure: Failure) -> None:
         """Note that a server has failed to answer a request."""
@@ -303,8 +302,9 @@ class RemoteEngine(Engine):
             case Code.UNAVAILABLE:
                 if server.ready:
                     self.servers.put_aside(server, failure.reason)
-                if play.session is None:
-                    self._away(play)
+                if play.session is None:  # that was no try: the patience ends it
+                    self._seen.add(AWAY)
+                    play.leave()
                     return
             case Code.INVALID_ARGUMENT:
                 raise ValueError(failure.reason)
@@ -322,6 +322,7 @@ class RemoteEngine(Engine):
 
     def _lose(self, play: Play, server: Server, failure: Failure) -> None:
         """Let a play begin again elsewhere, or end it."""
+        self._seen.add(OTHER)
         play.leave()
         play.lost += 1
         play.avoid.add(server)

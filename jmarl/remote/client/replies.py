@@ -70,7 +70,7 @@ def check_numbers(step: Step, env: TextEnvironment) -> None:
         try:
             float(value)
         except OverflowError as error:
-            raise Garbage(f"answered with {place} of {value.bit_length()} bits, which is too large") from error
+            raise Garbage(f"answered with {place} that is too large for a number") from error
     for reward in rewards:
         if not (math.isnan(reward) or low - RANGE_TOLERANCE <= reward <= high + RANGE_TOLERANCE):
             raise Garbage(f"answered with the reward {reward}, which is outside {env.reward_range}")

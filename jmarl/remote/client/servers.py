@@ -98,6 +98,12 @@ class Servers:
         free = [server for server in candidates if server.full_until <= now and server.room() > 0]
         return min(free, key=lambda server: (server.load() + 1) / server.weight, default=None)
 
+    def is_there(self, server: Server) -> bool:
+        """Return whether a server that has not answered in time answers at all: then it computes for long."""
+        question = Call(server, self.question.method, self.question.request)
+        (answer,) = call_all([question], DESCRIBE_SECONDS)
+        return not (isinstance(answer, Failure) and answer.code is grpc.StatusCode.DEADLINE_EXCEEDED)
+
     def others(self, avoid: Collection[Server]) -> bool:
         """Return whether there is a server to use that is not among `avoid`."""
         return any(server.ready and server not in avoid for server in self.all.values())
