@@ -134,12 +134,17 @@ def test_a_server_that_ends_is_waited_for_as_one_that_is_killed(server, tmp_path
         far = make(SUM, servers={"address": str(file), "patience": 20.0})
         other.reset()  # so that the server goes on
         ending.server.sessions.is_draining = True
-        threading.Timer(1.5, lambda: file.write_text(server.address)).start()
+        threading.Timer(0.7, lambda: file.write_text(server.address)).start()
         ours, theirs = plain(play(LockStep(Sum()), tasks)), soon(lambda: plain(play(far, tasks)))
         assert theirs == ours
-        alone = make(SUM, servers={"address": ending.address, "patience": 1.0})
-        error = soon(lambda: alone.engine.reset(tasks, range(4)))
-        assert isinstance(error, Interrupted) and "this server is ending and begins no new episodes" in str(error)
+
+
+def test_a_server_that_says_that_it_is_there_and_begins_nothing_is_waited_for_as_long_as_the_patience(server):
+    with between(server.address, refuses={"BatchReset": grpc.StatusCode.UNAVAILABLE}) as (address, handler):
+        far = make(SUM, servers={"address": address, "patience": 1.0})
+        error = soon(lambda: far.engine.reset([{"start": 1}] * 4, range(4)))
+        assert isinstance(error, Interrupted) and f"answers ({address}: refused by the test" in str(error)
+        assert handler.calls.count("BatchReset") > 3
 
 
 @pytest.mark.parametrize("goes", [False, True])
