@@ -1,22 +1,20 @@
 """What a server offers: environments and rewards by name, and the options that clients may set (host code, no jax).
 
-Only what the server was started with has a name here, so no client makes it import a module. Options of a client are plain
-values, and texts among them are names, such as `feedback: error_edits`: a path or an address would let it read files of the
-server. Whoever serves sets those, in the file of --config:
+Only what the server was started with has a name here, so no client makes it import a module. Which options clients may set, see
+`options`. Whoever serves sets the others, in the file of --config:
 
     easy_math: {env: math, difficulty_range: [1, 2]}
     guess: {env: my_module:Guess, workers: 4, client_options: [numbers]}
     length: {reward: my_module:length}
 
 `workers` are processes of an environment (default: those of --workers). `client_options` are the options that clients may set;
-default: all.
+default: all that `options` allows. Those of a class of your own that are texts must be listed here.
 """
 
 import dataclasses
 import hashlib
 import inspect
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,11 +29,10 @@ from jmarl.envs.tools.tool_use import ToolUse
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.engines import Lane, Player, declares_turns, engine_of, plays_one_episode
 from jmarl.remote.gate import Refused, StatusCode, log
+from jmarl.remote.options import is_of_files, may_read_files, problem_of
 from jmarl.remote.values import to_map
 from jmarl.sandbox import default_sandbox
 
-NAME = re.compile(r"[\w][\w -]*")  # texts that clients may give as options
-FREE_TEXTS = ("problems", "stop_words", "transitions")  # options of jmarl's environments with texts that are not names
 MAX_BUILT, MAX_POOLS = 64, 8  # environments that a server has at once, each with its options: in threads, in processes
 KEYS = ("env", "reward", "workers", "client_options")
 
@@ -154,10 +151,10 @@ class Catalog:
             raise Refused(
                 StatusCode.INVALID_ARGUMENT, f"there is no environment {name!r:.80} here{hint}; this server has {known}"
             )
-        self._check_options(name, entry, options)
         key = (name, repr(sorted(options.items())))
         key = key if key in self._built else (*key, num_turns)
         if (built := self._built.pop(key, None)) is None:
+            self._check_options(name, entry, options)
             built = await self._lane.run(lambda: self._build(name, entry, options, num_turns))
             key = key[:2] if declares_turns(built.env) else key
             if key in self._built:  # built for another call meanwhile
@@ -169,15 +166,14 @@ class Catalog:
 
     def _check_options(self, name: str, entry: Entry, options: Mapping[str, Any]) -> None:
         """Raise `Refused` for options that a client may not set."""
-        own = entry.env.partition(":")[0].startswith("jmarl.") or ":" not in entry.env
         for option, value in options.items():
             problem = ""
             if option in entry.options and entry.options[option] != value:
                 problem = "this server has set it to another value"
             elif entry.client_options is not None and option not in entry.client_options:
                 problem = f"clients may set {', '.join(entry.client_options) or 'no option'}"
-            elif not (own and option in FREE_TEXTS and not isinstance(value, str)) and not _is_plain(value):
-                problem = "a text in an option is a name; paths, addresses and data sets are set by whoever serves (--config)"
+            else:
+                problem = problem_of(entry.env, option, value, entry.client_options is not None, self.timeout)
             if problem:
                 raise Refused(
                     StatusCode.INVALID_ARGUMENT, f"{name} does not take the option {option!r:.80} of a client: {problem}"
@@ -185,15 +181,17 @@ class Catalog:
 
     def _build(self, name: str, entry: Entry, options: Mapping[str, Any], num_turns: int = 0) -> Built:
         """Return an environment. Raises `Refused` if it does not take the options; other errors are not for clients."""
+        merged = {**entry.options, **options}
         try:
-            env = make(entry.env, **{**entry.options, **options})
+            env = make(entry.env, **merged)
         except (ValueError, TypeError) as error:
             if not options:
                 raise
             log.warning("environment %s does not take the options %.200r", name, dict(options), exc_info=True)
             place = (ENVIRONMENTS | OTHER_NAMES).get(entry.env, entry.env)
-            sentence = f"environment {name!r} does not take {', '.join(options)} with these values"
-            raise Refused(StatusCode.INVALID_ARGUMENT, str(error) if place.startswith("jmarl.") else sentence) from error
+            is_told = place.startswith("jmarl.") and not may_read_files(merged) and not is_of_files(error)
+            sentence = f"environment {name!r} does not take {', '.join(options)} with these values; the server's log says why"
+            raise Refused(StatusCode.INVALID_ARGUMENT, str(error) if is_told else sentence) from error
         workers = self.workers * plays_one_episode(env) if entry.workers is None else entry.workers
         engine, is_bulk = engine_of(env, workers, self.timeout, num_turns)
         facts = describe_served(env, engine.env, options)
@@ -299,12 +297,3 @@ def type_is_of_jmarl(cls: Any) -> bool:
 
 def _inner_type(env: Any) -> type:
     return type(env.env if isinstance(env, WithOptions) else env)
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether an option of a client is harmless: numbers, and texts that are names."""
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(map(_is_plain, (*value, *value.values())))
-    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and bool(NAME.fullmatch(value)))

@@ -19,6 +19,7 @@ from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import Built, Catalog, Reward
 from jmarl.remote.gate import Caller, Method, Refused, StatusCode, log, type_name
 from jmarl.remote.limits import Limits
+from jmarl.remote.options import is_of_files
 from jmarl.remote.scoring import score
 from jmarl.remote.sessions import Request, Session, Sessions, new_request, same
 from jmarl.remote.values import from_map, to_map, to_observations, to_result
@@ -303,7 +304,8 @@ class Service:
             return Refused(StatusCode.UNIMPLEMENTED, f"{built.name} has no tasks of its own: pass items to train(...)")
         log.error("request %s: %s.%s raised an error", caller.number, built.name, method, exc_info=error)
         if isinstance(error, ValueError) and method != "step":
-            why = str(error) if built.trusts_errors else f"{built.name} refused it; the server's log says why"
+            is_told = built.trusts_errors and not is_of_files(error)
+            why = str(error) if is_told else f"{built.name} refused it; the server's log says why"
             return Refused(StatusCode.INVALID_ARGUMENT, f"a malformed {'task' if method == 'reset' else 'request'}: {why}")
         return Refused(StatusCode.INTERNAL, f"{built.name} raised {type_name(error)} in {method}; the server's log says more")
 

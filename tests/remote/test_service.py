@@ -350,22 +350,6 @@ def test_options_of_a_client_are_those_of_the_constructor(client):
         client.reset(options={"begin": 1})
 
 
-@pytest.mark.parametrize(
-    ("environment", "options"),
-    [
-        (SUM, {"path": "/etc/passwd"}),
-        (SUM, {"path": ["../x"]}),
-        (SUM, {"path": {"a": "http://host/"}}),
-        ("math", {"problems": "secrets.jsonl"}),
-        ("math", {"data_path": "./x"}),
-        ("math", {"data": "somebody/something"}),
-    ],
-)
-def test_a_client_cannot_name_files_and_addresses_of_the_server(client, environment, options):
-    with refused(Code.INVALID_ARGUMENT, "a text in an option is a name"):
-        client.call("Describe", pb.DescribeRequest(environment=environment, options=values.to_map(options, "options")))
-
-
 def test_a_client_may_send_its_own_problems_and_scale_rewards(client):
     problems = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
     options = {"problems": problems, "reward_scale": 2.0, "reward_bias": 1.0}
