@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access
@@ -27,6 +27,9 @@ from jmarl.remote.values import PROTOCOL
 StatusCode = grpc.StatusCode
 CLIENT, VERSION, TOKEN = "jmarl-client", "jmarl-protocol", "authorization"  # metadata of a call
 RECEIVE_S = 20.0  # in which the message of a call must be there
+HEALTH_S = 3.0  # the same of a question about health, which needs no token
+MAX_HEALTH = 64  # questions about health at once, so that those who have no token leave room for other calls
+HEALTH = "/grpc.health.v1.Health/Check"  # its `Watch` is unimplemented: it would hold a place for as long as a client likes
 MAX_SENTENCE = 1500  # characters: a status travels in headers, which have a limit
 MAX_CLIENT_NAME = 128
 MAX_CLIENTS = 4096  # whose rates are remembered
@@ -81,7 +84,7 @@ class Rates:
 
 
 class Gate(grpc.GenericRpcHandler):
-    """Handles the calls of the EnvironmentService.
+    """Handles the calls of the EnvironmentService, and those that ask whether the server serves.
 
     Args:
         methods: what answers each call, by its name in environments.proto.
@@ -106,6 +109,8 @@ class Gate(grpc.GenericRpcHandler):
             f"/{SERVICE.full_name}/{name}": grpc.stream_unary_rpc_method_handler(self._handler(method, _request_class(name)))
             for name, method in methods.items()
         }
+        self._handlers[HEALTH] = grpc.stream_unary_rpc_method_handler(self._health)
+        self.is_serving, self.health_s, self._health_calls = True, HEALTH_S, 0
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return self._handlers.get(handler_call_details.method)
@@ -117,7 +122,7 @@ class Gate(grpc.GenericRpcHandler):
             number = secrets.token_hex(6)
             try:
                 caller = self._admit(context, number)
-                request = await self._read(messages, request_class)
+                request = await read(messages, request_class, self.receive_s)
                 return self._written(await method(request, caller))
             except Refused as refused:
                 refusal = refused
@@ -150,19 +155,22 @@ class Gate(grpc.GenericRpcHandler):
             )
         return caller
 
-    async def _read(self, messages: AsyncIterator[bytes], request_class: type[Message]) -> Message:
-        """Return the message of a call."""
+    async def _health(self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+        """Answer whether the server serves, without a token, and nothing else: not what it serves."""
+        self._health_calls += 1
         try:
-            async with asyncio.timeout(self.receive_s):
-                data = await anext(messages, None)
-        except TimeoutError:
-            raise Refused(StatusCode.DEADLINE_EXCEEDED, f"no message within {self.receive_s:g} s") from None
-        if data is None:
-            raise Refused(StatusCode.INVALID_ARGUMENT, "a call without a message")
-        try:
-            return request_class.FromString(data)
-        except DecodeError:
-            raise Refused(StatusCode.INVALID_ARGUMENT, f"the message is no {request_class.DESCRIPTOR.name}") from None
+            if self._health_calls > MAX_HEALTH:
+                raise Refused(StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_HEALTH} questions about health at once")
+            request = await read(messages, health_pb2.HealthCheckRequest, self.health_s)
+            if request.service:
+                raise Refused(StatusCode.NOT_FOUND, "only the whole server has a health")
+        except Refused as refused:
+            await context.abort(refused.code, str(refused))
+        finally:
+            self._health_calls -= 1
+        states = health_pb2.HealthCheckResponse.ServingStatus
+        status = states.SERVING if self.is_serving else states.NOT_SERVING
+        return health_pb2.HealthCheckResponse(status=status).SerializeToString()
 
     def _written(self, reply: Message) -> bytes:
         """Return the bytes of an answer."""
@@ -175,6 +183,21 @@ class Gate(grpc.GenericRpcHandler):
         return reply.SerializeToString()
 
 
+async def read(messages: AsyncIterator[bytes], request_class: type[Any], seconds: float) -> Any:
+    """Return the message of a call. Raises `Refused` if it is not there in time, or is another one."""
+    try:
+        async with asyncio.timeout(seconds):
+            data = await anext(messages, None)
+    except TimeoutError:
+        raise Refused(StatusCode.DEADLINE_EXCEEDED, f"no message within {seconds:g} s") from None
+    if data is None:
+        raise Refused(StatusCode.INVALID_ARGUMENT, "a call without a message")
+    try:
+        return request_class.FromString(data)
+    except DecodeError:
+        raise Refused(StatusCode.INVALID_ARGUMENT, f"the message is no {request_class.DESCRIPTOR.name}") from None
+
+
 def type_name(error: Exception) -> str:
     """Return the type of an error: a built-in one by its name, since names of others may say too much."""
     name = type(error).__name__
@@ -183,16 +206,3 @@ def type_name(error: Exception) -> str:
 
 def _request_class(method: str) -> type[Message]:
     return getattr(pb, SERVICE.methods_by_name[method].input_type.name)
-
-
-class Health(health_pb2_grpc.HealthServicer):
-    """Answers whether the server serves, without a token, and nothing else: not what it serves."""
-
-    def __init__(self) -> None:
-        self.is_serving = True
-
-    async def Check(self, request: Any, context: grpc.aio.ServicerContext) -> health_pb2.HealthCheckResponse:
-        if request.service:
-            await context.abort(StatusCode.NOT_FOUND, "only the whole server has a health")
-        states = health_pb2.HealthCheckResponse.ServingStatus
-        return health_pb2.HealthCheckResponse(status=states.SERVING if self.is_serving else states.NOT_SERVING)

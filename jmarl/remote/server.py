@@ -18,11 +18,10 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
 
 from jmarl.remote.access import Access
 from jmarl.remote.catalog import Catalog, Offer
-from jmarl.remote.gate import Gate, Health, Rates, log
+from jmarl.remote.gate import Gate, Rates, log
 from jmarl.remote.limits import Limits
 from jmarl.remote.service import Service
 from jmarl.remote.sessions import Sessions
@@ -48,7 +47,6 @@ class Server:
         self.access, self.limits = access, limits
         self.catalog = Catalog(offer, workers, limits.call_seconds)
         self.sessions = Sessions(limits)
-        self.health = Health()
         service = Service(self.catalog, self.sessions, version)
         self._gate = Gate(service.methods, access, Rates(limits.rate), version, limits.message_bytes)
         self._is_ending = asyncio.Event()
@@ -70,7 +68,6 @@ class Server:
             maximum_concurrent_rpcs=MAX_CONCURRENT,
         )
         self._server.add_generic_rpc_handlers([self._gate])
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         try:
             self.port = self._listen()
             await self._server.start()
@@ -103,7 +100,7 @@ class Server:
 
     async def drain(self, grace: float) -> int:
         """Begin no new episodes, wait until all are over or the grace period is, and return how many are unfinished."""
-        self.sessions.is_draining, self.health.is_serving = True, False
+        self.sessions.is_draining, self._gate.is_serving = True, False
         end = asyncio.get_running_loop().time() + grace
         while (count := self.sessions.count_unfinished()) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(DRAIN_S)

@@ -156,6 +156,30 @@ def test_slow_senders_do_not_block_others(server):
         end.set()
 
 
+@pytest.mark.parametrize("method", ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", METHOD + "List"])
+def test_calls_without_a_token_whose_message_does_not_come_leave_room_for_others(monkeypatch, method):
+    monkeypatch.setattr("jmarl.remote.server.MAX_CONCURRENT", 8)
+    monkeypatch.setattr("jmarl.remote.gate.MAX_HEALTH", 4)
+    end = threading.Event()
+
+    def never():
+        end.wait()
+        yield b""
+
+    with running(access=Access(token=TOKEN)) as server:
+        server.server._gate.health_s = 0.5
+        with Client(server.address) as silent, Client(server.address, token=TOKEN) as client:
+            waiting = [silent.channel.stream_unary(method).future(never(), timeout=20) for _ in range(8)]
+            deadline = time.monotonic() + 3
+            while sum(future.done() for future in waiting) < 4 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert client.call("List", pb.ListRequest()).names
+            codes = {future.code() for future in waiting}
+            assert codes <= {Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.UNAUTHENTICATED, Code.UNIMPLEMENTED}
+            assert time.monotonic() < deadline
+            end.set()
+
+
 def test_an_unknown_method_is_refused(server):
     with Client(server.address, token=TOKEN) as client:
         for method in (METHOD + "Delete", "/other.Service/List"):
