@@ -173,6 +173,12 @@ def hostname(host: str) -> str | None:
         return None
 
 
+def header(scope: Any, name: str) -> str | None:
+    """Return the last header of a name in a request; None if it has none."""
+    values = [value for key, value in scope["headers"] if key == name.encode()]
+    return values[-1].decode("latin-1") if values else None
+
+
 class Guard:
     """Checks every request before the application reads it, counts those under way, and writes the log.
 
@@ -194,9 +200,11 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode()), *ending]
             await send(message)
 
+        # Who shows no token keeps no connection, since those have a limit.
+        ending = [] if self.access.allows(header(scope, "authorization")) else [(b"connection", b"close")]
         scope.setdefault("state", {}).update(request_id=request_id, log=lambda text: self.log(f"{request_id} {text}"))
         self.running += 1
         try:
@@ -213,13 +221,12 @@ class Guard:
 
     def refusal(self, scope: Any) -> Refusal | None:
         """Return why a request is not for the application; None if it is."""
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if self.access.token is None and hostname(headers.get("host", "")) not in (*LOCAL_NAMES, self.access.host):
+        if self.access.token is None and hostname(header(scope, "host") or "") not in (*LOCAL_NAMES, self.access.host):
             text = f"without a token this server is for this machine only: call it as {' or '.join(LOCAL_NAMES)}"
             return Refusal(403, text, "forbidden_host")
         if self.draining:
             return Refusal(503, "this server is stopping: try another one", "stopping", headers={"retry-after": "5"})
-        if scope["path"] != HEALTH and not self.access.allows(headers.get("authorization")):
+        if scope["path"] != HEALTH and not self.access.allows(header(scope, "authorization")):
             text = "the token is missing or wrong: send the header Authorization: Bearer TOKEN (api_key= of openai's client)"
             return Refusal(401, text, "invalid_api_key", headers={"www-authenticate": "Bearer"})
         return None

@@ -19,6 +19,7 @@ import uvicorn
 from jmarl.config import TrainConfig
 from jmarl.remote.access import Access
 from jmarl.serving.app import Guard, make_app
+from jmarl.serving.connections import Connection
 from jmarl.serving.service import Service
 from jmarl.team import Team, initial_params, moved, on_mesh
 
@@ -53,7 +54,7 @@ class ModelServer:
         tls = access.tls
         config = uvicorn.Config(
             self.guard,
-            http="h11",
+            http=Connection,
             loop="asyncio",
             ws="none",
             lifespan="off",

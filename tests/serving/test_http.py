@@ -1,6 +1,8 @@
 """A team over HTTP, called by OpenAI's own client: the same tokens as `jmarl.generate`, whoever else asks."""
 
+import contextlib
 import json
+import socket
 import ssl
 import subprocess
 import threading
@@ -363,3 +365,30 @@ def test_full_says_how_many_wait(team, params):
     engine.submit(requests[0])
     with pytest.raises(Full, match="1 requests wait"):
         engine.submit(requests[1])
+
+
+def test_silent_and_slow_connections_without_a_token_leave_room_for_others(serve, monkeypatch):
+    monkeypatch.setattr("jmarl.serving.server.MAX_CONNECTIONS", 4)
+    monkeypatch.setattr("jmarl.serving.connections.HEADER_S", 0.5)
+    server, _, _ = serve(token=TOKEN)
+    address = server.socket.getsockname()
+    refused = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+    for first in (b"", b"GET /v1/models HT", refused, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"):
+        sockets = [socket.create_connection(address) for _ in range(6)]
+        for connection in sockets:
+            connection.sendall(first)
+        time.sleep(0.2)  # until they are accepted
+        end = time.monotonic() + 3
+        while len(server.server.server_state.connections) and time.monotonic() < end:
+            for connection in sockets:
+                with contextlib.suppress(OSError):
+                    connection.sendall(first[:1] and b"x")  # byte by byte
+            time.sleep(0.1)
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        assert httpx.get(f"{server.address}/v1/models", headers=headers, timeout=5).status_code == 200, first
+        for connection in sockets:
+            connection.close()
+    with httpx.Client(headers=headers) as client:  # one with a token keeps its connection
+        assert client.get(f"{server.address}/v1/models").headers.get("connection") != "close"
+        time.sleep(0.8)
+        assert client.get(f"{server.address}/v1/models").status_code == 200
