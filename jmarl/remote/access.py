@@ -10,6 +10,7 @@ import dataclasses
 import hmac
 import ipaddress
 import re
+import socket
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,18 @@ class Access:
             return True
         scheme, _, given = (authorization or "").partition(" ")
         return is_token(given.strip() if scheme.lower() == BEARER else "", self.token)
+
+
+def open_socket(access: Access, backlog: int = 128) -> socket.socket:
+    """Return a socket that listens. Raises ValueError if the address cannot be used. backlog: of connections that wait."""
+    family = socket.AF_INET6 if ":" in access.host else socket.AF_INET
+    try:
+        return socket.create_server((access.host, access.port), family=family, backlog=backlog)
+    except OSError as error:
+        raise ValueError(
+            f"--host {access.host} --port {access.port} cannot be used: {error.strerror}; choose another port, or 0 for a free "
+            "one"
+        ) from error
 
 
 def is_loopback(host: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 import ssl
 import sys
 import time
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import uvicorn
 
 from jmarl.config import TrainConfig
-from jmarl.remote.access import Access
+from jmarl.remote.access import Access, open_socket
 from jmarl.serving.app import Guard, make_app
 from jmarl.serving.connections import Connection
 from jmarl.serving.service import Service
@@ -50,7 +49,7 @@ class ModelServer:
     def __init__(self, service: Service, access: Access, grace_s: float = GRACE_S, log: Callable[[str], None] = print):
         self.service, self.access, self.grace_s = service, access, grace_s
         self.guard, self.deadline = Guard(make_app(service), access, log), 0.0
-        self.socket = open_socket(access)
+        self.socket = open_socket(access, MAX_CONNECTIONS)
         tls = access.tls
         config = uvicorn.Config(
             self.guard,
@@ -113,18 +112,6 @@ class ModelServer:
         while not (self.guard.draining and (not self.guard.running or time.monotonic() > self.deadline)):
             await asyncio.sleep(0.05)
         self.server.should_exit = True
-
-
-def open_socket(access: Access) -> socket.socket:
-    """Return a socket that listens. Raises ValueError if the address cannot be used."""
-    family = socket.AF_INET6 if ":" in access.host else socket.AF_INET
-    try:
-        return socket.create_server((access.host, access.port), family=family, backlog=MAX_CONNECTIONS)
-    except OSError as error:
-        raise ValueError(
-            f"--host {access.host} --port {access.port} cannot be used: {error.strerror}; choose another port, or 0 for a free "
-            "one"
-        ) from error
 
 
 def serve_models(

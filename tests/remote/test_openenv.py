@@ -253,6 +253,54 @@ def test_sessions_have_a_limit_and_end_when_they_are_idle():
         assert wait_until(lambda: not server.sessions)
 
 
+def test_silent_connections_get_few_threads_and_leave_room_for_sessions(monkeypatch):
+    monkeypatch.setattr("jmarl.remote.openenv.server.MAX_OPENING", 4)
+    monkeypatch.setattr("jmarl.remote.openenv.server.OPENING_S", 0.5)
+    with served(Numbers(), access=Access(token="secret"), max_sessions=2) as server:
+        threads = threading.active_count()
+        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
+        assert wait_until(lambda: server.server.handler_threads)
+        time.sleep(0.2)
+        assert threading.active_count() <= threads + 2 * 4  # a connection has two
+        assert wait_until(lambda: not server.server.handler_threads)
+        with talking(server, additional_headers={"Authorization": "Bearer secret"}) as say:
+            assert say({"type": "reset"})["type"] == "observation"
+        for connection in silent:
+            connection.close()
+
+
+class Hanging(Numbers):
+    """Waits until it is told to go on, if the message is `hang`."""
+
+    go_on = threading.Event()
+
+    def step(self, state, messages, rng):
+        if messages[0] == "hang":
+            self.go_on.wait()
+        return super().step(state, messages, rng)
+
+
+def test_a_call_that_hangs_ends_its_episode_and_no_other(monkeypatch):
+    monkeypatch.setattr("jmarl.remote.openenv.seat.MAX_HANGING", 2)
+    seat = Seat(LockStep(Hanging()), call_s=0.3)
+    with SeatServer(seat, Access(), log=lambda text: None) as server, talking(server) as say, talking(server) as other:
+        assert other({"type": "reset"})["type"] == "observation"
+        for _ in range(2):
+            assert say({"type": "reset"})["type"] == "observation"
+            reply = say(step("hang"))["data"]
+            assert reply == {
+                "message": "the environment did not answer in time, and the episode is over",
+                "code": "EXECUTION_ERROR",
+            }
+            assert "send reset first" in say(step("more"))["data"]["message"]
+            if seat.under_way != 2:
+                assert other(step("word"))["type"] == "observation"
+        assert "did not answer in time" in say({"type": "reset"})["data"]["message"]  # too many hang
+        Hanging.go_on.set()
+        assert wait_until(lambda: not seat.under_way)
+        assert say({"type": "reset"})["type"] == "observation"
+
+
 def test_only_who_has_the_token_gets_a_session():
     """No page of a browser does; health needs no token and says nothing of the environment."""
     with served(Numbers(), access=Access(token="right")) as server:

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.envs.base import Unanswered
+from jmarl.envs.calls.time_limit import call_within
 from jmarl.models.hub.tokenize import ChatPrompt
 
 # others(prompts [N], seed) -> texts [N]: what the other seats write; None as prompt: that seat does not act, or is the own one.
 Others = Callable[[Sequence[Any], int], Sequence[str]]
 MAX_TASKS = 1000
 MAX_SEED = 1 << 31
+MAX_HANGING = 8  # calls of an environment that are left to themselves
 
 
 class Seen(NamedTuple):
@@ -36,9 +38,12 @@ class Seat:
         seat: number of the role.
         others: plays the other seats; needed if there are any.
         split: whose tasks are played.
+        call_s: seconds that a call of the environment may take, and that others wait for their turn; None: no limit.
     """
 
-    def __init__(self, env: Any, seat: int = 0, others: Others | None = None, split: str = "train"):
+    def __init__(
+        self, env: Any, seat: int = 0, others: Others | None = None, split: str = "train", call_s: float | None = None
+    ):
         if not 0 <= seat < len(env.roles):
             roles = ", ".join(f"{i} ({role})" for i, role in enumerate(env.roles))
             raise ValueError(f"seat={seat} is not allowed: the environment has the seats {roles}")
@@ -52,10 +57,34 @@ class Seat:
         if not self.tasks:
             raise ValueError(f"the environment has no tasks in the split {split!r}")
         self.lock = threading.Lock()  # environments are called by one thread at a time
+        self.call_s, self.under_way = call_s, 0
 
     def episode(self) -> "Episode":
         """Return an episode that has not begun."""
         return Episode(self)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Return what a function of the environment returns, or raise what it raises.
+
+        Raises:
+            TimeoutError: it, or the one before it, takes too long. Its thread is left to itself, and others go on.
+        """
+
+        def run() -> Any:
+            try:
+                return function()
+            finally:
+                self.under_way -= 1
+
+        if not self.lock.acquire(timeout=-1 if self.call_s is None else self.call_s):
+            raise TimeoutError("another call of the environment takes too long")
+        try:
+            if self.under_way >= MAX_HANGING:
+                raise TimeoutError(f"the environment hangs in {self.under_way} calls")
+            self.under_way += 1
+            return call_within(self.call_s, run)
+        finally:
+            self.lock.release()
 
 
 class Episode:
@@ -71,9 +100,7 @@ class Episode:
         seed = secrets.randbelow(MAX_SEED) if seed is None else seed
         self.rng, self.steps, self.turns, self.done = np.random.default_rng(seed), 0, 0, True
         task = self.of.tasks[seed % len(self.of.tasks)]
-        with self.of.lock:
-            states, prompts = self.of.env.reset([task], self.rng)
-        self._see(states, prompts)
+        self._see(*self.of.call(lambda: self.of.env.reset([task], self.rng)))
         self.done = False
         seen = Seen(self.prompts[self.of.seat], None, False)
         return seen if seen.prompt is not None else self._play("")
@@ -85,7 +112,7 @@ class Episode:
 
     def _play(self, message: str) -> Seen:
         """Play joint actions until the seat acts again or the episode is over."""
-        seat, env, reward = self.of.seat, self.of.env, 0.0
+        seat, reward = self.of.seat, 0.0
         while True:
             prompts = [None if i == seat else prompt for i, prompt in enumerate(self.prompts)]
             texts = [""] * len(prompts)
@@ -93,17 +120,23 @@ class Episode:
                 texts = list(self.of.others(prompts, int(self.rng.integers(MAX_SEED))))
             texts[seat] = message
             self.done, self.turns = True, self.turns + 1  # also where the environment raises
-            with self.of.lock:
-                answer = env.step([self.state], [[text] for text in texts], self.rng)
-                if answer.result.invalid[0]:
-                    raise Unanswered(answer.result.faults.get(0, "no reward"))
-                self.done = bool(answer.done[0]) or self.turns >= env.max_turns
-                if not self.done:
-                    self._see(*env.observe(answer.after))
+            answer, seen = self.of.call(lambda texts=texts: self._answer(texts))
+            if answer.result.invalid[0]:
+                raise Unanswered(answer.result.faults.get(0, "no reward"))
+            self.done = seen is None
+            if seen is not None:
+                self._see(*seen)
             reward += float(answer.result.rewards[0, seat])
             if self.done or self.prompts[seat] is not None:
                 return Seen(None if self.done else self.prompts[seat], reward, self.done)
             message = ""
+
+    def _answer(self, texts: Sequence[str]) -> tuple[Any, tuple[Any, Any] | None]:
+        """Return the answer to a joint action, and the next states and prompts; None in their place: the episode is over."""
+        env = self.of.env
+        answer = env.step([self.state], [[text] for text in texts], self.rng)
+        is_over = bool(answer.result.invalid[0]) or bool(answer.done[0]) or self.turns >= env.max_turns
+        return answer, None if is_over else env.observe(answer.after)
 
     def _see(self, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) -> None:
         self.state, self.prompts = states[0], [column[0] for column in prompts]

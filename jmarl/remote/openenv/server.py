@@ -26,10 +26,13 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
 from jmarl.envs.base import Unanswered
-from jmarl.remote.access import Access
+from jmarl.remote.access import Access, open_socket
 from jmarl.remote.openenv.seat import Episode, Seat, Seen, fields_of
 
 MAX_MESSAGE = 1 << 20  # bytes
+MAX_OPENING = 32  # connections without a session: each has a thread, and needs no token yet
+MAX_SESSIONS = 16  # by default: each has a thread
+OPENING_S = 5.0  # after which they are closed
 QUIET = logging.getLogger(__name__)  # the library logs a traceback for each client that speaks another protocol
 QUIET.setLevel(logging.CRITICAL)
 FIELDS = {"reset": {"seed": int, "episode_id": str}, "step": {"message": str}}  # of data; None is allowed in reset
@@ -56,7 +59,12 @@ class SeatServer:
     """
 
     def __init__(
-        self, seat: Seat, access: Access, max_sessions: int = 16, idle_s: float = 600.0, log: Callable[[str], None] = print
+        self,
+        seat: Seat,
+        access: Access,
+        max_sessions: int = MAX_SESSIONS,
+        idle_s: float = 600.0,
+        log: Callable[[str], None] = print,
     ):
         self.seat, self.access, self.max_sessions, self.idle_s, self.log = seat, access, max_sessions, idle_s, log
         self.sessions: set[ServerConnection] = set()
@@ -71,8 +79,10 @@ class SeatServer:
             max_size=MAX_MESSAGE,
             server_header=None,
             logger=QUIET,
+            open_timeout=OPENING_S,
             close_timeout=2,
         )
+        self.server.socket = Door(self.server.socket, self._has_room)  # type: ignore[assignment]
         self.port: int = self.server.socket.getsockname()[1]
         host = f"[{access.host}]" if ":" in access.host else access.host
         self.url = f"{'ws' if access.tls is None else 'wss'}://{host}:{self.port}"
@@ -98,6 +108,10 @@ class SeatServer:
         for connection in list(self.sessions):
             connection.close(1001, "the server ends")
         self.thread.join()
+
+    def _has_room(self) -> bool:
+        """Return whether another connection gets a thread."""
+        return len(self.server.handler_threads) - len(self.sessions) < MAX_OPENING
 
     def _check(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer what is no session: health, a wrong token or path, and everything while the server drains."""
@@ -163,6 +177,10 @@ class SeatServer:
             return observation_reply(seen)
         except Refusal as refusal:
             return error_reply(refusal)
+        except TimeoutError as error:
+            episode.done = True
+            self.log(f"the environment did not answer in time: {error}")
+            return error_reply(Refusal("EXECUTION_ERROR", "the environment did not answer in time, and the episode is over"))
         except Exception as error:  # clients get no traceback, path or answer: they may be in the message
             episode.done = True
             name = uuid.uuid4().hex[:8]
@@ -188,15 +206,29 @@ def serve_seat(server: SeatServer, say: Callable[[str], None] = print, grace_s: 
     return 0
 
 
-def open_socket(access: Access) -> socket.socket:
-    """Return a socket that listens. Raises ValueError if the address cannot be used."""
-    family = socket.AF_INET6 if ":" in access.host else socket.AF_INET
-    try:
-        return socket.create_server((access.host, access.port), family=family)
-    except OSError as error:
-        raise ValueError(
-            f"--host {access.host} --port {access.port} cannot be used: {error.strerror}; choose others"
-        ) from error
+class Door:
+    """A socket that listens, and closes connections at once for which there is no room.
+
+    Args:
+        socket: that listens.
+        has_room: whether another connection is accepted.
+    """
+
+    def __init__(self, socket: socket.socket, has_room: Callable[[], bool]):
+        self.socket, self.has_room = socket, has_room
+        socket.settimeout(0.1)  # closing a socket does not end an `accept` that waits
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection that is accepted. Raises OSError when the socket is closed."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                connection, address = self.socket.accept()
+                if self.has_room():
+                    return connection, address
+                connection.close()
+
+    def __getattr__(self, name: str) -> Any:  # family, getsockname, fileno, close
+        return getattr(self.socket, name)
 
 
 def context_of(access: Access) -> ssl.SSLContext | None:
