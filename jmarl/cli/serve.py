@@ -33,6 +33,7 @@ EPILOG = """examples:
   jmarl serve --models runs/mine --http --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem"""
 
 
+SEAT_SESSIONS = 16  # of --openenv: each has a thread
 LIMITS = {
     "--sessions": ("all_sessions", "open sessions of all clients"),
     "--client-sessions": ("sessions", "open sessions of one client"),
@@ -40,6 +41,18 @@ LIMITS = {
     "--idle-timeout": ("idle_seconds", "seconds without a call after which a session ends"),
     "--call-timeout": ("call_seconds", "seconds that a call of an environment or reward may take"),
     "--message-bytes": ("message_bytes", "bytes of a message"),
+}
+
+DEFAULTS = {"workers": 0, "grace": 300.0, "slots": 8, "max_waiting": 64, "seat": 0, "split": "train"} | {
+    flag[2:].replace("-", "_"): getattr(Limits(), name) for flag, (name, _) in LIMITS.items()
+}
+OTHER_DEFAULTS = {"--models": {"grace": 30.0}, "--openenv": {"sessions": SEAT_SESSIONS}}
+FLAGS = {  # flags that have an effect, besides those of access
+    "--environments": ["environments", "rewards", "config", "workers", "grace"]
+    + [flag[2:].replace("-", "_") for flag in LIMITS],
+    "--models": ["models", "base_model", "names", "http", "slots", "max_waiting", "max_new_tokens", "mesh", "grace"],
+    "--openenv": ["openenv", "option", "seat", "split", "models", "base_model", "max_new_tokens", "sessions"]
+    + ["idle_timeout", "call_timeout", "grace"],
 }
 
 
@@ -58,14 +71,14 @@ def add_environments_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--environments", default="", metavar="E[,E...]", help="names such as math, or classes as module:Class")
     group.add_argument("--rewards", default="", metavar="R[,R...]", help="reward functions, as module:function")
     group.add_argument("--config", metavar="FILE", help="YAML file with names, each with {env: math, ...} or {reward: m:f}")
-    group.add_argument("--workers", type=int, default=0, metavar="N", help="processes of each environment (%(default)s: none)")
-    group.add_argument(
-        "--grace", type=float, default=300.0, metavar="S", help="seconds for episodes after SIGTERM (%(default)g)"
-    )
+    group.add_argument("--workers", type=int, metavar="N", help="processes of each environment (0: none)")
+    text = "seconds for episodes and requests after SIGTERM (300; with --http 30)"
+    group.add_argument("--grace", type=float, metavar="S", help=text)
     limits = Limits()
     for flag, (name, text) in LIMITS.items():
         default = getattr(limits, name)
-        group.add_argument(flag, type=type(default), default=default, metavar="N", help=f"{text} ({default})")
+        shown = f"{default}; with --openenv {SEAT_SESSIONS}" if flag == "--sessions" else default
+        group.add_argument(flag, type=type(default), metavar="N", help=f"{text} ({shown})")
 
 
 def add_models_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,10 +90,10 @@ def add_models_arguments(parser: argparse.ArgumentParser) -> None:
     text = "names of the agents for clients; default: the roles of the run's environment, else agent_0, ..."
     models.add_argument("--names", nargs="+", metavar="NAME", help=text)
     models.add_argument("--http", action="store_true", help="over HTTP, as OpenAI's clients speak it (/v1/chat/completions)")
-    text = "rows of an agent that are sampled side by side (%(default)s); more take more memory"
-    models.add_argument("--slots", type=int, default=8, metavar="N", help=text)
-    text = "requests that may wait for a slot (%(default)s); others get status 429"
-    models.add_argument("--max-waiting", type=int, default=64, metavar="N", help=text)
+    text = "rows of an agent that are sampled side by side (8); more take more memory"
+    models.add_argument("--slots", type=int, metavar="N", help=text)
+    text = "requests that may wait for a slot (64); others get status 429"
+    models.add_argument("--max-waiting", type=int, metavar="N", help=text)
     text = "longest completion that a request may ask for; default: 1024, or that of the training"
     models.add_argument("--max-new-tokens", type=int, metavar="N", help=text)
     text = "devices by axis, such as agent=2; auto; agent=1 is one device; default: as in the run"
@@ -96,7 +109,7 @@ def add_access_arguments(parser: argparse.ArgumentParser) -> None:
     access.add_argument("--token-file", metavar="FILE", help="file with the token that clients must send")
     access.add_argument("--tls-cert", metavar="FILE", help="certificate of the server, PEM")
     access.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
-    text = "who signs the certificates that clients must show (not with --http)"
+    text = "who signs the certificates that clients must show"
     access.add_argument("--tls-client-ca", metavar="FILE", help=text)
 
 
@@ -108,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
         if args.http or serves_environments:
             other = "--http" if args.http else "--environments, --rewards or --config"
             raise ValueError(f"--openenv and {other} exclude each other: run a server for each")
+        fill(args, "--openenv")
         return run_openenv(args, Access.of(args.host, args.port or 0, *files, warn=to_stderr))
     if serves_environments == bool(args.models):
         raise ValueError("give --environments (or --config, --rewards), --models or --openenv: a server offers one of them")
@@ -115,11 +129,21 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--models is served over HTTP: add --http")
     if args.http and not args.models:
         raise ValueError("--http is for a team, environments are served over gRPC: remove it")
-    if args.tls_client_ca and not serves_environments:
-        raise ValueError("--tls-client-ca has no effect with --models: remove it")
+    fill(args, "--environments" if serves_environments else "--models")
     port = (PORT if serves_environments else 0) if args.port is None else args.port
     access = Access.of(args.host, port, *files, warn=to_stderr)
     return run_environments(args, access) if serves_environments else run_models(args, access)
+
+
+def fill(args: argparse.Namespace, kind: str) -> None:
+    """Set the defaults of flags. kind: of the server. Raises ValueError for flags that have no effect on it."""
+    for name in dict.fromkeys(name for names in FLAGS.values() for name in names):
+        value = getattr(args, name)  # 0 is given, False and an empty text are not
+        if value is not False and value not in (None, "") and name not in FLAGS[kind]:
+            raise ValueError(f"--{name.replace('_', '-')} has no effect on a server of {kind}: remove it")
+    for name, value in (DEFAULTS | OTHER_DEFAULTS.get(kind, {})).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
 
 
 def run_environments(args: argparse.Namespace, access: Access) -> int:
@@ -144,6 +168,7 @@ def run_models(args: argparse.Namespace, access: Access) -> int:
     """Serve a team until SIGTERM or Ctrl+C."""
     if missing := [name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None]:
         raise ValueError(f"--http needs {' and '.join(missing)}: pip install 'jmarl[serve]'")
+    check("--grace", args.grace, 0 <= args.grace < 1 << 30, "a number of seconds")
     for name, least in (("slots", 1), ("max_waiting", 1), ("max_new_tokens", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
@@ -166,7 +191,7 @@ def run_models(args: argparse.Namespace, access: Access) -> int:
     cfg = source.cfg or TrainConfig()
     cfg = on_platform(cfg if args.mesh is None else cfg.replace(mesh=args.mesh), jax.default_backend())
     to_stderr(f"{source.text}: {', '.join(names := agent_names(source, args.names))}")
-    limits = dict(slots=args.slots, max_waiting=args.max_waiting, max_tokens=args.max_new_tokens)
+    limits = dict(slots=args.slots, max_waiting=args.max_waiting, max_tokens=args.max_new_tokens, grace_s=args.grace)
     return serve_models(team, names, cfg, access, **limits)
 
 

@@ -123,6 +123,7 @@ def serve_models(
     slots: int = 8,
     max_waiting: int = 64,
     max_tokens: int | None = None,
+    grace_s: float = GRACE_S,
 ) -> int:
     """Serve a team until SIGTERM or Ctrl+C, and return the exit code.
 
@@ -134,6 +135,7 @@ def serve_models(
         slots: rows of each agent that are sampled side by side.
         max_waiting: requests that may wait.
         max_tokens: longest completion that a request may ask for; None: see `Service`.
+        grace_s: seconds that requests under way have after a signal.
     """
     placed = on_mesh(team, cfg.run)
     if any(spec.mesh is not None and spec.mesh.shape["model"] > 1 for spec in placed.stacks):
@@ -142,7 +144,7 @@ def serve_models(
         )
     team, params = moved(team, initial_params(placed, None, lora=False), cfg.run)
     service = Service(team, params, names, cfg, slots=slots, max_waiting=max_waiting, max_tokens=max_tokens, say=log)
-    server = ModelServer(service, access, log=log)
+    server = ModelServer(service, access, grace_s, log)
     for line in greeting(server, names):
         print(line, flush=True)
     server.run()

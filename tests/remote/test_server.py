@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import re
 import signal
@@ -12,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from jmarl.cli import serve
 from jmarl.cli.main import main
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access
@@ -155,6 +157,19 @@ def test_names_options_and_rewards_come_from_a_file(tmp_path):
             client.reset(environment="ten", options={"other": 1})
 
 
+def test_every_flag_of_the_command_has_an_effect_on_some_server():
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    access = {"help", "host", "port", "token_file", "tls_cert", "tls_key", "tls_client_ca"}
+    assert {action.dest for action in parser._actions} - access == {name for names in serve.FLAGS.values() for name in names}
+    args = parser.parse_args(["--openenv", "math"])
+    serve.fill(args, "--openenv")
+    assert args.sessions == 16
+    args = parser.parse_args(["--models", "m", "--http"])
+    serve.fill(args, "--models")
+    assert (args.grace, args.slots) == (30.0, 8)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -170,7 +185,19 @@ def test_names_options_and_rewards_come_from_a_file(tmp_path):
         ("--environments math --sessions 0", "--sessions=0 is not allowed: --sessions must be a number above 0"),
         ("--environments math --grace -1", "--grace=-1.0 is not allowed"),
         ("--environments math --workers -1", "--workers=-1 is not allowed"),
-        ("--models m --http --tls-client-ca ca.pem", "--tls-client-ca has no effect with --models: remove it"),
+        ("--models m --http --tls-client-ca ca.pem", "--tls-client-ca needs --tls-cert and --tls-key"),
+        ("--models m --http --client-rate 5", "--client-rate has no effect on a server of --models: remove it"),
+        ("--models m --http --workers 0", "--workers has no effect on a server of --models: remove it"),
+        ("--models m --http --grace -1", "--grace=-1.0 is not allowed"),
+        ("--environments math --slots 8", "--slots has no effect on a server of --environments: remove it"),
+        ("--environments math --names a", "--names has no effect on a server of --environments: remove it"),
+        ("--environments math --option a=1", "--option has no effect on a server of --environments: remove it"),
+        ("--environments math --seat 0", "--seat has no effect on a server of --environments: remove it"),
+        ("--openenv math --client-rate 5", "--client-rate has no effect on a server of --openenv: remove it"),
+        ("--openenv math --workers 2", "--workers has no effect on a server of --openenv: remove it"),
+        ("--openenv math --message-bytes 9", "--message-bytes has no effect on a server of --openenv: remove it"),
+        ("--openenv math --names a", "--names has no effect on a server of --openenv: remove it"),
+        ("--openenv math --call-timeout 0", "--call-timeout=0.0 is not allowed"),
     ],
 )
 def test_the_command_refuses_wrong_flags_with_one_sentence(flags, message, capsys):

@@ -289,6 +289,11 @@ def test_tls_hides_what_is_said(serve, tmp_path):
         httpx.get(f"http{server.address.removeprefix('https')}/v1/models", headers=headers)
     with pytest.raises(ValueError, match="--tls-cert and --tls-key cannot be used"):
         serve(token=TOKEN, tls=Tls(key, cert))
+    server, *_ = serve(token=TOKEN, tls=Tls(cert, key, cert))  # and clients show a certificate: here the server's own
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{server.address}/v1/models", verify=verify, headers=headers)
+    verify.load_cert_chain(cert, key)
+    assert httpx.get(f"{server.address}/v1/models", verify=verify, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(

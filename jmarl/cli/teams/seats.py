@@ -22,9 +22,9 @@ def add_openenv_arguments(parser: argparse.ArgumentParser) -> None:
     seat = parser.add_argument_group("a seat of an environment")
     text = "offer one seat of this environment to clients of OpenEnv; --models plays the other seats"
     seat.add_argument("--openenv", metavar="ENV", help=text)
-    seat.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="argument of its constructor")
-    seat.add_argument("--seat", type=int, default=0, metavar="N", help="number of the role; default: 0")
-    seat.add_argument("--split", choices=("train", "eval"), default="train", help="its tasks; default: train")
+    seat.add_argument("--option", action="append", metavar="KEY=VALUE", help="argument of its constructor")
+    seat.add_argument("--seat", type=int, metavar="N", help="number of the role; default: 0")
+    seat.add_argument("--split", choices=("train", "eval"), help="its tasks; default: train")
 
 
 def run_openenv(args: argparse.Namespace, access: Access) -> int:
@@ -33,16 +33,17 @@ def run_openenv(args: argparse.Namespace, access: Access) -> int:
         raise ValueError("--openenv needs websockets: pip install 'jmarl[serve]'")
     check("--sessions", args.sessions, args.sessions > 0, "a number above 0")
     check("--idle-timeout", args.idle_timeout, args.idle_timeout > 0, "a number above 0")
+    check("--call-timeout", args.call_timeout, 0 < args.call_timeout < 1 << 30, "a number above 0")
     check("--grace", args.grace, args.grace >= 0, "a number of seconds")
     from jmarl.remote.openenv.seat import Seat
     from jmarl.remote.openenv.server import SeatServer, serve_seat
 
     find_own_modules()
-    env, name, _ = built(args.openenv, options_of(args.option))
+    env, name, _ = built(args.openenv, options_of(args.option or []))
     if len(env.roles) == 1 and args.models:
         raise ValueError(f"--models plays the other seats, and environment {name!r} has one: remove it")
     others = others_of(args, env.roles, name) if args.models and 0 <= args.seat < len(env.roles) else None
-    seat = Seat(env, args.seat, others, args.split)
+    seat = Seat(env, args.seat, others, args.split, args.call_timeout)
     return serve_seat(SeatServer(seat, access, args.sessions, args.idle_timeout, to_stderr), grace_s=args.grace)
 
 
