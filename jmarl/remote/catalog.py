@@ -16,6 +16,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,7 +195,7 @@ class Catalog:
             raise Refused(StatusCode.INVALID_ARGUMENT, str(error) if is_told else sentence) from error
         workers = self.workers * plays_one_episode(env) if entry.workers is None else entry.workers
         engine, is_bulk = engine_of(env, workers, self.timeout, num_turns)
-        facts = describe_served(env, engine.env, options)
+        facts = describe_served(env, engine.env, merged)
         lane = Lane(name, None if workers else self.timeout)  # a pool ends its calls itself
         return Built(name, env, Player(engine, is_bulk, lane), facts, type_is_of_jmarl(_inner_type(env)), workers)
 
@@ -217,7 +218,7 @@ class Catalog:
         function = import_object(place)
         if not callable(function) or isinstance(function, type):
             raise ValueError(f"reward {place!r} is a {type(function).__name__}: give a function, as module:function")
-        source = fingerprint(name, [source_of(function)])
+        source = fingerprint(name, [metadata.version("jmarl"), source_of(function)])
         return Reward(function, Lane(f"reward {name}", self.timeout), pb.ServedReward(
             name=name, is_async=is_async(function), fingerprint=source
         ))  # fmt: skip
@@ -249,10 +250,12 @@ class Catalog:
 
 
 def describe_served(env: Any, played: Any, options: Mapping[str, Any]) -> pb.DescribeReply:
-    """Return what a client must know. env: as `make` returned it; played: the environment inside."""
+    """Return what a client must know. env: as `make` returned it; played: the environment inside; options: all, also those of
+    the server, since servers with others are not equal."""
     processed = isinstance(env, WithOptions) and env.reward_options or getattr(played, "processor", None) is not None
     low, high = (-float("inf"), float("inf")) if processed else played.reward_range
     description, level = describe(env), sandbox_level(played)
+    own = [metadata.version("jmarl"), json.dumps(description, sort_keys=True), repr(sorted(options.items()))]
     sources = [source_of(cls) for cls in _inner_type(env).__mro__ if not type_is_of_jmarl(cls) and cls is not object]
     return pb.DescribeReply(
         roles=played.roles,
@@ -263,9 +266,7 @@ def describe_served(env: Any, played: Any, options: Mapping[str, Any]) -> pb.Des
         special_tokens=special_tokens(played),
         class_name=class_name(played),
         description=to_map(description, f"the description of {class_name(played)}"),
-        fingerprint=fingerprint(
-            class_name(played), [json.dumps(description, sort_keys=True), repr(sorted(options.items())), *sources]
-        ),
+        fingerprint=fingerprint(class_name(played), [*own, *sources]),
         sandbox=level,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import re
 import signal
@@ -17,7 +18,7 @@ from jmarl.cli import serve
 from jmarl.cli.main import main
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access
-from jmarl.remote.catalog import read_offer
+from jmarl.remote.catalog import Catalog, Entry, Offer, read_offer
 from tests.remote.served import HERE, SUM, Client, process, refused, running
 
 Code = grpc.StatusCode
@@ -155,6 +156,24 @@ def test_names_options_and_rewards_come_from_a_file(tmp_path):
             client.reset(environment="ten", options={"start": 11})
         with refused(Code.INVALID_ARGUMENT, "'other' of a client: clients may set start"):
             client.reset(environment="ten", options={"other": 1})
+
+
+def test_servers_with_other_options_or_another_version_are_not_equal(monkeypatch):
+    def facts(server_options, options):
+        catalog = Catalog(Offer({"guess": Entry(SUM, server_options)}, {f"{HERE}:length": f"{HERE}:length"}), 0, 5.0)
+        built = catalog._build("guess", catalog.offer.environments["guess"], options)
+        catalog.close()
+        built.player.close()
+        return built.facts.fingerprint, catalog.rewards[f"{HERE}:length"].facts.fingerprint
+
+    async def all_facts():
+        given = [({"start": 5}, {}), ({"start": 7}, {}), ({}, {"start": 5}), ({"start": 5, "path": "x"}, {})]
+        return [facts(*options) for options in given]
+
+    five, seven, set_by_client, path = asyncio.run(all_facts())
+    assert five == set_by_client and len({five[0], seven[0], path[0]}) == 3 and five[1] == seven[1]
+    monkeypatch.setattr("jmarl.remote.catalog.metadata.version", lambda name: "0.0.0")
+    assert all(a != b for a, b in zip(five, asyncio.run(all_facts())[0], strict=True))
 
 
 def test_every_flag_of_the_command_has_an_effect_on_some_server():
