@@ -56,6 +56,8 @@ class Service:
         return pb.ListReply(names=list(self.catalog.offer.environments), rewards=rewards, version=self.version)
 
     async def describe(self, request: pb.DescribeRequest, caller: Caller) -> pb.DescribeReply:
+        if self.sessions.is_draining:  # clients ask this before they use a server
+            raise Refused(StatusCode.UNAVAILABLE, "this server ends: try another one")
         built = await self._environment(request, request.num_turns, caller)
         reply, limits = pb.DescribeReply(), self.limits
         reply.CopyFrom(built.facts)

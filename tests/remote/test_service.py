@@ -579,3 +579,18 @@ def test_programs_run_in_the_sandbox_of_the_server_whose_level_is_told():
         assert [values.from_value(result.reward) for result in results] == local.rewards.tolist()
         parts = [values.from_map(result.parts) for result in results]
         assert parts == [{name: x[j] for name, x in local.parts.items()} for j in range(3)]
+
+
+def test_a_server_that_ends_is_not_described_and_goes_on_with_its_sessions():
+    with running() as server, Client(server.address) as client:
+        start = client.reset()
+        server.server.sessions.is_draining = True
+        with refused(Code.UNAVAILABLE, "this server ends"):
+            client.call("Describe", pb.DescribeRequest(environment=SUM))
+        with refused(Code.UNAVAILABLE, "this server is ending"):
+            client.reset()
+        assert client.step(start.session, 0).step.step == 1
+        fork = pb.ForkRequest(session=start.session, step=1, count=1, request_id="fork")
+        (forked,) = client.call("Fork", fork).sessions
+        assert client.call("Observe", pb.ObserveRequest(session=forked)).step == 1
+        assert client.call("Close", pb.CloseRequest(sessions=[start.session, forked])).closed == 2
