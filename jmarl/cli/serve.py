@@ -37,6 +37,7 @@ SEAT_SESSIONS = 16  # of --openenv: each has a thread
 LIMITS = {
     "--sessions": ("all_sessions", "open sessions of all clients"),
     "--client-sessions": ("sessions", "open sessions of one client"),
+    "--client-bytes": ("client_bytes", "bytes of the tasks, messages and answers of the sessions of one client"),
     "--client-rate": ("rate", "calls a second of one client"),
     "--idle-timeout": ("idle_seconds", "seconds without a call after which a session ends"),
     "--call-timeout": ("call_seconds", "seconds that a call of an environment or reward may take"),
@@ -153,7 +154,8 @@ def run_environments(args: argparse.Namespace, access: Access) -> int:
     limits = {}
     for flag, (name, _) in LIMITS.items():
         limits[name] = getattr(args, flag[2:].replace("-", "_"))
-        check(flag, limits[name], 0 < limits[name] < 1 << 30, "a number above 0 and below 2^30")
+        power = 40 if name == "client_bytes" else 30
+        check(flag, limits[name], 0 < limits[name] < 1 << power, f"a number above 0 and below 2^{power}")
     check("--workers", args.workers, 0 <= args.workers <= 1024, "a number of processes, or 0 for none")
     check("--grace", args.grace, 0 <= args.grace < 1 << 30, "a number of seconds")
     find_own_modules()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import ipaddress
 import logging
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -58,6 +60,7 @@ class Caller(NamedTuple):
     """Who makes a call."""
 
     client: str  # its certificate and its own name; sessions belong to it
+    origin: str  # its certificate, else its host: limits are counted by it, since clients choose their names
     number: str  # of the request, in the log
 
 
@@ -65,18 +68,18 @@ Method = Callable[[Any, Caller], Awaitable[Message]]
 
 
 class Rates:
-    """Limits the calls a second of each client: as many may come at once, and as many in every second after that."""
+    """Limits the calls a second of each origin: as many may come at once, and as many in every second after that."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic):
         self.per_second, self.clock = per_second, clock
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> calls left, when
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # origin -> calls left, when
 
-    def check(self, client: str) -> None:
+    def check(self, origin: str) -> None:
         """Count a call. Raises `Refused` if there are too many."""
         now, most = self.clock(), max(self.per_second, 1.0)
-        left, then = self._left.pop(client, (most, now))
+        left, then = self._left.pop(origin, (most, now))
         left = min(most, left + (now - then) * self.per_second)
-        self._left[client] = (left - 1 if left >= 1 else left, now)
+        self._left[origin] = (left - 1 if left >= 1 else left, now)
         if len(self._left) > MAX_CLIENTS:
             self._left.popitem(last=False)
         if left < 1:
@@ -144,8 +147,8 @@ class Gate(grpc.GenericRpcHandler):
         if len(name) > MAX_CLIENT_NAME:
             raise Refused(StatusCode.INVALID_ARGUMENT, f"{CLIENT} has {len(name)} characters, {MAX_CLIENT_NAME} are allowed")
         certificate = b" ".join(context.peer_identities() or ()).decode("utf-8", "replace")
-        caller = Caller(f"{certificate}/{name}", number)
-        self.rates.check(caller.client)
+        caller = Caller(f"{certificate}/{name}", certificate or host_of(context.peer()), number)
+        self.rates.check(caller.origin)
         if (theirs := given.get(VERSION, "")) != PROTOCOL:
             spoken = f"protocol {theirs:.20}" if theirs else f"no protocol (metadata {VERSION})"
             raise Refused(
@@ -181,6 +184,19 @@ class Gate(grpc.GenericRpcHandler):
                 f"the answer has {size} bytes, and messages of this server have at most {self.max_bytes}: ask for less at once",
             )
         return reply.SerializeToString()
+
+
+def host_of(peer: str) -> str:
+    """Return the host in what gRPC calls a peer, such as ipv4:10.0.0.1:4711; of IPv6 the network of 64 bits, all of which one
+    host may use."""
+    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:  # no address of IP
+        return peer
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 async def read(messages: AsyncIterator[bytes], request_class: type[Any], seconds: float) -> Any:

@@ -7,10 +7,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What clients may use.
+    """What clients may use. One client is whoever shows a certificate, without certificates a host: the processes of training
+    on one host share what it may use, and so do hosts behind one address.
 
     Attributes:
         sessions: open sessions of one client.
+        client_bytes: that tasks, messages and answers of the sessions of one client have. With half of them no new session is
+            begun, so that those that are open can end.
         all_sessions: open sessions of all clients.
         idle_seconds: after which a session without a call ends.
         message_bytes: of a message.
@@ -19,10 +22,11 @@ class Limits:
         call_seconds: of one call of an environment or reward.
     """
 
-    sessions: int = 16_384
+    sessions: int = 32_768
+    client_bytes: int = 1 << 30
     all_sessions: int = 65_536
     idle_seconds: float = 1800.0
     message_bytes: int = 16 << 20
     batch: int = 1024
-    rate: float = 5000.0
+    rate: float = 20_000.0
     call_seconds: float = 600.0

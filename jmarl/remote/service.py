@@ -111,11 +111,9 @@ class Service:
         if (stored := self.sessions.starts.repeated(caller.client, request)) is None:
             session = self.sessions.get(caller.client, request.session)
             check_step(session, request.step)
-            self.sessions.reserve(caller.client, request.count)
-            forks = [
-                self.sessions.open(caller.client, session.built, session.state, session.observations, session.step)
-                for _ in range(request.count)
-            ]
+            self.sessions.reserve(caller.origin, request.count)
+            of_session = session.built, session.state, session.observations, session.own_bytes, session.step
+            forks = [self.sessions.open(caller, *of_session) for _ in range(request.count)]
             stored = self.sessions.starts.remember(caller.client, request)
             stored.answer.set_result(pb.ForkReply(sessions=[fork.id for fork in forks]))
         return await answer_of(stored)
@@ -161,7 +159,7 @@ class Service:
                             StatusCode.UNAVAILABLE, "this server is ending and begins no new episodes: try another one"
                         )
                     task = read_map(call.task, "task")
-                    self.sessions.reserve(caller.client, 1)
+                    self.sessions.reserve(caller.origin, 1)
                     stored = self.sessions.starts.remember(caller.client, call)
                     key = (call.environment, call.options.SerializeToString(deterministic=True), call.num_turns)
                     groups[key].append((call, task, stored))
@@ -179,15 +177,17 @@ class Service:
             built = await self._environment(group[0][0], group[0][0].num_turns, caller)
             with built:
                 results = await built.player.reset([task for _, task, _ in group], [call.seed for call, *_ in group])
-                for result, (*_, stored) in zip(results, group, strict=True):
-                    answer, is_open = self._opened(result, built, stored, caller)
+                for result, (call, _, stored) in zip(results, group, strict=True):
+                    answer, is_open = self._opened(result, built, call, stored, caller)
                     reserved -= is_open
                     self._finish(client, stored, answer)
         finally:
             if reserved:
-                self.sessions.release(client, reserved)
+                self.sessions.release(caller.origin, reserved)
 
-    def _opened(self, result: Any, built: Built, stored: Request, caller: Caller) -> tuple[Message | Refused, bool]:
+    def _opened(
+        self, result: Any, built: Built, call: pb.ResetRequest, stored: Request, caller: Caller
+    ) -> tuple[Message | Refused, bool]:
         """Return the answer of a reset, and whether it opened a session."""
         if isinstance(result, Fault):
             return pb.ResetReply(fault=pb.Fault(reason=result.reason)), False
@@ -197,7 +197,8 @@ class Service:
             observations = to_observations(result[1], built.name)
         except Exception as error:
             return self._refusal(error, built, "reset", caller), False
-        session = self.sessions.open(caller.client, built, result[0], observations)
+        size = call.ByteSize() + sum(observation.ByteSize() for observation in observations)
+        session = self.sessions.open(caller, built, result[0], observations, size)
         session.start = stored
         return pb.ResetReply(start=pb.Start(session=session.id, observations=observations)), True
 
@@ -212,6 +213,7 @@ class Service:
                 session = self.sessions.get(caller.client, call.session)
                 if (stored := same_step(session, call)) is None:
                     check_messages(session, call)
+                    self.sessions.check_bytes(caller.origin, self.limits.client_bytes)
                     stored = session.answers[call.step] = new_request(call)
                     groups[id(session.built)].append((call, session, stored))
                 answers.append(stored)
@@ -230,7 +232,7 @@ class Service:
                 results = await built.player.step(states, messages, [call.seed for call, *_ in group])
             except Exception as error:
                 results = [error] * len(group)
-        for result, (_, session, stored) in zip(results, group, strict=True):
+        for result, (call, session, stored) in zip(results, group, strict=True):
             try:
                 if isinstance(result, Exception):
                     raise result
@@ -246,6 +248,8 @@ class Service:
                 session.answers.pop(session.step, None)  # the step was not played: it may be tried again
             session.called_at = self.sessions.clock()
             stored.answer.set_result(answer)
+            if self.sessions.has(session):  # not closed meanwhile
+                self.sessions.count_bytes(session, call.ByteSize())
 
     # --- what all calls share ---
 

@@ -19,12 +19,12 @@ from google.protobuf.message import Message
 
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import Built
-from jmarl.remote.gate import Refused, StatusCode
+from jmarl.remote.gate import Caller, Refused, StatusCode
 from jmarl.remote.limits import Limits
 
 KEPT_ANSWERS = 4  # of the last steps of a session: a client repeats only the last request
 REMEMBERED = 10_000  # sessions that ended without a call, and resets and forks whose sessions are closed
-MAX_SCORES = 64  # answers of rewards, which are long
+MAX_SCORES, SCORE_BYTES = 64, 1 << 28  # answers of rewards, which are long, and the bytes of all of them
 MAX_ID = 64  # characters of the number of a request
 
 
@@ -42,6 +42,7 @@ class Session:
 
     id: str
     client: str
+    origin: str  # of the client, see `gate.Caller`
     built: Built
     state: Any
     observations: Sequence[pb.Observation]  # what each agent reads
@@ -49,7 +50,9 @@ class Session:
     step: int = 0  # joint actions so far
     is_done: bool = False
     answers: dict[int, Request] = dataclasses.field(default_factory=dict)  # by the number of the step
-    start: Request | None = None  # the reset, or fork, that opened it
+    start: Request | None = None  # the reset that opened it; None: a fork did, whose request may have opened others too
+    own_bytes: int = 0  # of its task and messages, which its state may contain
+    num_bytes: int = 0  # these, and those of its answers
 
     @property
     def is_played(self) -> bool:
@@ -77,10 +80,11 @@ class Sessions:
         self.limits, self.clock = limits, clock
         self.is_draining = False
         self._sessions: dict[str, Session] = {}
-        self._reserved: dict[str, int] = {}  # client -> sessions that it has or is opening
+        self._reserved: dict[str, int] = {}  # origin -> sessions that it has or is opening
+        self._bytes: dict[str, int] = {}  # origin -> bytes of its sessions
         self._reaped: OrderedDict[str, str] = OrderedDict()  # session -> client
         self.starts = Requests(REMEMBERED + limits.all_sessions)  # resets and forks
-        self.scores = Requests(MAX_SCORES)
+        self.scores = Requests(MAX_SCORES, SCORE_BYTES)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -89,9 +93,10 @@ class Sessions:
         """Return how many episodes are neither done nor closed."""
         return sum(not session.is_done for session in self._sessions.values())
 
-    def reserve(self, client: str, count: int) -> None:
+    def reserve(self, origin: str, count: int) -> None:
         """Count sessions that a client opens. Raises `Refused` if there are too many; call `release` if they are not opened."""
-        own, total = self._reserved.get(client, 0), sum(self._reserved.values())
+        self.check_bytes(origin, self.limits.client_bytes // 2)
+        own, total = self._reserved.get(origin, 0), sum(self._reserved.values())
         for limit, used, whose in (
             (self.limits.sessions, own, "of one client"),
             (self.limits.all_sessions, total, "of all clients"),
@@ -101,18 +106,45 @@ class Sessions:
                     StatusCode.RESOURCE_EXHAUSTED,
                     f"this server has at most {limit} open sessions {whose}, and {used} are open: close some, or add a server",
                 )
-        self._reserved[client] = own + count
+        self._reserved[origin] = own + count
 
-    def release(self, client: str, count: int) -> None:
+    def release(self, origin: str, count: int) -> None:
         """Take back what `reserve` counted."""
-        self._reserved[client] -= count
-        if not self._reserved[client]:
-            del self._reserved[client]
+        self._reserved[origin] -= count
+        if not self._reserved[origin]:
+            del self._reserved[origin]
 
-    def open(self, client: str, built: Built, state: Any, observations: Sequence[pb.Observation], step: int = 0) -> Session:
-        """Return a new session, one of those that were reserved."""
-        session = Session(secrets.token_urlsafe(18), client, built, state, observations, self.clock(), step)
+    def check_bytes(self, origin: str, most: int) -> None:
+        """Raise `Refused` if the sessions of a client have more bytes."""
+        if (used := self._bytes.get(origin, 0)) > most:
+            raise Refused(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"tasks, messages and answers of the sessions of one client have {used} bytes, and {most} are allowed: close "
+                "some, or add a server",
+            )
+
+    def count_bytes(self, session: Session, more: int = 0) -> None:
+        """Count the bytes of a session. more: of what its state contains from now on."""
+        session.own_bytes += more
+        answers = [request.answer.result() for request in session.answers.values() if request.answer.done()]
+        now = session.own_bytes + sum(answer.ByteSize() for answer in answers if isinstance(answer, Message))
+        self._bytes[session.origin] = self._bytes.get(session.origin, 0) + now - session.num_bytes
+        session.num_bytes = now
+
+    def open(
+        self,
+        caller: Caller,
+        built: Built,
+        state: Any,
+        observations: Sequence[pb.Observation],
+        num_bytes: int,
+        step: int = 0,
+    ) -> Session:
+        """Return a new session, one of those that were reserved. num_bytes: of what its state may contain."""
+        name, now = secrets.token_urlsafe(18), self.clock()
+        session = Session(name, caller.client, caller.origin, built, state, observations, now, step)
         self._sessions[session.id] = session
+        self.count_bytes(session, num_bytes)
         built.users += 1
         return session
 
@@ -126,6 +158,10 @@ class Sessions:
             idle = f"{self.limits.idle_seconds:g} s without a call"
             raise Refused(StatusCode.NOT_FOUND, f"session {session_id!r:.80} ended after {idle}: play the episode again")
         raise Refused(StatusCode.NOT_FOUND, f"there is no session {session_id!r:.80} of this client: play the episode again")
+
+    def has(self, session: Session) -> bool:
+        """Return whether a session is open."""
+        return self._sessions.get(session.id) is session
 
     def close(self, client: str, session_id: str) -> bool:
         """End a session; return whether there was one."""
@@ -149,7 +185,10 @@ class Sessions:
     def _end(self, session: Session) -> None:
         del self._sessions[session.id]
         session.built.users -= 1
-        self.release(session.client, 1)
+        self.release(session.origin, 1)
+        self._bytes[session.origin] -= session.num_bytes
+        if not self._bytes[session.origin]:
+            del self._bytes[session.origin]
         if session.start is not None:
             self.starts.forget(session.client, session.start)
 
@@ -159,10 +198,11 @@ class Requests:
 
     Args:
         limit: how many are remembered.
+        max_bytes: of their answers; None: no limit.
     """
 
-    def __init__(self, limit: int):
-        self.limit = limit
+    def __init__(self, limit: int, max_bytes: int | None = None):
+        self.limit, self.max_bytes = limit, max_bytes
         self._requests: OrderedDict[tuple[str, str], Request] = OrderedDict()  # by client and number
 
     def __len__(self) -> int:
@@ -177,9 +217,16 @@ class Requests:
         """Return a new request, whose answer is to be set."""
         new = new_request(request)
         self._requests[client, request.request_id] = new
-        if len(self._requests) > self.limit:
+        while len(self._requests) > 1 and (len(self._requests) > self.limit or self._are_large()):
             self._requests.popitem(last=False)
         return new
+
+    def _are_large(self) -> bool:
+        """Return whether the answers have too many bytes."""
+        if self.max_bytes is None:
+            return False
+        answers = [request.answer.result() for request in self._requests.values() if request.answer.done()]
+        return sum(answer.ByteSize() for answer in answers if isinstance(answer, Message)) > self.max_bytes
 
     def forget(self, client: str, request: Request) -> None:
         """Forget a request, so that it can be tried again."""

@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access, Tls
-from jmarl.remote.gate import Rates, Refused
+from jmarl.remote.gate import Rates, Refused, host_of
+from jmarl.remote.limits import Limits
 from tests.remote.served import SUM, Client, certificates, refused, running
 
 Code = grpc.StatusCode
@@ -97,11 +98,15 @@ def test_a_client_shows_a_certificate_where_the_server_asks_for_one_and_sessions
     tls = Tls(files["localhost.pem"], files["localhost.key"], files["ca.pem"])
     known = grpc.ssl_channel_credentials(read["ca.pem"], read["trainer.key"], read["trainer.pem"])
     other = grpc.ssl_channel_credentials(read["ca.pem"], read["localhost.key"], read["localhost.pem"])
-    with running(access=Access(tls=tls)) as server:
+    with running(access=Access(tls=tls), limits=Limits(sessions=1)) as server:
         with Client(server.address, credentials=known) as client:
             start = client.reset()
-        with Client(server.address, credentials=other) as client, refused(Code.NOT_FOUND):
-            client.step(start.session, 0)
+        with Client(server.address, "new name", credentials=known) as client, refused(Code.RESOURCE_EXHAUSTED):
+            client.reset()
+        with Client(server.address, credentials=other) as client:
+            with refused(Code.NOT_FOUND):
+                client.step(start.session, 0)
+            client.reset()  # limits too are those of a certificate
         with (
             Client(server.address, credentials=grpc.ssl_channel_credentials(read["ca.pem"])) as client,
             pytest.raises(grpc.RpcError) as error,
@@ -191,6 +196,15 @@ def test_an_unknown_method_is_refused(server):
 def test_a_long_name_of_a_client_is_refused(server):
     with Client(server.address, "x" * 129, TOKEN) as client, refused(Code.INVALID_ARGUMENT, "129 characters, 128 are allowed"):
         client.call("List", pb.ListRequest())
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [("ipv4:10.0.0.1:4711", "10.0.0.1"), ("ipv6:%5B::1%5D:4711", "::/64"), ("ipv6:%5Bfe80::1%25eth0%5D:4711", "fe80::/64"),
+     ("ipv6:[2001:db8:0:1:2:3:4:5]:1", "2001:db8:0:1::/64"), ("ipv6:%5B::ffff:10.0.0.1%5D:2", "10.0.0.1"), ("unix:", "unix:")],
+)  # fmt: skip
+def test_a_host_is_known_without_its_port(peer, host):
+    assert host_of(peer) == host
 
 
 def test_rates_allow_as_many_calls_at_once_and_as_many_a_second_later():

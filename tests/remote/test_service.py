@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -16,6 +17,7 @@ from jmarl.remote import environments_pb2 as pb
 from jmarl.remote import values
 from jmarl.remote.catalog import read_offer
 from jmarl.remote.limits import Limits
+from jmarl.remote.sessions import Sessions
 from tests.remote import served
 from tests.remote.served import HERE, SUM, TALK, Client, Sum, Talk, refused, running
 from tests.remote.test_values import exact
@@ -258,24 +260,61 @@ def test_a_session_without_calls_ends_and_its_client_is_told():
 
 
 def test_a_full_server_says_how_many_sessions_it_has():
-    limits = Limits(sessions=2, all_sessions=3)
-    with running(limits=limits) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
+    with running(limits=Limits(sessions=2)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
         start = a.reset()
         a.reset()
-        with refused(Code.RESOURCE_EXHAUSTED, "at most 2 open sessions of one client, and 2 are open"):
-            a.reset()
+        for client in (a, b):  # another name has no room of its own on the same host
+            with refused(Code.RESOURCE_EXHAUSTED, "at most 2 open sessions of one client, and 2 are open"):
+                client.reset()
         with refused(Code.RESOURCE_EXHAUSTED, "at most 2 open sessions of one client"):
             a.call("Fork", pb.ForkRequest(session=start.session, count=1, request_id="f"))
+    with running(limits=Limits(all_sessions=3)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
+        start = a.reset()
+        a.reset()
         b.reset()
         with refused(Code.RESOURCE_EXHAUSTED, "at most 3 open sessions of all clients, and 3 are open"):
             b.reset()
         batch = [b.reset_request(), b.reset_request({"wrong": 1})]
+        assert b.call("Close", pb.CloseRequest(sessions=[start.session])).closed == 0  # sessions belong to a name
         a.call("Close", pb.CloseRequest(sessions=[start.session]))
         assert [answer.WhichOneof("kind") for answer in b.call("BatchReset", pb.BatchResetRequest(calls=batch)).answers] == [
             "reply",
             "error",
         ]
-        assert server.call(lambda: dict(server.server.sessions._reserved)) == {"/a": 1, "/b": 2}
+        assert server.call(lambda: dict(server.server.sessions._reserved)) == {"127.0.0.1": 3}
+
+
+def test_the_sessions_of_a_client_have_a_limit_of_bytes():
+    with running(limits=Limits(client_bytes=100_000)) as server, Client(server.address) as client:
+        sizes = server.server.sessions._bytes
+        task = {"word": "x" * 20_000}
+        starts = [client.reset(task, TALK, num_turns=9) for _ in range(2)]
+        assert 80_000 < sizes["127.0.0.1"] < 82_000  # their tasks and what the agents read
+        with refused(Code.RESOURCE_EXHAUSTED, "of the sessions of one client have", "and 50000 are allowed: close some"):
+            client.reset(task, TALK, num_turns=9)
+        with refused(Code.RESOURCE_EXHAUSTED, "and 50000 are allowed"):
+            client.call("Fork", pb.ForkRequest(session=starts[0].session, count=1, request_id="f"))
+        client.call("Close", pb.CloseRequest(sessions=[starts[1].session]))
+        before = sizes["127.0.0.1"]
+        client.step(starts[0].session, 0, ("y" * 10_000,))
+        assert before + 20_000 < sizes["127.0.0.1"]  # the message, which the state has, and the answer
+        client.step(starts[0].session, 1, ("y" * 20_000,))
+        with refused(Code.RESOURCE_EXHAUSTED, "and 100000 are allowed"):
+            client.step(starts[0].session, 2, ("y",))
+        client.call("Close", pb.CloseRequest(sessions=[starts[0].session]))
+        assert not sizes
+
+
+def test_the_answers_of_rewards_have_a_limit_of_bytes(monkeypatch):
+    monkeypatch.setattr("jmarl.remote.sessions.SCORE_BYTES", 3000)
+
+    async def remember(scores):
+        for n in range(5):
+            request = pb.ScoreRequest(reward="r", request_id=str(n))
+            scores.remember("a", request).answer.set_result(pb.ScoreReply(rewards=values.to_value("x" * 1000, "t")))
+        return len(scores)
+
+    assert asyncio.run(remember(Sessions(Limits()).scores)) in (3, 4)
 
 
 def test_resets_that_fail_use_no_room():
@@ -288,12 +327,12 @@ def test_resets_that_fail_use_no_room():
         client.reset()
 
 
-def test_a_client_that_calls_too_often_is_told_the_rate():
-    with running(limits=Limits(rate=1.0)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
-        with refused(Code.RESOURCE_EXHAUSTED, "more than 1 calls a second"):
-            for _ in range(20):
-                a.call("List", pb.ListRequest())
-        b.call("List", pb.ListRequest())
+def test_a_client_that_calls_too_often_is_told_the_rate_also_under_another_name():
+    with running(limits=Limits(rate=0.01)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
+        a.call("List", pb.ListRequest())
+        for client in (a, b):
+            with refused(Code.RESOURCE_EXHAUSTED, "more than 0.01 calls a second"):
+                client.call("List", pb.ListRequest())
 
 
 def test_messages_and_batches_have_limits():
