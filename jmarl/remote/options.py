@@ -31,7 +31,7 @@ TEXTS: dict[str, Collection[str]] = {  # options of jmarl's environments -> thei
     "sharing": tuple(SHARING),
 }
 FREE_TEXTS = ("stop_words", "transitions")  # lists and dicts of words, which jmarl's environments look for in texts
-MAX_ROWS = 10_000  # of `problems`
+MAX_ROWS, MAX_ROWS_BYTES = 10_000, 4 << 20  # of `problems`
 MAX_COUNT = 1000  # of agents, turns and the like of jmarl's environments
 SET_BY_SERVER = "paths, addresses and data files are set by whoever serves (--config)"
 
@@ -60,8 +60,8 @@ def problem_of(place: str, option: str, value: Any, is_listed: bool, call_second
         return f"numbers of clients are at most {MAX_COUNT}"
     if is_own and option in FREE_TEXTS and not isinstance(value, str):
         return ""
-    if is_own or typing.get_origin(annotation) is typing.Literal:
-        allowed = TEXTS.get(option, ()) if is_own else typing.get_args(annotation)
+    allowed = TEXTS.get(option, ()) if is_own else [*literals_in(annotation)]
+    if is_own or allowed:
         return "" if all(text in allowed for text in texts_in(value)) else not_allowed(allowed)
     names = texts_in(value) if not is_listed else [text for text in texts_in(value) if not NAME.fullmatch(text)]
     return SET_BY_SERVER if any(True for _ in names) else ""
@@ -76,7 +76,19 @@ def problem_of_rows(value: Any) -> str:
     """Return what is wrong with the `problems` of a client, which are dicts and never the name of a file."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(row, dict) for row in value):
         return f"clients give a list of dicts; {SET_BY_SERVER}"
-    return "" if len(value) <= MAX_ROWS else f"{len(value)} dicts are too many: give at most {MAX_ROWS}"
+    if len(value) > MAX_ROWS:
+        return f"{len(value)} dicts are too many: give at most {MAX_ROWS}"
+    size = len(json.dumps(value))
+    return "" if size <= MAX_ROWS_BYTES else f"{size} bytes as JSON are too many: give at most {MAX_ROWS_BYTES}"
+
+
+def literals_in(annotation: Any) -> Iterator[Any]:
+    """Return the values that an annotation names, such as those of `Literal["short", "long"] | None`."""
+    for argument in typing.get_args(annotation):
+        if typing.get_origin(annotation) is typing.Literal:
+            yield argument
+        else:
+            yield from literals_in(argument)
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -23,7 +23,7 @@ from jmarl.remote.gate import Caller, Refused, StatusCode
 from jmarl.remote.limits import Limits
 
 KEPT_ANSWERS = 4  # of the last steps of a session: a client repeats only the last request
-REMEMBERED = 10_000  # sessions that ended without a call, and resets and forks whose sessions are closed
+REMEMBERED = 10_000  # sessions that ended without a call, and forks whose sessions are closed
 MAX_SCORES, SCORE_BYTES = 64, 1 << 28  # answers of rewards, which are long, and the bytes of all of them
 MAX_ID = 64  # characters of the number of a request
 

@@ -28,7 +28,7 @@ class Styled(TextEnvironment):
 
     roles, reward_range, max_turns = ("agent",), (0.0, 1.0), 1
 
-    def __init__(self, style: Literal["short", "long"] = "short", file: str = "", fd: int = 0):
+    def __init__(self, style: Literal["short", "long"] | None = "short", file: str = "", fd: int = 0):
         self.style, self.file = style, file
 
     def reset(self, task, rng):
@@ -115,7 +115,8 @@ def test_numbers_and_texts_that_are_named_are_taken(client, environment, options
     ("environment", "options", "text"),
     [("code", {"num_agents": 300_000}, "at most 1000"), ("debate", {"speeches": 10**7}, "at most 1000"),
      ("code", {"limits": {"wall_s": 1e6}}, "whoever serves sets the limits"), ("code", {"timeout": 1e5}, "at most 600"),
-     ("code", {"timeout": True}, "give seconds"), ("math", {"problems": [{}] * 10_001}, "too many")],
+     ("code", {"timeout": True}, "give seconds"), ("math", {"problems": [{}] * 10_001}, "too many"),
+     ("math", {"problems": [{"question": "x" * 5_000_000}]}, "bytes as JSON are too many")],
 )  # fmt: skip
 def test_counts_and_times_are_bounded(client, environment, options, text):
     with refused(Code.INVALID_ARGUMENT, text):
