@@ -16,6 +16,8 @@ from jmarl.envs.vector import InProcess, LockStep, as_text_environment
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote import values
 from jmarl.remote.catalog import read_offer
+from jmarl.remote.engines import Lane
+from jmarl.remote.gate import Refused
 from jmarl.remote.limits import Limits
 from jmarl.remote.sessions import Sessions
 from tests.remote import served
@@ -633,3 +635,23 @@ def test_a_server_that_ends_is_not_described_and_goes_on_with_its_sessions():
         (forked,) = client.call("Fork", fork).sessions
         assert client.call("Observe", pb.ObserveRequest(session=forked)).step == 1
         assert client.call("Close", pb.CloseRequest(sessions=[start.session, forked])).closed == 2
+
+
+def test_an_environment_whose_calls_hang_is_played_again_when_they_return(monkeypatch):
+    monkeypatch.setattr("jmarl.remote.engines.MAX_HANGING", 2)
+    go_on = threading.Event()
+
+    async def play():
+        lane = Lane("an environment", 0.1)
+        for _ in range(2):
+            with pytest.raises(Refused, match="an environment did not answer within 0.1 s"):
+                await lane.run(go_on.wait)
+        with pytest.raises(Refused, match="hangs in 2 calls on this server"):
+            await lane.run(lambda: 1)
+        go_on.set()
+        for thread in lane.hanging:
+            thread.join(5)
+        assert await lane.run(lambda: 2) == 2
+        lane.close()
+
+    asyncio.run(play())
