@@ -14,6 +14,7 @@ from jmarl import make, remote_reward
 from jmarl.envs.vector import Fault, LockStep
 from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
+from jmarl.remote import server as server_module
 from jmarl.remote.client import servers as servers_module
 from jmarl.remote.limits import Limits
 from tests.remote.faulty import DRIFTING, LONG, OFFER, SLOW, THIS, eventually, forget, soon
@@ -74,6 +75,15 @@ def test_a_client_that_calls_too_often_waits():
         far = make(SUM, servers={"address": server.address, "timeout": 5.0})
         starts = soon(lambda: far.engine.reset([{"start": n} for n in range(7)], range(7)))
         assert [observations[0].split(",")[0] for _, observations in starts] == [f"total {n}" for n in range(7)]
+
+
+def test_a_client_waits_for_a_server_with_too_many_calls_at_once(monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_CONCURRENT", 1)
+    with running(OFFER, limits=Limits(batch=1)) as server:
+        far = make(SLOW, servers={"address": server.address, "timeout": 5.0}).engine
+        starts = soon(lambda: far.reset([{}] * 4, range(4)))
+        steps = soon(lambda: far.step([state for state, _ in starts], [("m",)] * 4, range(4)))
+        assert [step.reward for step in steps] == [0.5] * 4
 
 
 # --- calls without a session

@@ -21,7 +21,7 @@ from jmarl.remote.client.connection import grpc
 from jmarl.remote.client.episodes import Episode, History, Session, digest_of
 from jmarl.remote.client.plays import Play, divided, request_id
 from jmarl.remote.client.replies import Garbage, check_numbers, read_start, read_step
-from jmarl.remote.client.server import REPEATS, Call, Failure, Server, call_all, is_rate
+from jmarl.remote.client.server import REPEATS, Call, Failure, Server, call_all, is_busy
 from jmarl.remote.client.servers import Servers, leave, tell
 
 Code = grpc.StatusCode
@@ -262,7 +262,7 @@ class RemoteEngine(Engine):
         is_away = failure.code is Code.UNAVAILABLE and method == "BatchReset"
         self._seen.add(AWAY if is_away else OTHER)
         if failure.code is Code.RESOURCE_EXHAUSTED:  # too long, or too many: the answer, too
-            if len(plays) == 1 or is_rate(failure):
+            if len(plays) == 1 or is_busy(failure):
                 raise RuntimeError(f"server {server.target}: {failure.reason}")
             for play in plays:  # the same requests again, so that what was played is not lost
                 play.together = (len(plays) + 1) // 2

@@ -12,9 +12,9 @@ from jmarl.remote.client.connection import Connection, Credentials, grpc
 RETRIES = 2  # of a call that did not reach a server or lost its answer (UNAVAILABLE), with the same request ids
 RETRY_SECONDS = 0.1  # before the first of them, on average; then twice as many
 REPEATS = 3  # of a request that had no answer in time, with the same request ids: the server goes on computing
-RATE = (
-    "calls a second"  # in what a server says to a client that calls too often (`gate.Rates`); its code has other reasons, too
-)
+# In what a server says to a client that calls too often (`gate.Rates`), and gRPC if there are too many calls at once. The code
+# of both has other reasons, too.
+BUSY = ("calls a second", "Concurrent RPC limit exceeded")
 
 # Codes for mistakes of the caller, which no server answers otherwise, and the errors that are raised for them.
 FINAL: dict[grpc.StatusCode, type[Exception]] = {
@@ -87,7 +87,7 @@ def _answer(call: Call, wait: Callable[[], Any], seconds: float) -> Any:
     server, generation, answer = call.server, call.server.generation, reply_or_failure(wait)
     retries, end = 0, monotonic() + seconds
     while isinstance(answer, Failure) and server.generation == generation:
-        if is_rate(answer) and monotonic() < end:
+        if is_busy(answer) and monotonic() < end:
             sleep(RETRY_SECONDS * uniform(0.5, 1.5))
         elif answer.code is grpc.StatusCode.UNAVAILABLE and retries < RETRIES:
             sleep(RETRY_SECONDS * 2**retries * uniform(0.5, 1.5))
@@ -98,9 +98,9 @@ def _answer(call: Call, wait: Callable[[], Any], seconds: float) -> Any:
     return answer
 
 
-def is_rate(failure: Failure) -> bool:
-    """Return whether a server has refused a call because there were too many in a second."""
-    return failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and RATE in failure.reason
+def is_busy(failure: Failure) -> bool:
+    """Return whether a server has refused a call because there were too many in a second, or at once."""
+    return failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and any(text in failure.reason for text in BUSY)
 
 
 def reply_or_failure(wait: Callable[[], Any]) -> Any:
