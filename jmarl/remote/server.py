@@ -49,7 +49,6 @@ class Server:
         self.sessions = Sessions(limits)
         service = Service(self.catalog, self.sessions, version)
         self._gate = Gate(service.methods, access, Rates(limits.rate), version, limits.message_bytes)
-        self._is_ending = asyncio.Event()
 
     async def start(self) -> int:
         """Listen, and return the port. Raises ValueError if the address cannot be used."""
