@@ -63,8 +63,10 @@ def problem_of(place: str, option: str, value: Any, is_listed: bool, call_second
     allowed = TEXTS.get(option, ()) if is_own else [*literals_in(annotation)]
     if is_own or allowed:
         return "" if all(text in allowed for text in texts_in(value)) else not_allowed(allowed)
-    names = texts_in(value) if not is_listed else [text for text in texts_in(value) if not NAME.fullmatch(text)]
-    return SET_BY_SERVER if any(True for _ in names) else ""
+    texts = [*texts_in(value)]
+    if texts and not is_listed:
+        return f"it takes texts of clients only if client_options lists it; {SET_BY_SERVER}"
+    return "" if all(NAME.fullmatch(text) for text in texts) else f"a text here is a name; {SET_BY_SERVER}"
 
 
 def not_allowed(texts: Collection[Any]) -> str:

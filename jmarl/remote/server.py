@@ -28,6 +28,7 @@ from jmarl.remote.sessions import Sessions
 from jmarl.remote.values import PROTOCOL
 
 MAX_CONCURRENT = 4096  # calls at once, of all clients; others get RESOURCE_EXHAUSTED
+HANDSHAKE_MS = 10_000  # in which a connection must speak HTTP/2, and TLS before it; then those that are silent are closed
 REAP_S = 5.0  # between looks for idle sessions, at most
 DRAIN_S = 0.05  # between looks for unfinished episodes at the end
 LAST_ANSWERS_S = 2.0  # in which calls that are answered at the end must be sent
@@ -58,6 +59,7 @@ class Server:
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
                 ("grpc.so_reuseport", 0),  # a second server on a port is an error
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.keepalive_time_ms", 60_000),  # a client whose machine is gone frees its connection
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.keepalive_permit_without_calls", 1),

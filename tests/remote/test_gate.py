@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -183,6 +184,14 @@ def test_calls_without_a_token_whose_message_does_not_come_leave_room_for_others
             assert codes <= {Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.UNAUTHENTICATED, Code.UNIMPLEMENTED}
             assert time.monotonic() < deadline
             end.set()
+
+
+def test_a_connection_that_says_nothing_is_closed(monkeypatch):
+    monkeypatch.setattr("jmarl.remote.server.HANDSHAKE_MS", 300)
+    with running() as server, socket.create_connection(("127.0.0.1", server.server.port)) as silent:
+        silent.settimeout(10)
+        while silent.recv(1000):  # what the server says first
+            pass
 
 
 def test_an_unknown_method_is_refused(server):
