@@ -168,13 +168,12 @@ class Catalog:
     def _check_options(self, name: str, entry: Entry, options: Mapping[str, Any]) -> None:
         """Raise `Refused` for options that a client may not set."""
         for option, value in options.items():
-            problem = ""
-            if option in entry.options and entry.options[option] != value:
-                problem = "this server has set it to another value"
-            elif entry.client_options is not None and option not in entry.client_options:
+            if entry.client_options is not None and option not in entry.client_options:
                 problem = f"clients may set {', '.join(entry.client_options) or 'no option'}"
-            else:
+            else:  # before the server's own value, which nobody shall guess if it is a path
                 problem = problem_of(entry.env, option, value, entry.client_options is not None, self.timeout)
+            if not problem and option in entry.options and entry.options[option] != value:
+                problem = "this server has set it to another value"
             if problem:
                 raise Refused(
                     StatusCode.INVALID_ARGUMENT, f"{name} does not take the option {option!r:.80} of a client: {problem}"

@@ -25,11 +25,11 @@ from jmarl.envs.tools.tasks import MAKERS
 
 NAME = re.compile(r"\w[\w -]*")  # texts of options that whoever serves has listed, and keys of dicts
 TEXTS: dict[str, Collection[str]] = {  # options of jmarl's environments -> their texts
-    "data": (*MATH_DATA, *CODE_DATA),  # data sets that jmarl knows by name
     "feedback": FEEDBACK_MODES,
     "kinds": tuple(MAKERS),
     "sharing": tuple(SHARING),
 }
+DATA: dict[str, Collection[str]] = {"jmarl.envs.math.": MATH_DATA, "jmarl.envs.code.": CODE_DATA}  # names of data sets
 FREE_TEXTS = ("stop_words", "transitions")  # lists and dicts of words, which jmarl's environments look for in texts
 MAX_ROWS, MAX_ROWS_BYTES = 10_000, 4 << 20  # of `problems`
 MAX_COUNT = 1000  # of agents, turns and the like of jmarl's environments
@@ -60,7 +60,7 @@ def problem_of(place: str, option: str, value: Any, is_listed: bool, call_second
         return f"numbers of clients are at most {MAX_COUNT}"
     if is_own and option in FREE_TEXTS and not isinstance(value, str):
         return ""
-    allowed = TEXTS.get(option, ()) if is_own else [*literals_in(annotation)]
+    allowed = texts_of(place, option) if is_own else [*literals_in(annotation)]
     if is_own or allowed:
         return "" if all(text in allowed for text in texts_in(value)) else not_allowed(allowed)
     texts = [*texts_in(value)]
@@ -82,6 +82,13 @@ def problem_of_rows(value: Any) -> str:
         return f"{len(value)} dicts are too many: give at most {MAX_ROWS}"
     size = len(json.dumps(value))
     return "" if size <= MAX_ROWS_BYTES else f"{size} bytes as JSON are too many: give at most {MAX_ROWS_BYTES}"
+
+
+def texts_of(place: str, option: str) -> Collection[str]:
+    """Return the texts of an option of one of jmarl's environments."""
+    if option == "data":
+        return next((names for room, names in DATA.items() if place.startswith(room)), ())
+    return TEXTS.get(option, ())
 
 
 def literals_in(annotation: Any) -> Iterator[Any]:

@@ -123,6 +123,19 @@ def test_counts_and_times_are_bounded(client, environment, options, text):
         client.call("Describe", pb.DescribeRequest(environment=environment, options=values.to_map(options, "options")))
 
 
+def test_values_that_the_server_has_set_cannot_be_guessed_where_they_are_texts():
+    offer = Offer({"math": Entry("math"), STYLED: Entry(STYLED, {"file": SECRET})}, {})
+    with running(offer) as server, Client(server.address) as client:
+        sentences = []
+        for guess in (SECRET, "other"):
+            with pytest.raises(grpc.RpcError) as error:
+                describe(client, STYLED, {"file": guess})
+            sentences.append(error.value.details().partition("(request")[0])
+        assert sentences[0] == sentences[1]
+        with refused(Code.INVALID_ARGUMENT, "give gsm8k, svamp (request"):
+            describe(client, "math", {"data": "humaneval"})
+
+
 def test_every_option_that_may_be_a_path_is_known_by_its_annotation():
     for name, place in PLACES.items():
         for base in import_object(place).__mro__:
