@@ -434,7 +434,7 @@ def test_the_policy_of_a_file_is_its_model():
         assert unused_keys(f"{OWN}policy_env: {entry}") == (read(OWN), [" policy_env"])
     with pytest.raises(ValueError, match="line 3: policy_env: .*'math'.* is no policy: the policy is the model"):
         read(OWN + "policy_env: {env_type: math}")
-    with pytest.raises(ValueError, match="line 3: policy_env: remote: .* one process"):
+    with pytest.raises(ValueError, match="line 3: policy_env: remote: the policy is trained here"):
         read(OWN + "policy_env: {env_type: llm, remote: true}")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 from websockets.sync.server import serve
 
@@ -335,7 +335,7 @@ def test_a_server_with_tls_asks_for_certificates(tmp_path, monkeypatch):
     with served(Numbers(), access=Access(tls=asking)) as server:
         context = ssl.create_default_context()
         url = f"wss://localhost:{server.port}/ws"
-        with pytest.raises((ssl.SSLError, OSError, ConnectionClosed)), connect(url, ssl=context, proxy=None) as connection:
+        with pytest.raises((ssl.SSLError, OSError, WebSocketException)), connect(url, ssl=context, proxy=None) as connection:
             connection.recv(20)
         context.load_cert_chain(files["trainer.pem"], files["trainer.key"])
         with connect(url, ssl=context, proxy=None) as connection:

@@ -141,7 +141,7 @@ def test_tokens_do_not_depend_on_who_else_asks(ask):
     requests = [dict(model=name, seed=seed, temperature=0.5 + seed) for name in NAMES for seed in range(1)]
     requests += [dict(model="writer", seed=5, top_p=0.7), dict(model="critic", messages=OTHERS, seed=5, n=2)]
     alone = [texts(ask(**request)) for request in requests]
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(3) as threads:
         crowd = list(threads.map(lambda request: texts(ask(**request)), requests))
     assert crowd == alone
 
