@@ -103,5 +103,6 @@ def test_every_column_is_described(runs):
 @pytest.mark.long
 def test_every_described_column_is_written(runs):
     written_columns = set.union(*runs.values())
-    missing = [pattern for pattern in described() if not any(re.fullmatch(pattern, column) for column in written_columns)]
+    patterns = [x for x in described() if not x.startswith("exchange/")]  # of several processes: tests/processes
+    missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, column) for column in written_columns)]
     assert not missing, sorted(missing)
