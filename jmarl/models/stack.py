@@ -84,7 +84,7 @@ def in_layers(path: Sequence[Any]) -> bool:
 def place_leaves(leaves: Sequence[Any], in_layers: bool, sharding: Any = None, shared: bool = False) -> Array:
     """Return the same leaf of A agents as one float32 array [A, ...] on devices.
 
-    The host never has more of it than some layers (`PIECE`): each layer is read once, and goes to all devices.
+    Of a leaf in layers the host has some at a time (`PIECE` bytes): each is read once, and goes to all devices.
 
     Args:
       leaves: arrays, or leaves that are read when they are needed.
