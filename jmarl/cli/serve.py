@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from jmarl.cli.main import find_own_modules, to_stderr
 from jmarl.cli.teams.match import MODEL_HELP
-from jmarl.cli.teams.seats import add_openenv_arguments, run_openenv
+from jmarl.cli.teams.seats import add_openenv_arguments, load_team, run_openenv
 from jmarl.config import check
 from jmarl.remote.access import LOOPBACK, Access
 from jmarl.remote.limits import Limits
@@ -175,24 +175,12 @@ def run_models(args: argparse.Namespace, access: Access) -> int:
         value = getattr(args, name)
         if value is not None and value < least:
             raise ValueError(f"--{name.replace('_', '-')} {value} is not allowed: give {least} or more")
-    to_stderr(f"reading {' '.join(args.models)} ...")
-    import jax
-
-    from jmarl.algorithms import on_platform
-    from jmarl.cli.teams.sources import load_source
-    from jmarl.config import TrainConfig
-    from jmarl.runs.precompile import keep_programs
-    from jmarl.serving.server import serve_models
-    from jmarl.team import Team
-
     find_own_modules()
-    source = load_source(args.models, args.base_model)
-    keep_programs(to_stderr)
-    shared = source.experiment is not None and source.experiment.team.shared_weights
-    team = Team.of(source.agents, shared_weights=shared)
-    cfg = source.cfg or TrainConfig()
-    cfg = on_platform(cfg if args.mesh is None else cfg.replace(mesh=args.mesh), jax.default_backend())
+    team, cfg, source = load_team(args)
+    cfg = cfg if args.mesh is None else cfg.replace(mesh=args.mesh)
     to_stderr(f"{source.text}: {', '.join(names := agent_names(source, args.names))}")
+    from jmarl.serving.server import serve_models
+
     limits = dict(slots=args.slots, max_waiting=args.max_waiting, max_tokens=args.max_new_tokens, grace_s=args.grace)
     return serve_models(team, names, cfg, access, **limits)
 

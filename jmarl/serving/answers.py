@@ -96,7 +96,7 @@ class Answer:
         return head | {"choices": choices}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._envelope("chat.completion.chunk", choices)
+        return self._envelope("chat.completion.chunk", choices) | ({"usage": None} if self.request.stream_usage else {})
 
     def _message(self, piece: Piece) -> tuple[dict[str, Any], str | None]:
         """Return the fields of a message, and why it ended. A text with tool calls that can be read is no content."""

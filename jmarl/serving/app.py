@@ -24,9 +24,9 @@ from starlette.routing import Route
 
 from jmarl.remote.access import LOOPBACK, Access
 from jmarl.serving import answers
-from jmarl.serving.errors import Refusal
+from jmarl.serving.errors import Refusal, gone, stopping
 from jmarl.serving.requests import read_chat, unknown_model
-from jmarl.serving.service import Answering, Gone, Service
+from jmarl.serving.service import Answering, Service
 from jmarl.serving.text import Piece, joined
 
 Message = MutableMapping[str, Any]
@@ -35,7 +35,6 @@ Send = Callable[[Message], Awaitable[None]]
 HEALTH = "/health"
 LOCAL_NAMES = (LOOPBACK, "localhost", "::1")
 BODY_TIMEOUT_S = 30.0
-CLIENT_GONE = 499  # for the log, as nginx writes it
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -43,23 +42,23 @@ def make_app(service: Service) -> Starlette:
     """Return the paths of a service."""
 
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        return Json({"status": "ok"})
 
     async def models(request: Request) -> Response:
-        return JSONResponse(answers.models([*service.agents], service.created))
+        return Json(answers.models([*service.agents], service.created))
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in service.agents:
             raise unknown_model(name, [*service.agents])
-        return JSONResponse(answers.model(name, service.created))
+        return Json(answers.model(name, service.created))
 
     async def chat(request: Request) -> Response:
         answering = await service.answer(read_chat(await read_body(request, service.limits.body), service.limits))
         gone = asyncio.ensure_future(request.receive())  # after the body: returns when the client has gone, or has its answer
         gone.add_done_callback(lambda _: answering.leave())
         if not answering.answer.request.stream:
-            return JSONResponse(await whole_answer(answering))
+            return Json(await whole_answer(answering))
         headers = {"cache-control": "no-store"}
         return StreamingResponse(events(answering, request), media_type="text/event-stream", headers=headers)
 
@@ -69,7 +68,7 @@ def make_app(service: Service) -> Starlette:
         Route("/v1/models/{name:path}", model, methods=["GET"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
     ]
-    handlers: Any = {Refusal: on_refusal, HTTPException: on_http_error, Gone: on_gone, Exception: on_failure}
+    handlers: Any = {Refusal: on_refusal, HTTPException: on_http_error, Exception: on_failure}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -102,7 +101,7 @@ async def whole_answer(answering: Answering) -> dict[str, Any]:
     return answering.answer.completion([joined(pieces) for pieces in parts])
 
 
-async def events(answering: Answering, request: Request) -> AsyncIterator[str]:
+async def events(answering: Answering, request: Request) -> AsyncIterator[bytes]:
     """Yield an answer as server-sent events. An error after the beginning is the last event."""
     answer = answering.answer
     try:
@@ -112,9 +111,9 @@ async def events(answering: Answering, request: Request) -> AsyncIterator[str]:
                 yield event(answer.chunk(choice, piece))
         if answer.request.stream_usage:
             yield event(answer.usage_chunk(answering.num_tokens()))
-        yield "data: [DONE]\n\n"
-    except Gone:
-        return
+        yield b"data: [DONE]\n\n"
+    except Refusal as refusal:
+        yield event(refusal.body())
     except Exception as error:
         request.state.log(describe(error))
         yield event(failure(request).body())
@@ -122,9 +121,17 @@ async def events(answering: Answering, request: Request) -> AsyncIterator[str]:
         answering.request.cancel()
 
 
-def event(value: dict[str, Any]) -> str:
+class Json(JSONResponse):
+    """A JSON value. Half characters (lone surrogates), which UTF-8 does not have and models and clients may write, are escaped."""
+
+    def render(self, content: Any) -> bytes:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace")
+
+
+def event(value: dict[str, Any]) -> bytes:
     """Return a JSON value as a server-sent event."""
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return b"data: %b\n\n" % bytes(Json(value).body)
 
 
 # --- errors ------------------------------------------------------------------------------------------------------------
@@ -141,9 +148,9 @@ def describe(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def respond(refusal: Refusal) -> JSONResponse:
+def respond(refusal: Refusal) -> Json:
     """Return a refusal as a response."""
-    return JSONResponse(refusal.body(), refusal.status, refusal.headers)
+    return Json(refusal.body(), refusal.status, refusal.headers)
 
 
 async def on_refusal(request: Request, error: Refusal) -> Response:
@@ -155,10 +162,6 @@ async def on_http_error(request: Request, error: HTTPException) -> Response:
     text = "this server has GET /v1/models, POST /v1/chat/completions and GET /health"
     code = CODES.get(error.status_code, "invalid_request")
     return respond(Refusal(error.status_code, text, code, headers=dict(error.headers or {})))
-
-
-async def on_gone(request: Request, error: Gone) -> Response:
-    return Response(status_code=CLIENT_GONE)
 
 
 async def on_failure(request: Request, error: Exception) -> Response:
@@ -211,7 +214,7 @@ class Guard:
             refusal = self.refusal(scope)
             await (self.app if refusal is None else respond(refusal))(scope, receive, send_with_id)
         except ClientDisconnect:
-            status = CLIENT_GONE
+            status = gone().status
         except Exception as error:
             self.log(f"{request_id} {describe(error)}")
         finally:
@@ -225,7 +228,7 @@ class Guard:
             text = f"without a token this server is for this machine only: call it as {' or '.join(LOCAL_NAMES)}"
             return Refusal(403, text, "forbidden_host")
         if self.draining:
-            return Refusal(503, "this server is stopping: try another one", "stopping", headers={"retry-after": "5"})
+            return stopping()
         if scope["path"] != HEALTH and not self.access.allows(header(scope, "authorization")):
             text = "the token is missing or wrong: send the header Authorization: Bearer TOKEN (api_key= of openai's client)"
             return Refusal(401, text, "invalid_api_key", headers={"www-authenticate": "Bearer"})

@@ -25,7 +25,8 @@ from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import place_agents
 from jmarl.sampling.generate import bucket
 from jmarl.sampling.stack_program import SampleProgram
-from jmarl.serving.records import Full, OpenPool, Programs, Request, Row, Size, Update
+from jmarl.serving.errors import Refusal, stopping
+from jmarl.serving.records import OpenPool, Programs, Request, Row, Size, Update
 from jmarl.serving.rows import Joining, Pool, PoolProgram, admit, advance, empty_pool
 from jmarl.team import Team
 
@@ -67,16 +68,20 @@ class Engine:
         self.calls = 0  # of `advance`
         self.changed = threading.Condition()
         self.stopping = self.has_news = False
+        self.failure: BaseException | None = None  # that ended the thread
         self.compiler = ThreadPoolExecutor(1, "compiling")
         self.thread = threading.Thread(target=self.run, name="sampling", daemon=True)
 
     # --- for other threads ---------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn. Raises Full if too many do."""
+        """Let a request wait for its turn. Raises `Refusal` if too many do, or if the engine stops."""
         with self.changed:
+            if self.stopping:
+                raise stopping()
             if len(self.waiting) >= self.max_waiting:
-                raise Full(f"{len(self.waiting)} requests wait already, which is the limit")
+                text = f"{len(self.waiting)} requests wait already, which is the limit: try again later"
+                raise Refusal(429, text, "too_many_requests", headers={"retry-after": "1"})
             self.waiting.append(request)
             self.has_news = True
             self.changed.notify()
@@ -108,11 +113,15 @@ class Engine:
         """Start the thread."""
         self.thread.start()
 
-    def stop(self) -> None:
-        """Stop the thread after its turn, whatever is under way."""
+    def end(self) -> None:
+        """Let the thread end after its turn. Requests under way get a `Refusal`."""
         with self.changed:
             self.stopping = True
             self.changed.notify()
+
+    def stop(self) -> None:
+        """End the thread, and wait for it."""
+        self.end()
         self.thread.join()
         self.compiler.shutdown(cancel_futures=True)
 
@@ -124,7 +133,17 @@ class Engine:
     # --- the thread ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Take turns until `stop`; wait while there is nothing to do."""
+        """Take turns until `end`. Whatever ends the thread, no request is left without an answer."""
+        try:
+            self._take_turns()
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.end()
+            self._fail_all(stopping(), self.waiting)
+
+    def _take_turns(self) -> None:
+        """Take turns; wait while there is nothing to do."""
         while not self.stopping:
             self.has_news = False
             try:
@@ -230,10 +249,10 @@ class Engine:
                 pool.rows[a][slot] = None
             row.request.deliver(Update(row.choice, ids, logprobs, ended, last))
 
-    def _fail_all(self, error: Exception) -> None:
-        """End all rows under way, whose arrays may be lost."""
+    def _fail_all(self, error: Exception, others: Sequence[Request] = ()) -> None:
+        """End all rows under way, whose arrays may be lost, and other requests."""
         rows = [row for pool in self.pools.values() for _, _, row in pool.places()]
-        requests = dict.fromkeys([*self.beginning, *(row.request for row in rows)])
+        requests = dict.fromkeys([*self.beginning, *(row.request for row in rows), *others])
         self.pools.clear()
         self.beginning.clear()
         for request in requests:
@@ -244,9 +263,8 @@ class Engine:
     def _program(self, size: Size) -> PoolProgram:
         spec, settings = self.team.stacks[size.stack], dataclasses.replace(self.settings, max_new_tokens=size.capacity)
         platform = platform_of(self.params[size.stack])
-        return PoolProgram(
-            SampleProgram(spec.config, settings, 1, 1, platform, mesh=spec.mesh), *size[:1], self.slots, size.width
-        )
+        sample = SampleProgram(spec.config, settings, 1, 1, platform, mesh=spec.mesh)
+        return PoolProgram(sample, size.stack, self.slots_of(size), size.width)
 
     def _new_pool(self, size: Size) -> Pool:
         spec = self.team.stacks[size.stack]

@@ -39,6 +39,8 @@ def encode_messages(spec: StackSpec, messages: Sequence[Mapping[str, Any]], tool
         raise invalid("messages or tools are nested too deeply", "messages") from None
     except ValueError as error:  # a refusal of the template, in one sentence
         raise invalid(str(error), "messages", "template_refusal") from error
+    if not row:
+        raise invalid("the messages are empty: there is no token to continue from", "messages")
     return without_end(row, spec.stop, least=1)
 
 

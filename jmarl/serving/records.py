@@ -9,10 +9,6 @@ import numpy as np
 from jmarl.serving.rows import Pool
 
 
-class Full(RuntimeError):
-    """As many requests wait as may."""
-
-
 class Update(NamedTuple):
     """What a row has written since the last update."""
 

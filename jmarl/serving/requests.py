@@ -76,6 +76,9 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool | None):
         raise invalid("stream_options is an object with the boolean include_usage", "stream_options")
+    stream = boolean(fields, "stream")
+    if options and not stream:
+        raise invalid("stream_options is for streams: leave it out, or set stream", "stream_options")
     seed = integer(fields, "seed", -(1 << 63), (1 << 63) - 1)
     logprobs = boolean(fields, "logprobs")
     return ChatRequest(
@@ -87,7 +90,7 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
         n=integer(fields, "n", 1, limits.n) or 1,
         seed=None if seed is None else seed % NUM_SEEDS,
         stops=read_stops(fields.get("stop")),
-        stream=boolean(fields, "stream"),
+        stream=stream,
         stream_usage=bool(options.get("include_usage")),
         logprobs=logprobs,
         token_ids=logprobs or boolean(fields, "return_token_ids"),

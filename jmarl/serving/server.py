@@ -92,12 +92,13 @@ class ModelServer:
         finally:
             self.service.stop()
             self.socket.close()
+        if error := self.service.engine.failure:
+            raise RuntimeError("the server has ended, because the thread that samples failed") from error
 
     def drain(self) -> None:
-        """Answer new requests with 503, and end when those under way have, or after the grace. From any thread."""
-        if self.guard.draining:
-            self.server.should_exit = True
-        self.deadline = time.monotonic() + self.grace_s
+        """Answer new requests with 503, and end when those under way have, or after the grace; at once if called again. From
+        any thread."""
+        self.deadline = time.monotonic() + (0 if self.guard.draining else self.grace_s)
         self.guard.draining = True
 
     async def _serve(self, signals: bool) -> None:
@@ -109,8 +110,10 @@ class ModelServer:
         ending.cancel()
 
     async def _end_when_drained(self) -> None:
-        while not (self.guard.draining and (not self.guard.running or time.monotonic() > self.deadline)):
+        engine, guard = self.service.engine, self.guard
+        while not engine.stopping and not (guard.draining and (not guard.running or time.monotonic() > self.deadline)):
             await asyncio.sleep(0.05)
+        engine.end()  # requests that are left get an error, if the turn of the engine is short
         self.server.should_exit = True
 
 

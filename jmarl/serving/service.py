@@ -17,20 +17,15 @@ from typing import Any
 from jmarl.config import TrainConfig
 from jmarl.serving.answers import Answer
 from jmarl.serving.engine import Engine
-from jmarl.serving.errors import Refusal, invalid
+from jmarl.serving.errors import Refusal, gone, invalid
 from jmarl.serving.prompts import TOOL_MARKS, encode_messages
-from jmarl.serving.records import Full, Request, Update
+from jmarl.serving.records import Request, Update
 from jmarl.serving.requests import NUM_SEEDS, ChatRequest, Limits, unknown_model
 from jmarl.serving.text import Piece, RowText
 from jmarl.team import Team
 
-RETRY_AFTER_S = 1
 LONGEST = 1024  # tokens of a completion: its slot needs memory for all of them
 BODY, BODY_BASE, BODY_PER_TOKEN = 1 << 20, 1 << 16, 16  # bytes of a body: at most, for tools, for each token of the context
-
-
-class Gone(Exception):
-    """The client has gone."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,7 +39,7 @@ class Answering:
     run: Callable[..., Any]  # runs a function in the thread of the tokenizers
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield the pieces of all choices, until all have ended. Raises Gone after `leave`, and errors of the engine."""
+        """Yield the pieces of all choices, until all have ended. Raises `Refusal` after `leave`, and errors of the engine."""
         try:
             while not all(text.finish for text in self.texts):
                 update = await self.updates.get()
@@ -63,7 +58,7 @@ class Answering:
     def leave(self) -> None:
         """Free the rows: the client has gone."""
         self.request.cancel()
-        self.updates.put_nowait(Gone())
+        self.updates.put_nowait(gone())
 
     def num_tokens(self) -> int:
         """Return the number of tokens of all choices."""
@@ -144,11 +139,7 @@ class Service:
 
         seed = secrets.randbelow(NUM_SEEDS) if chat.seed is None else chat.seed
         request = Request(agent, ids, limit, seed, deliver, chat.n, chat.temperature, chat.top_p)
-        try:
-            self.engine.submit(request)
-        except Full as error:
-            headers = {"retry-after": str(RETRY_AFTER_S)}
-            raise Refusal(429, f"{error}: try again later", "too_many_requests", headers=headers) from None
+        self.engine.submit(request)
         texts = [self._row_text(spec.tokenizer, chat) for _ in range(chat.n)]
         return Answering(Answer(chat, spec.tokenizer, ids), request, texts, updates, self.run)
 

@@ -5,9 +5,8 @@ import json
 import socket
 import ssl
 import subprocess
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import httpx
 import jax
@@ -20,12 +19,8 @@ from jmarl.config import TrainConfig
 from jmarl.models.hub.tokenize import encode_prompt
 from jmarl.remote.access import Access, Tls
 from jmarl.sampling.scoring import score
-from jmarl.serving.engine import Engine
-from jmarl.serving.records import Full, Request, Size
 from jmarl.serving.server import ModelServer
 from jmarl.serving.service import Service
-from jmarl.team import Team, stack_agents
-from jmarl.types import TRACES
 
 TOKEN, NAMES = "s3cret", ("writer", "critic")
 MESSAGES = [{"role": "user", "content": "What is the answer?"}]
@@ -38,34 +33,22 @@ CALLS = -(-LONGEST // 8)  # of `advance` for them
 
 
 @pytest.fixture(scope="module")
-def team(tiny_config, random_agent, tiny_tokenizer):
-    return Team.of([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)])
-
-
-@pytest.fixture(scope="module")
-def params(team):
-    return stack_agents(team.stacks, team.agents)
-
-
-@pytest.fixture(scope="module")
 def serve(team, params):
     """A function that starts a server in a thread; all have the programs of the first one."""
-    servers, programs = [], {}
+    servers, programs, threads = [], {}, ThreadPoolExecutor(16)
 
     def start(**access):
         service = Service(team, params, NAMES, CFG, slots=4, max_waiting=3, say=lambda line: None)
         service.engine.programs = programs
         server = ModelServer(service, Access(**access), grace_s=5, log=(lines := []).append)
-        thread = threading.Thread(target=server.run, args=[False])
-        thread.start()
-        servers.append((server, thread))
-        return server, thread, lines
+        servers.append((server, running := threads.submit(server.run, False)))
+        return server, running, lines
 
     yield start
-    for server, thread in servers:
+    for server, running in servers:
         server.grace_s = 0
         server.drain()
-        thread.join()
+        wait([running])
 
 
 @pytest.fixture(scope="module")
@@ -146,55 +129,12 @@ def test_tokens_do_not_depend_on_who_else_asks(ask):
     assert crowd == alone
 
 
-def test_requests_of_all_agents_are_sampled_in_one_program(team, params, server, ask):
-    ask(seed=1)  # the programs are compiled
-    before = dict(TRACES)
-    engine, updates = Engine(team, params, CFG.sampling, slots=4, say=print), {}
-    engine.programs = server.service.engine.programs
-    ids = encode_prompt(team.stacks[0].tokenizer, MESSAGES, True)
-    alone = {}
-    for agents in ([0], [1], [0, 1]):
-        for agent in agents:
-            engine.submit(Request(agent, ids, LIMIT, 7, updates.setdefault((len(agents), agent), []).append))
-        start = engine.calls
-        while engine.turn():
-            pass
-        alone[tuple(agents)] = engine.calls - start
-    assert alone[0, 1] == max(alone[(0,)], alone[(1,)])
-    assert updates[2, 0] == updates[1, 0] and updates[2, 1] == updates[1, 1]
-    assert engine.pools == {} and dict(TRACES) == before
-
-
-def test_requests_of_an_agent_do_not_overtake_each_other(team, params, server, ask):
-    ask(seed=1)  # the programs are compiled
-    engine, updates = Engine(team, params, CFG.sampling, slots=4, say=print), []
-    engine.programs = server.service.engine.programs
-    ids = encode_prompt(team.stacks[0].tokenizer, MESSAGES, True)
-    requests = [Request(agent, ids, LONGEST, 1, updates.append, n) for agent, n in ((1, 3), (1, 2), (1, 1), (0, 1))]
-    for request in requests:
-        engine.submit(request)
-    engine.turn()
-    assert engine.waiting == requests[1:3] and engine.num_rows() >= 3
-    requests[1].cancel()  # its client has gone before it had a slot
-    engine.turn()
-    assert engine.waiting == []
-    while engine.turn():
-        pass
-    assert sum(update.last for update in updates) == 5 and not engine.pools
-
-
-def test_pools_of_long_prompts_have_fewer_slots(team, params):
-    engine = Engine(team, params, CFG.sampling, slots=8)
-    assert engine.size_of(1, 64, 1) == (0, 64, 128) and engine.size_of(0, 65, 60) == (0, 128, 128)  # 128: the context
-    slots = [engine.slots_of(Size(0, width, 256)) for width in (64, 1024, 4096, 32768)]
-    assert slots == [8, 8, 3, 1]
-
-
 def test_a_stream_is_the_same_text(ask):
     whole = ask(seed=LONG_SEED, n=2, max_tokens=40, logprobs=True)
     chunks = list(ask(seed=LONG_SEED, n=2, max_tokens=40, logprobs=True, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].prompt_token_ids == whole.prompt_token_ids
     assert chunks[-1].usage == whole.usage and not chunks[-1].choices
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks[:-1])  # as OpenAI's do
     for i, choice in enumerate(whole.choices):
         own = [part for chunk in chunks for part in chunk.choices if part.index == i]
         assert "".join(part.delta.content or "" for part in own) == choice.message.content
@@ -326,6 +266,9 @@ def test_bodies_that_are_no_requests_are_refused(server):
     assert post(server, b" " * (1 << 20) + good.encode()).status_code == 413
     assert post(server, (part for part in [b" " * (1 << 20), good.encode()])).status_code == 413  # without its length
     assert post(server, good, **{"content-type": "text/plain"}).status_code == 415  # as a page in a browser may send
+    for fields in ({"\ud800": 1}, {"model": "\ud800"}, {"messages": [{"role": "\ud800"}]}):  # half a character
+        answer = post(server, json.dumps(json.loads(good) | fields))
+        assert answer.status_code in (400, 404) and answer.json()["error"]["message"], fields
     for path, status in (("/v1/embeddings", 404), ("/v1/chat/completions", 405)):
         answer = httpx.get(server.address + path, headers={"authorization": f"Bearer {TOKEN}"})
         assert answer.status_code == status and "POST /v1/chat/completions" in answer.json()["error"]["message"]
@@ -347,7 +290,7 @@ def test_failures_are_in_the_log_and_not_in_the_answer(ask, server, monkeypatch)
 
 
 def test_draining_finishes_what_is_under_way(serve):
-    server, thread, _ = serve(token=TOKEN)
+    server, running, _ = serve(token=TOKEN)
     turn = server.service.engine.turn
     server.service.engine.turn = lambda: (time.sleep(0.1), turn())[1]
     with openai.OpenAI(base_url=f"{server.address}/v1", api_key=TOKEN, max_retries=0, timeout=60) as client:
@@ -360,16 +303,38 @@ def test_draining_finishes_what_is_under_way(serve):
         assert error.value.status_code == 503 and httpx.get(f"{server.address}/health").status_code == 503
         *_, last = stream
         assert last.choices[0].finish_reason == "length"
-    thread.join(5)
-    assert not thread.is_alive()
+    assert running.result(5) is None
 
 
-def test_full_says_how_many_wait(team, params):
-    engine = Engine(team, params, CFG.sampling, max_waiting=1, say=print)
-    requests = [Request(0, [1], 1, 0, print) for _ in range(2)]
-    engine.submit(requests[0])
-    with pytest.raises(Full, match="1 requests wait"):
-        engine.submit(requests[1])
+def test_what_is_under_way_after_the_grace_gets_an_error(serve):
+    server, running, _ = serve(token=TOKEN)
+    turn = server.service.engine.turn
+    server.service.engine.turn = lambda: (time.sleep(0.1), turn())[1]
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key=TOKEN, max_retries=0, timeout=20) as client:
+        whole = ThreadPoolExecutor(1).submit(client.chat.completions.create, messages=MESSAGES, **FOUR_LONG)
+        stream = client.chat.completions.create(messages=MESSAGES, **FOUR_LONG, stream=True)  # waits for a slot
+        next(iter(stream))
+        server.drain()
+        server.drain()  # a second signal: the grace is over
+        with pytest.raises(openai.APIError, match="stopping"):
+            list(stream)
+        assert isinstance(whole.exception(5), openai.InternalServerError)
+    assert running.result(5) is None
+
+
+def test_a_server_ends_when_its_sampling_thread_does(serve):
+    server, running, _ = serve(token=TOKEN)
+
+    def fail():
+        raise SystemExit("no device")
+
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key=TOKEN, max_retries=0, timeout=20) as client:
+        assert client.models.list().data
+        server.service.engine.turn = fail
+        with pytest.raises((openai.InternalServerError, openai.APIConnectionError)):  # soon, and not after 20 s
+            client.chat.completions.create(model="writer", messages=MESSAGES)
+    with pytest.raises(RuntimeError, match="the thread that samples failed"):
+        running.result(5)
 
 
 def test_silent_and_slow_connections_without_a_token_leave_room_for_others(serve, monkeypatch):

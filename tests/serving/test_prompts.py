@@ -8,6 +8,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from jmarl.config import Chat
 from jmarl.models.hub.tokenize import decode, encode_prompt
 from jmarl.serving.answers import Answer
+from jmarl.serving.app import event
 from jmarl.serving.errors import Refusal
 from jmarl.serving.prompts import encode_messages, read_tool_calls
 from jmarl.serving.requests import ChatRequest, Limits, read_chat
@@ -69,6 +70,9 @@ def test_a_model_without_a_template_is_refused(spec):
     spec.tokenizer.chat_template = None
     with pytest.raises(Refusal, match="no chat template"):
         encode_messages(spec, [USER], (), Chat(True))
+    spec.tokenizer.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(Refusal, match="the messages are empty"):
+        encode_messages(spec, [{"role": "user", "content": ""}], (), Chat(True))
 
 
 def test_tool_calls_are_read_or_stay_text():
@@ -77,6 +81,11 @@ def test_tool_calls_are_read_or_stay_text():
     ]
     for text in ("It rains.", "<tool_call>{", '<tool_call>{"name": 1}</tool_call>', "x" * 30_000):
         assert read_tool_calls(text, TOOLS) == []
+
+
+def test_half_a_character_in_a_call_is_sent_escaped():
+    [call] = read_tool_calls('<tool_call>{"name": "rain", "arguments": {"town": "\\ud800"}}</tool_call>', TOOLS)
+    assert json.loads(event({"call": call}).removeprefix(b"data: ")) == {"call": ["rain", '{"town": "\ud800"}']}
 
 
 @pytest.fixture
@@ -141,6 +150,7 @@ def test_messages_with_calls_are_read():
         ({"tool_choice": "required"}, "tool_choice='required' is not supported: give auto or none"),
         ({"top_logprobs": 5}, "top_logprobs is not supported: leave it out, or give 0"),
         ({"stream_options": 1}, "stream_options is an object"),
+        ({"stream_options": {"include_usage": True}}, "stream_options is for streams"),
     ],
 )
 def test_wrong_fields_are_named(fields, message):

@@ -14,7 +14,10 @@ from jmarl.config import check
 from jmarl.remote.access import Access
 
 if TYPE_CHECKING:  # imported in the functions: without a team there is no jax
+    from jmarl.cli.teams.sources import Source
+    from jmarl.config import TrainConfig
     from jmarl.serving.others import TeamSeats
+    from jmarl.team import Team
 
 
 def add_openenv_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,18 +51,32 @@ def run_openenv(args: argparse.Namespace, access: Access) -> int:
 
 
 def others_of(args: argparse.Namespace, roles: Sequence[str], name: str) -> TeamSeats:
-    """Return the team of `--models`."""
+    """Return the team of `--models`, with one agent for each role of an environment."""
+    from jmarl.serving.others import TeamSeats
+
+    team, cfg, _ = load_team(args, roles, name)
+    cfg = cfg.replace(progress=False)
+    return TeamSeats(team, cfg if args.max_new_tokens is None else cfg.replace(max_new_tokens=args.max_new_tokens))
+
+
+def load_team(
+    args: argparse.Namespace, roles: Sequence[str] | None = None, name: str = ""
+) -> tuple[Team, TrainConfig, Source]:
+    """Return the team of `--models`, the settings of its run for this platform, and where it comes from.
+
+    roles: of the environment that is called `name`, one agent for each; None: all agents that there are.
+    """
     import jax
 
     from jmarl.algorithms import on_platform
     from jmarl.config import TrainConfig
-    from jmarl.serving.others import TeamSeats
+    from jmarl.runs.precompile import keep_programs
     from jmarl.team import Team
 
     to_stderr(f"reading {' '.join(args.models)} ...")
     source = load_source(args.models, args.base_model)
+    keep_programs(to_stderr)
     shared = source.experiment is not None and source.experiment.team.shared_weights
-    cfg = on_platform(source.cfg or TrainConfig(), jax.default_backend()).replace(progress=False)
-    if args.max_new_tokens is not None:
-        cfg = cfg.replace(max_new_tokens=args.max_new_tokens)
-    return TeamSeats(Team.of(source.agents_for(roles, name), shared_weights=shared), cfg)
+    agents = source.agents if roles is None else source.agents_for(roles, name)
+    cfg = on_platform(source.cfg or TrainConfig(), jax.default_backend())
+    return Team.of(agents, shared_weights=shared), cfg, source
