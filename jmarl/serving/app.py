@@ -122,7 +122,7 @@ async def events(answering: Answering, request: Request) -> AsyncIterator[bytes]
 
 
 class Json(JSONResponse):
-    """A JSON value. Half characters (lone surrogates), which UTF-8 does not have and models and clients may write, are escaped."""
+    """A JSON value. Half characters (lone surrogates), which models and clients may write and UTF-8 has not, are escaped."""
 
     def render(self, content: Any) -> bytes:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

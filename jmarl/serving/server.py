@@ -12,13 +12,15 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import uvicorn
 
 from jmarl.config import TrainConfig
 from jmarl.remote.access import Access, open_socket
+from jmarl.serving import connections
 from jmarl.serving.app import Guard, make_app
-from jmarl.serving.connections import Connection
 from jmarl.serving.service import Service
 from jmarl.team import Team, initial_params, moved, on_mesh
 
@@ -53,7 +55,7 @@ class ModelServer:
         tls = access.tls
         config = uvicorn.Config(
             self.guard,
-            http=Connection,
+            http=connections.Connection,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -103,6 +105,9 @@ class ModelServer:
 
     async def _serve(self, signals: bool) -> None:
         loop = asyncio.get_running_loop()
+        if self.access.tls is not None:  # asyncio's limit is a minute, and uvicorn has no setting for it
+            limited: Any = partial(loop.create_server, ssl_handshake_timeout=connections.HEADER_S)
+            loop.create_server = limited
         for number in SIGNALS if signals else ():
             loop.add_signal_handler(number, self.drain)
         ending = loop.create_task(self._end_when_drained())

@@ -215,13 +215,16 @@ def test_without_a_token_only_this_machine_is_answered(serve):
         assert answer.status_code in (400, 403), host
 
 
-def test_tls_hides_what_is_said(serve, tmp_path):
+def test_tls_hides_what_is_said(serve, tmp_path, monkeypatch):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
     subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    monkeypatch.setattr("jmarl.serving.connections.HEADER_S", 1.0)
     server, *_ = serve(token=TOKEN, tls=Tls(cert, key))
     assert server.address.startswith("https://")
+    with socket.create_connection(server.socket.getsockname(), timeout=5) as silent:
+        assert silent.recv(1) == b""  # closed without a handshake
     verify, headers = ssl.create_default_context(cafile=cert), {"authorization": f"Bearer {TOKEN}"}
     assert httpx.get(f"{server.address}/v1/models", verify=verify, headers=headers).status_code == 200
     assert httpx.get(f"{server.address}/v1/models", verify=verify).status_code == 401

@@ -59,9 +59,7 @@ def others_of(args: argparse.Namespace, roles: Sequence[str], name: str) -> Team
     return TeamSeats(team, cfg if args.max_new_tokens is None else cfg.replace(max_new_tokens=args.max_new_tokens))
 
 
-def load_team(
-    args: argparse.Namespace, roles: Sequence[str] | None = None, name: str = ""
-) -> tuple[Team, TrainConfig, Source]:
+def load_team(args: argparse.Namespace, roles: Sequence[str] | None = None, name: str = "") -> tuple[Team, TrainConfig, Source]:
     """Return the team of `--models`, the settings of its run for this platform, and where it comes from.
 
     roles: of the environment that is called `name`, one agent for each; None: all agents that there are.
