@@ -149,7 +149,8 @@ class Engine:
             try:
                 busy = self.turn()
             except Exception as error:  # such as a lack of memory: these rows are lost, the next ones may fit
-                self._fail_all(error)
+                if not self._fail_all(error):
+                    raise  # none was under way: the next turn would fail too
                 continue
             with self.changed:
                 if not (busy or self.has_news or self.stopping):
@@ -249,14 +250,15 @@ class Engine:
                 pool.rows[a][slot] = None
             row.request.deliver(Update(row.choice, ids, logprobs, ended, last))
 
-    def _fail_all(self, error: Exception, others: Sequence[Request] = ()) -> None:
-        """End all rows under way, whose arrays may be lost, and other requests."""
+    def _fail_all(self, error: Exception, others: Sequence[Request] = ()) -> bool:
+        """End all rows under way, whose arrays may be lost, and other requests. Return whether there were any."""
         rows = [row for pool in self.pools.values() for _, _, row in pool.places()]
         requests = dict.fromkeys([*self.beginning, *(row.request for row in rows), *others])
         self.pools.clear()
         self.beginning.clear()
         for request in requests:
             request.deliver(error)
+        return bool(requests)
 
     # --- programs ------------------------------------------------------------------------------------------------------
 

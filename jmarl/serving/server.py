@@ -95,7 +95,7 @@ class ModelServer:
             self.service.stop()
             self.socket.close()
         if error := self.service.engine.failure:
-            raise RuntimeError("the server has ended, because the thread that samples failed") from error
+            raise RuntimeError(f"the server has ended, because the thread that samples failed ({error!r})") from error
 
     def drain(self) -> None:
         """Answer new requests with 503, and end when those under way have, or after the grace; at once if called again. From

@@ -84,6 +84,14 @@ def test_full_says_how_many_wait(new_engine):
     assert error.value.status == 429
 
 
+def test_an_engine_whose_turns_all_fail_ends(new_engine, ids):
+    engine, answers = new_engine(), []
+    engine.compiler.shutdown()
+    engine.submit(Request(0, [*ids] * 3, LIMIT, 1, answers.append))  # for whose size there is no program yet
+    engine.run()
+    assert [answer.status for answer in answers] == [503] and "after shutdown" in str(engine.failure)
+
+
 def test_requests_get_an_answer_when_the_engine_ends(new_engine, ids):
     engine, answers = new_engine(), []
     for n in (SLOTS, 1):
