@@ -1,4 +1,6 @@
-"""`jmarl serve --openenv ENV`: offer one seat of an environment to clients of OpenEnv; a team plays the others."""
+"""`jmarl serve --openenv ENV`: offer one seat of an environment to clients of OpenEnv; a team plays the others. And the team of
+`jmarl serve --models`, for both.
+"""
 
 from __future__ import annotations
 
