@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -293,12 +294,41 @@ def test_a_call_that_hangs_ends_its_episode_and_no_other(monkeypatch):
                 "code": "EXECUTION_ERROR",
             }
             assert "send reset first" in say(step("more"))["data"]["message"]
-            if seat.under_way != 2:
+            if seat.call.under_way != 2:
                 assert other(step("word"))["type"] == "observation"
         assert "did not answer in time" in say({"type": "reset"})["data"]["message"]  # too many hang
         Hanging.go_on.set()
-        assert wait_until(lambda: not seat.under_way)
+        assert wait_until(lambda: not seat.call.under_way)
         assert say({"type": "reset"})["type"] == "observation"
+
+
+def test_a_team_that_hangs_ends_the_episode():
+    go_on = threading.Event()
+    seat = Seat(LockStep(Relay()), others=lambda prompts, seed: go_on.wait(), call_s=0.2)
+    with SeatServer(seat, Access(), log=lambda text: None) as server, talking(server) as say:
+        assert "did not answer in time" in say({"type": "reset"})["data"]["message"]
+        go_on.set()
+
+
+def test_a_server_ends_though_a_call_hangs_and_a_client_reads_nothing(monkeypatch):
+    monkeypatch.setattr("jmarl.remote.openenv.server.CLOSE_S", 0.2)
+    monkeypatch.setattr(Hanging, "go_on", threading.Event())
+    with (
+        SeatServer(Seat(LockStep(Hanging())), Access(), log=lambda text: None) as server,
+        connect(f"{url_of(server)}/ws", proxy=None) as hanging,
+        connect(f"{url_of(server)}/ws", proxy=None, max_queue=1, close_timeout=0.1) as deaf,
+    ):
+        hanging.send('{"type": "reset"}')
+        hanging.send(json.dumps(step("hang")))
+        deaf.send(json.dumps({"type": "reset", "data": {"episode_id": "x" * 1_000_000}}))
+        for _ in range(20):
+            deaf.send('{"type": "state"}')
+        time.sleep(0.3)
+        began = time.monotonic()
+        server.close()
+        assert time.monotonic() - began < 3
+        Hanging.go_on.set()
+        assert wait_until(lambda: not server.sessions)
 
 
 def test_only_who_has_the_token_gets_a_session():
@@ -519,22 +549,26 @@ COMMAND = "import sys; sys.modules['jax'] = None; from jmarl.cli.main import mai
 
 
 def test_the_command_serves_without_jax_and_drains():
-    """SIGTERM: the session under way finishes, a new one is refused, exit code 0."""
+    """SIGTERM: the episode under way finishes, a new one and a new session are refused, exit code 0."""
     command = [sys.executable, "-c", COMMAND, "serve", "--openenv", "math", "--split", "eval"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
-        with connect(f"{url}/ws", proxy=None) as session:
+        with connect(f"{url}/ws", proxy=None) as session, connect(f"{url}/ws", proxy=None):  # the other one has no episode
             session.send('{"type": "reset", "data": {"seed": 0}}')
             assert json.loads(session.recv(20))["type"] == "observation"
             process.send_signal(signal.SIGTERM)
             assert "1 sessions have 300 s to finish" in process.stdout.readline()
             with pytest.raises(InvalidStatus, match="503"), connect(f"{url}/ws", proxy=None):
                 pass
-            session.send('{"type": "state"}')
-            assert json.loads(session.recv(20))["type"] == "state"
-        assert process.wait(20) == 0
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                urllib.request.urlopen(f"http{url[2:]}/health")
+            session.send('{"type": "reset"}')
+            assert "this server is ending and begins no new episodes" in session.recv(20)
+            session.send('{"type": "step", "data": {"message": "2"}}')
+            assert json.loads(session.recv(20))["data"]["done"] is True
+            assert process.wait(20) == 0
     finally:
         process.kill()
         process.wait()

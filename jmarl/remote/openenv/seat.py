@@ -7,6 +7,7 @@ in which it acted.
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from jmarl.models.hub.tokenize import ChatPrompt
 Others = Callable[[Sequence[Any], int], Sequence[str]]
 MAX_TASKS = 1000
 MAX_SEED = 1 << 31
-MAX_HANGING = 8  # calls of an environment that are left to themselves
+MAX_HANGING = 8  # calls of an environment or a team that are left to themselves
 
 
 class Seen(NamedTuple):
@@ -38,7 +39,7 @@ class Seat:
         seat: number of the role.
         others: plays the other seats; needed if there are any.
         split: whose tasks are played.
-        call_s: seconds that a call of the environment may take, and that others wait for their turn; None: no limit.
+        call_s: seconds that a call of the environment or the team may take, and that others wait; None: no limit.
     """
 
     def __init__(
@@ -56,15 +57,26 @@ class Seat:
         self.tasks = env.tasks(split, MAX_TASKS, 0)
         if not self.tasks:
             raise ValueError(f"the environment has no tasks in the split {split!r}")
-        self.lock = threading.Lock()  # environments are called by one thread at a time
-        self.call_s, self.under_way = call_s, 0
+        self.call, self.ask = Calls("the environment", call_s), Calls("the team", call_s)
 
     def episode(self) -> "Episode":
         """Return an episode that has not begun."""
         return Episode(self)
 
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Return what a function of the environment returns, or raise what it raises.
+
+class Calls:
+    """Makes calls, one at a time.
+
+    Args:
+        name: whose, in errors.
+        seconds: that a call may take, and that others wait for their turn; None: no limit.
+    """
+
+    def __init__(self, name: str, seconds: float | None):
+        self.name, self.seconds, self.lock, self.under_way = name, seconds, threading.Lock(), 0
+
+    def __call__(self, function: Callable[[], Any]) -> Any:
+        """Return what a function returns, or raise what it raises.
 
         Raises:
             TimeoutError: it, or the one before it, takes too long. Its thread is left to itself, and others go on.
@@ -76,13 +88,13 @@ class Seat:
             finally:
                 self.under_way -= 1
 
-        if not self.lock.acquire(timeout=-1 if self.call_s is None else self.call_s):
-            raise TimeoutError("another call of the environment takes too long")
+        if not self.lock.acquire(timeout=-1 if self.seconds is None else self.seconds):
+            raise TimeoutError(f"another call of {self.name} takes too long")
         try:
             if self.under_way >= MAX_HANGING:
-                raise TimeoutError(f"the environment hangs in {self.under_way} calls")
+                raise TimeoutError(f"{self.name} hangs in {self.under_way} calls")
             self.under_way += 1
-            return call_within(self.call_s, run)
+            return call_within(self.seconds, run)
         finally:
             self.lock.release()
 
@@ -117,7 +129,8 @@ class Episode:
             prompts = [None if i == seat else prompt for i, prompt in enumerate(self.prompts)]
             texts = [""] * len(prompts)
             if self.of.others is not None and any(prompt is not None for prompt in prompts):
-                texts = list(self.of.others(prompts, int(self.rng.integers(MAX_SEED))))
+                seed = int(self.rng.integers(MAX_SEED))
+                texts = list(self.of.ask(partial(self.of.others, prompts, seed)))
             texts[seat] = message
             self.done, self.turns = True, self.turns + 1  # also where the environment raises
             answer, seen = self.of.call(lambda texts=texts: self._answer(texts))

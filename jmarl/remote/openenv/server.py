@@ -13,6 +13,7 @@ import logging
 import signal
 import socket
 import ssl
+import struct
 import threading
 import time
 import traceback
@@ -33,6 +34,8 @@ MAX_MESSAGE = 1 << 20  # bytes
 MAX_OPENING = 32  # connections without a session: each has a thread, and needs no token yet
 MAX_SESSIONS = 16  # by default: each has a thread
 OPENING_S = 5.0  # after which they are closed
+SEND_S = 10  # in which a client must take what is sent to it
+CLOSE_S = 5.0  # in which sessions must be closed at the end
 QUIET = logging.getLogger(__name__)  # the library logs a traceback for each client that speaks another protocol
 QUIET.setLevel(logging.CRITICAL)
 FIELDS = {"reset": {"seed": int, "episode_id": str}, "step": {"message": str}}  # of data; None is allowed in reset
@@ -68,6 +71,7 @@ class SeatServer:
     ):
         self.seat, self.access, self.max_sessions, self.idle_s, self.log = seat, access, max_sessions, idle_s, log
         self.sessions: set[ServerConnection] = set()
+        self.playing: set[ServerConnection] = set()  # those with an episode that is not over
         self.lock, self.is_draining = threading.Lock(), False
         self.server: Server = serve(
             self._session,
@@ -96,18 +100,26 @@ class SeatServer:
         self.close()
 
     def drain(self, grace_s: float) -> None:
-        """Refuse new sessions, and wait until the others have ended, at most `grace_s` seconds."""
+        """Refuse new sessions and episodes, and wait until the others are over, at most `grace_s` seconds."""
         self.is_draining, end = True, time.monotonic() + grace_s
-        while self.sessions and time.monotonic() < end:
+        while self.playing and time.monotonic() < end:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """End all sessions and close the port."""
+        """End all sessions and close the port. Threads that hang in calls of the environment are left to themselves."""
         self.is_draining = True
-        self.server.shutdown()
+        closing = threading.Thread(target=self._close, daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
         for connection in list(self.sessions):
-            connection.close(1001, "the server ends")
+            with contextlib.suppress(OSError):  # closed already
+                connection.socket.shutdown(socket.SHUT_RDWR)  # ends sending to a client that reads nothing
         self.thread.join()
+
+    def _close(self) -> None:
+        self.server.shutdown()  # waits for the threads of sessions
+        for connection in list(self.sessions):  # that older versions of the library leave open
+            connection.close(1001, "the server ends")
 
     def _has_room(self) -> bool:
         """Return whether another connection gets a thread."""
@@ -117,7 +129,8 @@ class SeatServer:
         """Answer what is no session: health, a wrong token or path, and everything while the server drains."""
         path, _, query = request.path.partition("?")
         if path == "/health":
-            return connection.respond(HTTPStatus.OK, json.dumps({"status": "healthy"}))
+            status, text = (HTTPStatus.SERVICE_UNAVAILABLE, "ending") if self.is_draining else (HTTPStatus.OK, "healthy")
+            return connection.respond(status, json.dumps({"status": text}))
         if not self.access.allows(request.headers.get("Authorization")):
             return connection.respond(HTTPStatus.UNAUTHORIZED, "send the token of this server: Authorization: Bearer TOKEN\n")
         if path != "/ws" or query:
@@ -142,6 +155,7 @@ class SeatServer:
         finally:
             with self.lock:
                 self.sessions.discard(connection)
+                self.playing.discard(connection)
 
     def _answer_all(self, connection: ServerConnection) -> None:
         episode, state = self.seat.episode(), {"episode_id": None, "step_count": 0}
@@ -153,10 +167,13 @@ class SeatServer:
                     error_reply(Refusal("SESSION_ERROR", f"the session was idle for {self.idle_s:g} s and is over"))
                 )
                 return
+            self.playing.add(connection)  # also while the last answer is sent
             reply = self._reply(raw, episode, state)
             if reply is None:
                 return
             connection.send(reply)
+            if episode.done:
+                self.playing.discard(connection)
 
     def _reply(self, raw: str | bytes, episode: Episode, state: dict[str, Any]) -> str | None:
         """Return the answer to a message; None: the client wants to go."""
@@ -166,6 +183,8 @@ class SeatServer:
                 return None
             if kind == "state":
                 return json.dumps({"type": "state", "data": state})
+            if kind == "reset" and self.is_draining:
+                raise Refusal("SESSION_ERROR", "this server is ending and begins no new episodes: try another one")
             if kind == "reset":
                 seen = episode.reset(data.get("seed"))
                 state["episode_id"] = data.get("episode_id") or uuid.uuid4().hex
@@ -201,7 +220,7 @@ def serve_seat(server: SeatServer, say: Callable[[str], None] = print, grace_s: 
         ended.wait()
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-        say(f"ending; {len(server.sessions)} sessions have {grace_s:g} s to finish")
+        say(f"ending; {len(server.playing)} sessions have {grace_s:g} s to finish")
         server.drain(grace_s)
     return 0
 
@@ -223,7 +242,8 @@ class Door:
         while True:
             with contextlib.suppress(TimeoutError):
                 connection, address = self.socket.accept()
-                if self.has_room():
+                if self.has_room():  # a client that reads nothing would keep the lock that closing its session needs
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
                     return connection, address
                 connection.close()
 
