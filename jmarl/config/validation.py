@@ -66,6 +66,7 @@ def per_agent_values(value: Any) -> tuple:
     return value if isinstance(value, tuple) else (value,)
 
 
+MAX_NAME = 200  # characters of a name that is compared with others
 WITHOUT_COUNTERPART = {  # names of others that are near a setting which is another thing
     "max_prompt_length": "prompts are not cut to a length; in runs on rollouts, long_prompts is about those that do not fit",
 }
@@ -75,6 +76,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message that names the nearest known name, or "" where none is near."""
     if name in WITHOUT_COUNTERPART:
         return f"; {WITHOUT_COUNTERPART[name]}"
+    if len(name) > MAX_NAME:  # comparing takes long
+        return ""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)  # at 0.6 deepspeed is near seed
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -71,7 +71,8 @@ class Step(NamedTuple):
 class Unanswered(RuntimeError):
     """Raised by `reset` or `step` when no reward can be computed and the agents are not to blame (the judge is unreachable).
 
-    The joint action is masked and counted, and its episode ends.
+    The joint action is masked and counted, and its episode ends. Clients of a server read the text, unless it names a path or
+    an address.
     """
 
 

@@ -11,14 +11,17 @@ Only what the server was started with has a name here, so no client makes it imp
 default: all that `options` allows. Those of a class of your own that are texts must be listed here.
 """
 
+import asyncio
 import dataclasses
 import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import read_yaml
@@ -28,13 +31,14 @@ from jmarl.envs.calls.awaiting import is_async
 from jmarl.envs.options import WithOptions
 from jmarl.envs.tools.tool_use import ToolUse
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote.engines import Lane, Player, declares_turns, engine_of, plays_one_episode
+from jmarl.remote.engines import Lane, Player, Turns, declares_turns, engine_of, plays_one_episode
 from jmarl.remote.gate import Refused, StatusCode, log
 from jmarl.remote.options import is_of_files, may_read_files, problem_of
 from jmarl.remote.values import to_map
 from jmarl.sandbox import default_sandbox
 
 MAX_BUILT, MAX_POOLS = 64, 8  # environments that a server has at once, each with its options: in threads, in processes
+WRONG = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)  # what wrong options raise
 KEYS = ("env", "reward", "workers", "client_options")
 
 
@@ -141,29 +145,50 @@ class Catalog:
     def __init__(self, offer: Offer, workers: int, timeout: float):
         self.offer, self.workers, self.timeout = offer, workers, timeout
         self._built: dict[tuple, Built] = {}  # the least recently used first
-        self._lane = Lane("building environments", timeout)  # the loop goes on meanwhile
+        self._lane, self._building = Lane("building environments", timeout), asyncio.Lock()  # the loop goes on meanwhile
+        self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()  # by the origin of clients
         self.rewards = {name: self._reward(name, place) for name, place in offer.rewards.items()}
 
-    async def environment(self, name: str, options: dict[str, Any], num_turns: int = 0) -> Built:
-        """Return an environment with the options of a client. Raises `Refused` if there is none, or for what is not allowed."""
+    async def environment(self, name: str, options: dict[str, Any], num_turns: int, origin: str) -> Built:
+        """Return an environment with the options of a client. Raises `Refused` if there is none, or for what is not allowed.
+
+        origin: of the client, see `gate.Caller`."""
         if (entry := self.offer.environments.get(name)) is None:
             hint = did_you_mean(name, self.offer.environments)
             known = ", ".join(self.offer.environments) or "none"
             raise Refused(
                 StatusCode.INVALID_ARGUMENT, f"there is no environment {name!r:.80} here{hint}; this server has {known}"
             )
-        key = (name, repr(sorted(options.items())))
-        key = key if key in self._built else (*key, num_turns)
-        if (built := self._built.pop(key, None)) is None:
+        if num_turns < 0:
+            raise Refused(StatusCode.INVALID_ARGUMENT, f"num_turns={num_turns}: give at least 1, or 0 where it is not known")
+        try:
+            key = (name, repr(sorted(options.items())), num_turns)
+        except ValueError:
+            raise Refused(StatusCode.INVALID_ARGUMENT, f"{name} does not take a number of so many digits") from None
+        while (built := self._find(key)) is None:  # again where it had to make room before this could go on
             self._check_options(name, entry, options)
-            built = await self._lane.run(lambda: self._build(name, entry, options, num_turns))
-            key = key[:2] if declares_turns(built.env) else key
-            if key in self._built:  # built for another call meanwhile
-                built.player.close()
-                built = self._built.pop(key)
-            self._make_room(built)
-        self._built[key] = built
+            await self.turns(origin).run(partial(self._add, key, entry, options))
         return built
+
+    def turns(self, origin: str) -> Turns:
+        """Return the turns of what a client lets environments do at length: one after the other, so that others wait little."""
+        return self._turns.setdefault(origin, Turns())
+
+    def _find(self, key: tuple[str, str, int]) -> Built | None:
+        """Return an environment, which then is the one that was used last; None: it is not built."""
+        for known in (key[:2], key):
+            if (built := self._built.pop(known, None)) is not None:
+                self._built[known] = built
+                return built
+        return None
+
+    async def _add(self, key: tuple[str, str, int], entry: Entry, options: dict[str, Any]) -> None:
+        """Build an environment, if no other client has had it built meanwhile."""
+        async with self._building:
+            if self._find(key) is None:
+                built = await self._lane.run(lambda: self._build(key[0], entry, options, key[2]))
+                self._make_room(built)
+                self._built[key[:2] if declares_turns(built.env) else key] = built
 
     def _check_options(self, name: str, entry: Entry, options: Mapping[str, Any]) -> None:
         """Raise `Refused` for options that a client may not set."""
@@ -184,17 +209,18 @@ class Catalog:
         merged = {**entry.options, **options}
         try:
             env = make(entry.env, **merged)
-        except (ValueError, TypeError) as error:
+            workers = self.workers * plays_one_episode(env) if entry.workers is None else entry.workers
+            engine, is_bulk = engine_of(env, workers, self.timeout, num_turns)
+            facts = describe_served(env, engine.env, merged)
+        except WRONG as error:
             if not options:
                 raise
             log.warning("environment %s does not take the options %.200r", name, dict(options), exc_info=True)
             place = (ENVIRONMENTS | OTHER_NAMES).get(entry.env, entry.env)
-            is_told = place.startswith("jmarl.") and not may_read_files(merged) and not is_of_files(error)
+            is_told = place.startswith("jmarl.") and isinstance(error, ValueError)
+            is_told = is_told and not may_read_files(merged) and not is_of_files(error)
             sentence = f"environment {name!r} does not take {', '.join(options)} with these values; the server's log says why"
             raise Refused(StatusCode.INVALID_ARGUMENT, str(error) if is_told else sentence) from error
-        workers = self.workers * plays_one_episode(env) if entry.workers is None else entry.workers
-        engine, is_bulk = engine_of(env, workers, self.timeout, num_turns)
-        facts = describe_served(env, engine.env, merged)
         lane = Lane(name, None if workers else self.timeout)  # a pool ends its calls itself
         return Built(name, env, Player(engine, is_bulk, lane), facts, type_is_of_jmarl(_inner_type(env)), workers)
 
@@ -255,7 +281,6 @@ def describe_served(env: Any, played: Any, options: Mapping[str, Any]) -> pb.Des
     low, high = (-float("inf"), float("inf")) if processed else played.reward_range
     description, level = describe(env), sandbox_level(played)
     own = [metadata.version("jmarl"), json.dumps(description, sort_keys=True), repr(sorted(options.items()))]
-    sources = [source_of(cls) for cls in _inner_type(env).__mro__ if not type_is_of_jmarl(cls) and cls is not object]
     return pb.DescribeReply(
         roles=played.roles,
         lowest_reward=low,
@@ -265,7 +290,7 @@ def describe_served(env: Any, played: Any, options: Mapping[str, Any]) -> pb.Des
         special_tokens=special_tokens(played),
         class_name=class_name(played),
         description=to_map(description, f"the description of {class_name(played)}"),
-        fingerprint=fingerprint(class_name(played), [*own, *sources]),
+        fingerprint=fingerprint(class_name(played), [*own, *sources_of(_inner_type(env))]),
         sandbox=level,
     )
 
@@ -280,6 +305,12 @@ def sandbox_level(env: Any) -> str:
 def fingerprint(name: str, texts: Sequence[str]) -> str:
     """Return a digest that is the same on servers that can replace each other."""
     return hashlib.sha256(json.dumps([name, *texts]).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+@cache  # parsing in several threads at once is an error of some versions of Python
+def sources_of(cls: type) -> list[str]:
+    """Return the sources of a class and of those above it, without those of jmarl."""
+    return [source_of(base) for base in cls.__mro__ if not type_is_of_jmarl(base) and base is not object]
 
 
 def source_of(value: Any) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from jmarl.envs.base import Observations, Step, TextEnvironment, Texts, class_name
@@ -145,6 +145,21 @@ def some_results(method: Callable, calls: Sequence[tuple], bulk: bool, results: 
             return
 
 
+class Turns:
+    """Does one work after the other, in the order in which they came. A work that has begun goes on when nobody waits for it
+    any more; one that has not is given up."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Return the result of a work when it has had its turn, or raise what it raises."""
+        await self._lock.acquire()
+        task = asyncio.get_running_loop().create_task(work())
+        task.add_done_callback(lambda _: self._lock.release())
+        return await asyncio.shield(task)
+
+
 class Lane:
     """A thread that makes one call after the other. Calls wait for their turn in the order in which they came.
 
@@ -156,40 +171,39 @@ class Lane:
     def __init__(self, name: str, timeout: float | None):
         self.name, self.timeout = name, timeout
         self.hanging: list[threading.Thread] = []
-        self._turn: asyncio.Lock = asyncio.Lock()
-        self._start()
-
-    def _start(self) -> None:
+        self._turns = Turns()
+        self._thread: threading.Thread | None = None
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_work, args=(self._calls,), name=f"jmarl {self.name}", daemon=True)
-        self._thread.start()
 
     async def run(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call, or raise what it raises. Raises `Refused` if it takes too long."""
-        async with self._turn:
-            self.hanging = [thread for thread in self.hanging if thread.is_alive()]
-            if len(self.hanging) >= MAX_HANGING:
-                raise Refused(
-                    StatusCode.UNAVAILABLE, f"{self.name} hangs in {MAX_HANGING} calls on this server: try another one"
-                )
-            loop = asyncio.get_running_loop()
-            result: asyncio.Future = loop.create_future()
-            self._calls.put(lambda: _answer(call, result, loop))
-            try:
-                async with asyncio.timeout(self.timeout):
-                    value, error = await result
-            except TimeoutError:
-                self.close()
-                self.hanging.append(self._thread)
-                self._start()
-                raise Refused(StatusCode.DEADLINE_EXCEEDED, f"{self.name} did not answer within {self.timeout:g} s") from None
+        return await self._turns.run(lambda: self._run(call))
+
+    async def _run(self, call: Callable[[], Any]) -> Any:
+        self.hanging = [thread for thread in self.hanging if thread.is_alive()]
+        if len(self.hanging) >= MAX_HANGING:
+            raise Refused(StatusCode.UNAVAILABLE, f"{self.name} hangs in {MAX_HANGING} calls on this server: try another one")
+        if self._thread is None:  # not before, so that an environment that nobody uses has no thread
+            self._thread = threading.Thread(target=_work, args=(self._calls,), name=f"jmarl {self.name}", daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future = loop.create_future()
+        self._calls.put(lambda: _answer(call, result, loop))
+        try:
+            async with asyncio.timeout(self.timeout):
+                value, error = await result
+        except TimeoutError:
+            self.hanging.append(self._thread)
+            self.close()
+            raise Refused(StatusCode.DEADLINE_EXCEEDED, f"{self.name} did not answer within {self.timeout:g} s") from None
         if error is not None:
             raise error
         return value
 
     def close(self) -> None:
-        """End the thread after its call."""
+        """End the thread after its call. A later call starts another one."""
         self._calls.put(None)
+        self._calls, self._thread = queue.SimpleQueue(), None
 
 
 def _work(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:

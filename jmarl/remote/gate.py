@@ -8,13 +8,13 @@ answers what it cannot read with an internal error. Left out: what the calls do,
 from __future__ import annotations
 
 import asyncio
-import builtins
+import contextlib
 import ipaddress
 import logging
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -31,8 +31,9 @@ CLIENT, VERSION, TOKEN = "jmarl-client", "jmarl-protocol", "authorization"  # me
 RECEIVE_S = 20.0  # in which the message of a call must be there
 HEALTH_S = 3.0  # the same of a question about health, which needs no token
 MAX_HEALTH = 64  # questions about health at once, so that those who have no token leave room for other calls
+MAX_CALLS = 2048  # calls at once of one client, which leave room for those of others
 HEALTH = "/grpc.health.v1.Health/Check"  # its `Watch` is unimplemented: it would hold a place for as long as a client likes
-MAX_SENTENCE = 1500  # characters: a status travels in headers, which have a limit
+MAX_SENTENCE = 2000  # bytes: a status travels in headers of at most 8192, where each may need three
 MAX_CLIENT_NAME = 128
 MAX_CLIENTS = 4096  # whose rates are remembered
 SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"]
@@ -47,13 +48,18 @@ class Refused(Exception):
         super().__init__(sentence)
         self.code = code
 
+    def alone(self) -> Refused:
+        """Return it without its traceback, if it is kept: the request, which has megabytes, would be there until Python looks
+        for cycles."""
+        return self.with_traceback(None)
+
     def to_error(self, number: str) -> pb.Error:
         """Return the message of a call in a batch. number: of the request."""
         return pb.Error(code=self.code.value[0], message=self.sentence(number))
 
     def sentence(self, number: str) -> str:
         """Return what the client reads."""
-        return f"{self!s:.{MAX_SENTENCE}} (request {number})"
+        return f"{shortened(str(self))} (request {number})"
 
 
 class Caller(NamedTuple):
@@ -113,7 +119,8 @@ class Gate(grpc.GenericRpcHandler):
             for name, method in methods.items()
         }
         self._handlers[HEALTH] = grpc.stream_unary_rpc_method_handler(self._health)
-        self.is_serving, self.health_s, self._health_calls = True, HEALTH_S, 0
+        self.is_serving, self.health_s = True, HEALTH_S
+        self._calls: Counter[str] = Counter()  # at once, by origin
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return self._handlers.get(handler_call_details.method)
@@ -121,19 +128,25 @@ class Gate(grpc.GenericRpcHandler):
     def _handler(self, method: Method, request_class: type[Message]) -> Callable[..., Awaitable[bytes]]:
         """Return a handler of raw messages. A client that sends one message cannot tell it from one of a unary call."""
 
-        async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+        async def handle(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
             number = secrets.token_hex(6)
+            answer = await answered(context, number)
+            if isinstance(answer, bytes):
+                return answer
+            await context.abort(answer.code, answer.sentence(number))  # gRPC keeps this frame for a while, but not the request
+            raise AssertionError("abort raises")
+
+        async def answered(context: grpc.aio.ServicerContext, number: str) -> bytes | Refused:
             try:
                 caller = self._admit(context, number)
-                request = await read(messages, request_class, self.receive_s)
-                return self._written(await method(request, caller))
+                with self._counted(caller.origin, MAX_CALLS, "calls at once of one client"):
+                    request = await read(context, request_class, self.receive_s)
+                    return self._written(await method(request, caller))
             except Refused as refused:
-                refusal = refused
+                return refused.alone()
             except Exception:
                 log.exception("request %s: the server failed in %s", number, method.__name__)
-                refusal = Refused(StatusCode.INTERNAL, "the server failed; its log says why")
-            await context.abort(refusal.code, refusal.sentence(number))
-            raise AssertionError("abort raises")
+                return Refused(StatusCode.INTERNAL, "the server failed; its log says why")
 
         return handle
 
@@ -144,10 +157,12 @@ class Gate(grpc.GenericRpcHandler):
             known = "a wrong token" if given.get(TOKEN) else "no token"
             raise Refused(StatusCode.UNAUTHENTICATED, f"this call has {known}: give the one in the server's --token-file")
         name = given.get(CLIENT, "")
-        if len(name) > MAX_CLIENT_NAME:
-            raise Refused(StatusCode.INVALID_ARGUMENT, f"{CLIENT} has {len(name)} characters, {MAX_CLIENT_NAME} are allowed")
-        certificate = b" ".join(context.peer_identities() or ()).decode("utf-8", "replace")
-        caller = Caller(f"{certificate}/{name}", certificate or host_of(context.peer()), number)
+        if not 0 < len(name) <= MAX_CLIENT_NAME:  # clients without a name would share their sessions
+            raise Refused(
+                StatusCode.INVALID_ARGUMENT, f"{CLIENT} has {len(name)} characters, 1 to {MAX_CLIENT_NAME} are allowed"
+            )
+        certificate = repr(identities) if (identities := context.peer_identities()) else ""
+        caller = Caller(repr((certificate, name)), certificate or host_of(context.peer()), number)
         self.rates.check(caller.origin)
         if (theirs := given.get(VERSION, "")) != PROTOCOL:
             spoken = f"protocol {theirs:.20}" if theirs else f"no protocol (metadata {VERSION})"
@@ -158,22 +173,32 @@ class Gate(grpc.GenericRpcHandler):
             )
         return caller
 
-    async def _health(self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+    async def _health(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
         """Answer whether the server serves, without a token, and nothing else: not what it serves."""
-        self._health_calls += 1
         try:
-            if self._health_calls > MAX_HEALTH:
-                raise Refused(StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_HEALTH} questions about health at once")
-            request = await read(messages, health_pb2.HealthCheckRequest, self.health_s)
+            with self._counted("", MAX_HEALTH, "questions about health at once"):
+                request = await read(context, health_pb2.HealthCheckRequest, self.health_s)
             if request.service:
                 raise Refused(StatusCode.NOT_FOUND, "only the whole server has a health")
         except Refused as refused:
             await context.abort(refused.code, str(refused))
-        finally:
-            self._health_calls -= 1
         states = health_pb2.HealthCheckResponse.ServingStatus
         status = states.SERVING if self.is_serving else states.NOT_SERVING
         return health_pb2.HealthCheckResponse(status=status).SerializeToString()
+
+    @contextlib.contextmanager
+    def _counted(self, origin: str, most: int, what: str) -> Iterator[None]:
+        """Count a call while it is answered. Raises `Refused` if there are too many. origin: of a client; empty: all without
+        a token."""
+        if self._calls[origin] >= most:
+            raise Refused(StatusCode.RESOURCE_EXHAUSTED, f"more than {most} {what}: wait")
+        self._calls[origin] += 1
+        try:
+            yield
+        finally:
+            self._calls[origin] -= 1
+            if not self._calls[origin]:
+                del self._calls[origin]
 
     def _written(self, reply: Message) -> bytes:
         """Return the bytes of an answer."""
@@ -199,14 +224,14 @@ def host_of(peer: str) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-async def read(messages: AsyncIterator[bytes], request_class: type[Any], seconds: float) -> Any:
+async def read(context: grpc.aio.ServicerContext, request_class: type[Any], seconds: float) -> Any:
     """Return the message of a call. Raises `Refused` if it is not there in time, or is another one."""
     try:
         async with asyncio.timeout(seconds):
-            data = await anext(messages, None)
+            data = await context.read()  # the iterator of gRPC would keep the message
     except TimeoutError:
         raise Refused(StatusCode.DEADLINE_EXCEEDED, f"no message within {seconds:g} s") from None
-    if data is None:
+    if not isinstance(data, bytes):  # the end of the stream
         raise Refused(StatusCode.INVALID_ARGUMENT, "a call without a message")
     try:
         return request_class.FromString(data)
@@ -214,10 +239,9 @@ async def read(messages: AsyncIterator[bytes], request_class: type[Any], seconds
         raise Refused(StatusCode.INVALID_ARGUMENT, f"the message is no {request_class.DESCRIPTOR.name}") from None
 
 
-def type_name(error: Exception) -> str:
-    """Return the type of an error: a built-in one by its name, since names of others may say too much."""
-    name = type(error).__name__
-    return f"a {name}" if hasattr(builtins, name) else "an error"
+def shortened(text: str) -> str:
+    """Return the beginning of a text that fits into a status, without what UTF-8 does not hold."""
+    return text.encode("utf-8", "replace")[:MAX_SENTENCE].decode("utf-8", "ignore")
 
 
 def _request_class(method: str) -> type[Message]:

@@ -12,8 +12,8 @@ class Limits:
 
     Attributes:
         sessions: open sessions of one client.
-        client_bytes: that tasks, messages and answers of the sessions of one client have. With half of them no new session is
-            begun, so that those that are open can end.
+        client_bytes: that the sessions of one client have, their tasks, messages and answers, and its requests under way. With
+            half of them no new session is begun, so that those that are open can end.
         all_sessions: open sessions of all clients.
         idle_seconds: after which a session without a call ends.
         message_bytes: of a message.

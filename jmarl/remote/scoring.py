@@ -12,7 +12,8 @@ from jmarl.envs.calls.user_code import defined_text
 from jmarl.envs.rewards import value_list
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import Reward
-from jmarl.remote.gate import Caller, Refused, StatusCode, log, type_name
+from jmarl.remote.gate import Caller, Refused, StatusCode, log
+from jmarl.remote.told import type_name
 from jmarl.remote.values import from_map, plain_numbers, to_map, to_value
 
 Arguments = tuple[BoundReward, list[list[str]], list[dict], np.random.Generator]

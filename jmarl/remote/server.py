@@ -34,7 +34,8 @@ DRAIN_S = 0.05  # between looks for unfinished episodes at the end
 LAST_ANSWERS_S = 2.0  # in which calls that are answered at the end must be sent
 LAST_LINES_S = 1.0  # in which the last lines of the log must be written
 STDERR = 2  # file descriptor
-MAX_LOG = 10_000  # lines that wait to be written
+MAX_LOG = 10_000  # entries that wait to be written
+MAX_LINE = 10_000  # characters at the beginning and at the end of an entry; errors may hold what clients have sent
 HEADROOM = 1 << 16  # bytes of a message besides what `message_bytes` allows: gRPC's own error says less than ours
 EVERYWHERE = ("0.0.0.0", "::")  # addresses that listen on all others
 ENDED, CUT_OFF = 0, 1  # exit codes
@@ -48,8 +49,8 @@ class Server:
         self.access, self.limits = access, limits
         self.catalog = Catalog(offer, workers, limits.call_seconds)
         self.sessions = Sessions(limits)
-        service = Service(self.catalog, self.sessions, version)
-        self._gate = Gate(service.methods, access, Rates(limits.rate), version, limits.message_bytes)
+        self._service = Service(self.catalog, self.sessions, version)
+        self._gate = Gate(self._service.methods, access, Rates(limits.rate), version, limits.message_bytes)
 
     async def start(self) -> int:
         """Listen, and return the port. Raises ValueError if the address cannot be used."""
@@ -100,12 +101,17 @@ class Server:
                 log.info("%d sessions ended after %g s without a call", count, self.limits.idle_seconds)
 
     async def drain(self, grace: float) -> int:
-        """Begin no new episodes, wait until all are over or the grace period is, and return how many are unfinished."""
+        """Begin nothing new, wait until all is over or the grace period is, and return how many episodes are unfinished."""
         self.sessions.is_draining, self._gate.is_serving = True, False
         end = asyncio.get_running_loop().time() + grace
-        while (count := self.sessions.count_unfinished()) and asyncio.get_running_loop().time() < end:
+        while self.is_busy and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(DRAIN_S)
-        return count
+        return self.sessions.count_unfinished()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an episode is played, or the answer to a request is computed."""
+        return self.sessions.count_unfinished() > 0 or self._service.is_working
 
     async def end(self) -> None:
         """Stop listening, and end threads and processes."""
@@ -127,6 +133,7 @@ class LogQueue(logging.handlers.QueueHandler):
     """Gives lines of the log to the thread that writes them. What does not fit into the queue is left out."""
 
     def enqueue(self, record: logging.LogRecord) -> None:
+        record.msg = f"{record.msg[:MAX_LINE]} ... {record.msg[-MAX_LINE:]}" if len(record.msg) > 2 * MAX_LINE else record.msg
         with contextlib.suppress(queue.Full):
             self.queue.put_nowait(record)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
@@ -17,11 +18,11 @@ from google.protobuf.message import Message
 from jmarl.envs.vector import Fault
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import Built, Catalog, Reward
-from jmarl.remote.gate import Caller, Method, Refused, StatusCode, log, type_name
+from jmarl.remote.gate import Caller, Method, Refused, StatusCode, log
 from jmarl.remote.limits import Limits
-from jmarl.remote.options import is_of_files
 from jmarl.remote.scoring import score
 from jmarl.remote.sessions import Request, Session, Sessions, new_request, same
+from jmarl.remote.told import fault_of, refusal_of
 from jmarl.remote.values import from_map, to_map, to_observations, to_result
 
 MAX_TASKS = 100_000  # that a client may ask for
@@ -43,6 +44,11 @@ class Service:
         self._work: set[asyncio.Task] = set()  # the event loop itself has only weak references
 
     @property
+    def is_working(self) -> bool:
+        """Whether the answer to a request is being computed."""
+        return bool(self._work)
+
+    @property
     def methods(self) -> dict[str, Method]:
         """What answers each call, by its name in environments.proto."""
         return {
@@ -52,12 +58,13 @@ class Service:
         }  # fmt: skip
 
     async def list(self, request: pb.ListRequest, caller: Caller) -> pb.ListReply:
+        self._check_serving()
         rewards = [reward.facts for reward in self.catalog.rewards.values()]
         return pb.ListReply(names=list(self.catalog.offer.environments), rewards=rewards, version=self.version)
 
     async def describe(self, request: pb.DescribeRequest, caller: Caller) -> pb.DescribeReply:
-        if self.sessions.is_draining:  # clients ask this before they use a server
-            raise Refused(StatusCode.UNAVAILABLE, "this server ends: try another one")
+        self._check_serving()
+        self.sessions.check_bytes(caller.origin, self.limits.client_bytes)
         built = await self._environment(request, request.num_turns, caller)
         reply, limits = pb.DescribeReply(), self.limits
         reply.CopyFrom(built.facts)
@@ -77,20 +84,14 @@ class Service:
                 StatusCode.INVALID_ARGUMENT,
                 f"count={request.count} and first={request.first}: give a count from 0 to {MAX_TASKS} and a first from 0",
             )
+        self.sessions.check_bytes(caller.origin, self.limits.client_bytes)
         built = await self._environment(request, 0, caller)
         key = (request.split, request.count, request.seed)
-
-        def make() -> list[pb.Map]:
-            tasks = built.env.tasks(*key)
-            return [to_map(task, f"task {i} of {built.name}") for i, task in enumerate(tasks)]
-
-        if built.tasks is None or built.tasks[0] != key:
-            try:
-                with built:
-                    built.tasks = (key, await built.player.lane.run(make))
-            except Exception as error:
-                raise self._refusal(error, built, "tasks", caller) from error
-        _, tasks = built.tasks
+        try:
+            with built:  # also while this waits
+                tasks = await self.catalog.turns(caller.origin).run(partial(tasks_of, built, key))
+        except Exception as error:
+            raise refusal_of(error, built, "tasks", caller) from error
         reply, size = pb.TasksReply(total=len(tasks)), 0
         for task in tasks[request.first :]:
             size += task.ByteSize() + 8
@@ -111,7 +112,7 @@ class Service:
         if (stored := self.sessions.starts.repeated(caller.client, request)) is None:
             session = self.sessions.get(caller.client, request.session)
             check_step(session, request.step)
-            self.sessions.reserve(caller.origin, request.count)
+            self.sessions.reserve(caller.origin, request.count, request.count * session.own_bytes)
             of_session = session.built, session.state, session.observations, session.own_bytes, session.step
             forks = [self.sessions.open(caller, *of_session) for _ in range(request.count)]
             stored = self.sessions.starts.remember(caller.client, request)
@@ -141,6 +142,8 @@ class Service:
     async def score(self, request: pb.ScoreRequest, caller: Caller) -> pb.ScoreReply:
         reward = self.catalog.reward(request.reward)
         if (stored := self.sessions.scores.repeated(caller.client, request)) is None:
+            self._check_serving()
+            self.sessions.check_bytes(caller.origin, self.limits.client_bytes)
             stored = self.sessions.scores.remember(caller.client, request)
             self._start(self._score(reward, request, stored, caller), [stored], caller)
         return await answer_of(stored)
@@ -154,10 +157,7 @@ class Service:
         for call in calls:
             try:
                 if (stored := self.sessions.starts.repeated(caller.client, call)) is None:
-                    if self.sessions.is_draining:
-                        raise Refused(
-                            StatusCode.UNAVAILABLE, "this server is ending and begins no new episodes: try another one"
-                        )
+                    self._check_serving()
                     task = read_map(call.task, "task")
                     self.sessions.reserve(caller.origin, 1)
                     stored = self.sessions.starts.remember(caller.client, call)
@@ -165,7 +165,7 @@ class Service:
                     groups[key].append((call, task, stored))
                 answers.append(stored)
             except Refused as refused:
-                answers.append(refused)
+                answers.append(refused.alone())
         for group in groups.values():
             self._start(self._play_resets(group, caller), [stored for *_, stored in group], caller)
         return await all_answers(answers)
@@ -190,13 +190,13 @@ class Service:
     ) -> tuple[Message | Refused, bool]:
         """Return the answer of a reset, and whether it opened a session."""
         if isinstance(result, Fault):
-            return pb.ResetReply(fault=pb.Fault(reason=result.reason)), False
+            return pb.ResetReply(fault=fault_of(result, built, caller)), False
         try:
             if isinstance(result, Exception):
                 raise result
             observations = to_observations(result[1], built.name)
         except Exception as error:
-            return self._refusal(error, built, "reset", caller), False
+            return refusal_of(error, built, "reset", caller), False
         size = call.ByteSize() + sum(observation.ByteSize() for observation in observations)
         session = self.sessions.open(caller, built, result[0], observations, size)
         session.start = stored
@@ -218,7 +218,7 @@ class Service:
                     groups[id(session.built)].append((call, session, stored))
                 answers.append(stored)
             except Refused as refused:
-                answers.append(refused)
+                answers.append(refused.alone())
         for group in groups.values():
             self._start(self._play_steps(group, caller), [stored for *_, stored in group], caller)
         return await all_answers(answers)
@@ -237,14 +237,14 @@ class Service:
                 if isinstance(result, Exception):
                     raise result
                 if isinstance(result, Fault):
+                    answer: Message | Refused = pb.StepReply(fault=fault_of(result, built, caller))
                     session.advance(None, None)
-                    answer: Message | Refused = pb.StepReply(fault=pb.Fault(reason=result.reason))
                 else:
                     message = to_result(result, session.step + 1, built.name)
                     session.advance(result.state, message)
                     answer = pb.StepReply(step=message)
             except Exception as error:
-                answer = self._refusal(error, built, "step", caller)
+                answer = refusal_of(error, built, "step", caller)
                 session.answers.pop(session.step, None)  # the step was not played: it may be tried again
             session.called_at = self.sessions.clock()
             stored.answer.set_result(answer)
@@ -256,11 +256,17 @@ class Service:
     async def _score(self, reward: Reward, request: pb.ScoreRequest, stored: Request, caller: Caller) -> None:
         self._finish(caller.client, stored, await score(reward, request, caller))
 
+    def _check_serving(self) -> None:
+        """Raise `Refused` while the server ends. Clients call `List` or `Describe` before they use one."""
+        if self.sessions.is_draining:
+            raise Refused(StatusCode.UNAVAILABLE, "this server is ending and begins no new episodes: try another one")
+
     async def _environment(self, request: Any, num_turns: int, caller: Caller) -> Built:
         """Return the environment that a request names. Raises `Refused`."""
-        options = read_map(request.options, "options")
+        options, size = read_map(request.options, "options"), request.ByteSize()
+        self.sessions.add_bytes(caller.origin, size)
         try:
-            return await self.catalog.environment(request.environment, options, num_turns)
+            return await self.catalog.environment(request.environment, options, num_turns, caller.origin)
         except Refused:
             raise
         except Exception as error:
@@ -268,6 +274,8 @@ class Service:
             raise Refused(
                 StatusCode.INTERNAL, f"the environment {request.environment} cannot be used here; the server's log says why"
             ) from error
+        finally:
+            self.sessions.add_bytes(caller.origin, -size)
 
     def _check_batch(self, count: int, least: int = 0) -> None:
         if not least <= count <= self.limits.batch:
@@ -278,15 +286,18 @@ class Service:
 
     def _start(self, work: Coroutine[Any, Any, None], requests: Sequence[Request], caller: Caller) -> None:
         """Begin work that goes on when the client goes away. Whatever happens, the requests get an answer."""
+        size = sum(request.num_bytes for request in requests)
+        self.sessions.add_bytes(caller.origin, size)
 
         async def run() -> None:
             answer = Refused(StatusCode.INTERNAL, "the server failed; its log says why")
             try:
                 await work
             except Refused as refused:
-                answer = refused
+                answer = refused.alone()
             except Exception:
                 log.exception("request %s: the server failed", caller.number)
+            self.sessions.add_bytes(caller.origin, -size)
             for request in requests:
                 if not request.answer.done():
                     self._finish(caller.client, request, answer)
@@ -302,18 +313,17 @@ class Service:
             self.sessions.scores.forget(client, request)
         request.answer.set_result(answer)
 
-    def _refusal(self, error: Exception, built: Built, method: str, caller: Caller) -> Refused:
-        """Return what the client is told of an error of an environment; the log gets all of it."""
-        if isinstance(error, Refused):
-            return error
-        if isinstance(error, NotImplementedError) and method == "tasks":
-            return Refused(StatusCode.UNIMPLEMENTED, f"{built.name} has no tasks of its own: pass items to train(...)")
-        log.error("request %s: %s.%s raised an error", caller.number, built.name, method, exc_info=error)
-        if isinstance(error, ValueError) and method != "step":
-            is_told = built.trusts_errors and not is_of_files(error)
-            why = str(error) if is_told else f"{built.name} refused it; the server's log says why"
-            return Refused(StatusCode.INVALID_ARGUMENT, f"a malformed {'task' if method == 'reset' else 'request'}: {why}")
-        return Refused(StatusCode.INTERNAL, f"{built.name} raised {type_name(error)} in {method}; the server's log says more")
+
+async def tasks_of(built: Built, key: tuple[str, int, int]) -> list[pb.Map]:
+    """Return the tasks of an environment: those that it has made last, or others, which it makes. key: what `tasks` gets."""
+
+    def make() -> list[pb.Map]:
+        return [to_map(task, f"task {i} of {built.name}") for i, task in enumerate(built.env.tasks(*key))]
+
+    if built.tasks is None or built.tasks[0] != key:
+        with built:
+            built.tasks = key, await built.player.lane.run(make)
+    return built.tasks[1]
 
 
 def read_map(values: pb.Map, name: str) -> dict[str, Any]:

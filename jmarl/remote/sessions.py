@@ -33,6 +33,7 @@ class Request(NamedTuple):
 
     request_id: str
     digest: bytes  # of its content
+    num_bytes: int
     answer: asyncio.Future  # a message, or a `Refused`
 
 
@@ -81,7 +82,7 @@ class Sessions:
         self.is_draining = False
         self._sessions: dict[str, Session] = {}
         self._reserved: dict[str, int] = {}  # origin -> sessions that it has or is opening
-        self._bytes: dict[str, int] = {}  # origin -> bytes of its sessions
+        self._bytes: dict[str, int] = {}  # origin -> bytes of its sessions and requests
         self._reaped: OrderedDict[str, str] = OrderedDict()  # session -> client
         self.starts = Requests(REMEMBERED + limits.all_sessions)  # resets and forks
         self.scores = Requests(MAX_SCORES, SCORE_BYTES)
@@ -90,12 +91,14 @@ class Sessions:
         return len(self._sessions)
 
     def count_unfinished(self) -> int:
-        """Return how many episodes are neither done nor closed."""
-        return sum(not session.is_done for session in self._sessions.values())
+        """Return how many episodes are neither done nor closed, with those that are being opened."""
+        return sum(self._reserved.values()) - sum(session.is_done for session in self._sessions.values())
 
-    def reserve(self, origin: str, count: int) -> None:
-        """Count sessions that a client opens. Raises `Refused` if there are too many; call `release` if they are not opened."""
-        self.check_bytes(origin, self.limits.client_bytes // 2)
+    def reserve(self, origin: str, count: int, num_bytes: int = 0) -> None:
+        """Count sessions that a client opens. Raises `Refused` if there are too many; call `release` if they are not opened.
+
+        num_bytes: that they have, where this is known."""
+        self.check_bytes(origin, self.limits.client_bytes // 2, num_bytes)
         own, total = self._reserved.get(origin, 0), sum(self._reserved.values())
         for limit, used, whose in (
             (self.limits.sessions, own, "of one client"),
@@ -114,21 +117,27 @@ class Sessions:
         if not self._reserved[origin]:
             del self._reserved[origin]
 
-    def check_bytes(self, origin: str, most: int) -> None:
-        """Raise `Refused` if the sessions of a client have more bytes."""
-        if (used := self._bytes.get(origin, 0)) > most:
+    def check_bytes(self, origin: str, most: int, more: int = 0) -> None:
+        """Raise `Refused` if the sessions and requests of a client have more bytes. more: of what is about to be opened."""
+        if (used := self._bytes.get(origin, 0) + more) > most:
             raise Refused(
                 StatusCode.RESOURCE_EXHAUSTED,
-                f"tasks, messages and answers of the sessions of one client have {used} bytes, and {most} are allowed: close "
-                "some, or add a server",
+                f"requests, tasks, messages and answers of the sessions of one client have {used} bytes, and {most} are "
+                "allowed: close some, or add a server",
             )
+
+    def add_bytes(self, origin: str, more: int) -> None:
+        """Count bytes of a client's sessions, and of its requests while they are worked on."""
+        self._bytes[origin] = self._bytes.get(origin, 0) + more
+        if not self._bytes[origin]:
+            del self._bytes[origin]
 
     def count_bytes(self, session: Session, more: int = 0) -> None:
         """Count the bytes of a session. more: of what its state contains from now on."""
         session.own_bytes += more
         answers = [request.answer.result() for request in session.answers.values() if request.answer.done()]
         now = session.own_bytes + sum(answer.ByteSize() for answer in answers if isinstance(answer, Message))
-        self._bytes[session.origin] = self._bytes.get(session.origin, 0) + now - session.num_bytes
+        self.add_bytes(session.origin, now - session.num_bytes)
         session.num_bytes = now
 
     def open(
@@ -186,9 +195,7 @@ class Sessions:
         del self._sessions[session.id]
         session.built.users -= 1
         self.release(session.origin, 1)
-        self._bytes[session.origin] -= session.num_bytes
-        if not self._bytes[session.origin]:
-            del self._bytes[session.origin]
+        self.add_bytes(session.origin, -session.num_bytes)
         if session.start is not None:
             self.starts.forget(session.client, session.start)
 
@@ -255,7 +262,7 @@ def same(stored: Request | None, request: Any) -> Request | None:
 
 def new_request(request: Any) -> Request:
     """Return a request without an answer."""
-    return Request(request.request_id, digest(request), asyncio.get_running_loop().create_future())
+    return Request(request.request_id, digest(request), request.ByteSize(), asyncio.get_running_loop().create_future())
 
 
 def digest(request: Message) -> bytes:

@@ -32,6 +32,7 @@ HERE = "tests.remote.served"
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "the answer is hunter2"
 calls: list[str] = []  # what Sum.step was called with
+built: list[int] = []  # the options that Slow was built with
 
 
 class Sum(TextEnvironment):
@@ -48,6 +49,7 @@ class Sum(TextEnvironment):
     def reset(self, task, rng):
         if task.get("secret"):
             raise ValueError(SECRET)
+        time.sleep(task.get("sleep", 0))
         total = task["start"] + self.start
         return {"total": total, "history": [total]}, [f"total {total}, draw {rng.integers(1000)}", None]
 
@@ -61,10 +63,21 @@ class Sum(TextEnvironment):
                 return Step(state, ["slept", "slept"], 0.0, False)
             case "lost":
                 raise Unanswered("the judge is away")
+            case "fault":
+                raise Unanswered(messages[1].encode().decode("unicode_escape"))
         state["total"] += int(messages[0]) + int(messages[1])
         state["history"].append(state["total"])
         texts = [f"history {state['history']}, draw {rng.integers(1000)}"] * 2
         return Step(state, texts, [float(state["total"]), 0.5], messages[0] == "0", {"draw": float(rng.random())})
+
+
+class Slow(Sum):
+    """Takes a while to be built, if it has an option."""
+
+    def __init__(self, start: int = 0):
+        super().__init__(start)
+        time.sleep(0.15 * bool(start))
+        built.append(start)
 
 
 class Talk(SimulatedEnvironment):
@@ -110,7 +123,7 @@ def failing(left, right):
 
 
 OFFER = read_offer(f"{HERE}:Sum,{HERE}:Talk,math", f"{HERE}:length,{HERE}:length_later,{HERE}:failing")
-SUM, TALK = f"{HERE}:Sum", f"{HERE}:Talk"
+SUM, TALK, SLOW = f"{HERE}:Sum", f"{HERE}:Talk", f"{HERE}:Slow"
 
 
 class Running:

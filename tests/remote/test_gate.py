@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
+import tracemalloc
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from jmarl.config.validation import did_you_mean
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access, Tls
 from jmarl.remote.gate import Rates, Refused, host_of
@@ -203,8 +206,69 @@ def test_an_unknown_method_is_refused(server):
 
 
 def test_a_long_name_of_a_client_is_refused(server):
-    with Client(server.address, "x" * 129, TOKEN) as client, refused(Code.INVALID_ARGUMENT, "129 characters, 128 are allowed"):
+    with (
+        Client(server.address, "x" * 129, TOKEN) as client,
+        refused(Code.INVALID_ARGUMENT, "129 characters, 1 to 128 are allowed"),
+    ):
         client.call("List", pb.ListRequest())
+
+
+def test_clients_need_a_name_of_their_own(server):
+    """Without one they would share sessions and numbers of requests."""
+    with Client(server.address, "", TOKEN) as client:
+        for metadata in (client.metadata, [entry for entry in client.metadata if entry[0] != "jmarl-client"]):
+            client.metadata = metadata
+            with refused(Code.INVALID_ARGUMENT, "jmarl-client has 0 characters, 1 to 128 are allowed"):
+                client.call("List", pb.ListRequest())
+
+
+def test_one_client_leaves_room_for_the_calls_of_others(server, monkeypatch):
+    monkeypatch.setattr("jmarl.remote.gate.MAX_CALLS", 2)
+    end = threading.Event()
+
+    def never():
+        end.wait()
+        yield b""
+
+    with Client(server.address, "a", TOKEN) as client:
+        call = raw(client, "List", streaming=True)
+        waiting = [call.future(never(), timeout=20, metadata=client.metadata) for _ in range(2)]
+        time.sleep(0.1)
+        with refused(Code.RESOURCE_EXHAUSTED, "more than 2 calls at once of one client") as _:
+            client.call("List", pb.ListRequest())
+        assert {future.code() for future in waiting} == {Code.DEADLINE_EXCEEDED}
+        end.set()
+        assert client.call("List", pb.ListRequest()).names and not server.server._gate._calls
+
+
+@pytest.mark.parametrize("character", ["x", "\u6570", "\U0001f600"])
+def test_a_long_sentence_keeps_its_code(server, character):
+    """Headers have a limit, and a character of theirs may need twelve."""
+    with Client(server.address, "a", TOKEN) as client, refused(Code.INVALID_ARGUMENT, "unexpected keyword argument"):
+        client.reset(environment="math", options={character * 5000: 1})
+
+
+def test_a_long_name_is_not_compared_with_others():
+    """That takes seconds, in which a server answers nobody."""
+    assert did_you_mean("x" * 200, ["x" * 199]) and not did_you_mean("x" * 201, ["x" * 200])
+
+
+def test_requests_that_are_refused_are_not_kept(server):
+    """Nor those that are answered: they may have megabytes, and Python looks for cycles by their number."""
+    request = pb.DescribeRequest(environment="x" * 1_000_000)
+    with Client(server.address, "a", TOKEN) as client:
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(5):
+                with refused(Code.INVALID_ARGUMENT, "there is no environment"):
+                    client.call("Describe", request)
+                client.call("Close", pb.CloseRequest(sessions=["x" * 1_000_000]))
+            assert tracemalloc.get_traced_memory()[0] < 3_000_000
+        finally:
+            tracemalloc.stop()
+            gc.enable()
 
 
 @pytest.mark.parametrize(

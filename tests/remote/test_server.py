@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
+import queue
 import re
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from jmarl.cli.main import main
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access
 from jmarl.remote.catalog import Catalog, Entry, Offer, read_offer
+from jmarl.remote.server import LogQueue
 from tests.remote.served import HERE, SUM, Client, process, refused, running
 
 Code = grpc.StatusCode
@@ -97,6 +100,13 @@ def test_a_server_whose_log_nobody_reads_goes_on():
         assert client.step(start.session, 0).step.step == 1
         server.signal()
         assert server.process.wait(20) == 0
+
+
+def test_an_entry_of_the_log_has_a_limit():
+    lines: queue.Queue = queue.Queue()
+    LogQueue(lines).handle(logging.makeLogRecord({"msg": "request 1: %s, the end", "args": ("x" * 1_000_000,)}))
+    message = lines.get().msg
+    assert message.startswith("request 1: xxx") and message.endswith("xxx, the end") and len(message) < 20_100
 
 
 def test_a_port_is_used_once():

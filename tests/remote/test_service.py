@@ -21,7 +21,7 @@ from jmarl.remote.gate import Refused
 from jmarl.remote.limits import Limits
 from jmarl.remote.sessions import Sessions
 from tests.remote import served
-from tests.remote.served import HERE, SUM, TALK, Client, Sum, Talk, refused, running
+from tests.remote.served import HERE, SLOW, SUM, TALK, Client, Sum, Talk, refused, running
 from tests.remote.test_values import exact
 
 Code = grpc.StatusCode
@@ -297,6 +297,8 @@ def test_the_sessions_of_a_client_have_a_limit_of_bytes():
         with refused(Code.RESOURCE_EXHAUSTED, "and 50000 are allowed"):
             client.call("Fork", pb.ForkRequest(session=starts[0].session, count=1, request_id="f"))
         client.call("Close", pb.CloseRequest(sessions=[starts[1].session]))
+        with refused(Code.RESOURCE_EXHAUSTED, "and 50000 are allowed"):  # no step could be played then
+            client.call("Fork", pb.ForkRequest(session=starts[0].session, count=9, request_id="f"))
         before = sizes["127.0.0.1"]
         client.step(starts[0].session, 0, ("y" * 10_000,))
         assert before + 20_000 < sizes["127.0.0.1"]  # the message, which the state has, and the answer
@@ -305,6 +307,19 @@ def test_the_sessions_of_a_client_have_a_limit_of_bytes():
             client.step(starts[0].session, 2, ("y",))
         client.call("Close", pb.CloseRequest(sessions=[starts[0].session]))
         assert not sizes
+
+
+def test_requests_that_are_worked_on_count_too():
+    with running(limits=Limits(client_bytes=100_000)) as server, Client(server.address) as client:
+        slow = client.future("Reset", client.reset_request({"start": 0, "sleep": 0.3, "long": "x" * 60_000}))
+        time.sleep(0.1)
+        slow.cancel()  # it goes on
+        with refused(Code.RESOURCE_EXHAUSTED, "and 50000 are allowed: close some"):
+            client.reset()
+        time.sleep(0.4)
+        sessions = server.server.sessions
+        client.call("Close", pb.CloseRequest(sessions=list(sessions._sessions)))
+        assert not sessions._bytes and client.reset().session
 
 
 def test_the_answers_of_rewards_have_a_limit_of_bytes(monkeypatch):
@@ -391,6 +406,14 @@ def test_options_of_a_client_are_those_of_the_constructor(client):
         client.reset(options={"begin": 1})
 
 
+def test_options_that_no_constructor_takes_are_mistakes_of_the_client(client):
+    for options in ({"max_turns": 1e300}, {"generator": True}, {"max_turns": 10**5000}, {"difficulty_range": [1, 10**5000]}):
+        with refused(Code.INVALID_ARGUMENT, "does not take"):
+            client.call("Describe", pb.DescribeRequest(environment="math", options=values.to_map(options, "options")))
+    with refused(Code.INVALID_ARGUMENT, "num_turns=-1: give at least 1"):
+        client.call("Describe", pb.DescribeRequest(environment=TALK, num_turns=-1))
+
+
 def test_a_client_may_send_its_own_problems_and_scale_rewards(client):
     problems = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
     options = {"problems": problems, "reward_scale": 2.0, "reward_bias": 1.0}
@@ -428,7 +451,51 @@ def test_environments_that_nobody_uses_make_room_for_others(monkeypatch):
         assert [client.step(session, 0).step.step for session in (*sessions, last)] == [1, 1, 1]
         client.call("Close", pb.CloseRequest(sessions=[sessions[0]]))
         client.reset(options={"start": 10})
-        assert threading.active_count() <= threads + 3
+        assert threading.active_count() <= threads + 4  # of the environments, and of building them
+
+
+def test_an_environment_is_built_once_for_all_who_wait_also_after_they_have_given_up():
+    """And the builds of one client keep others waiting for one of them only."""
+
+    def describe(client, start, timeout=20):
+        request = pb.DescribeRequest(environment=SLOW, options=values.to_map({"start": start}, "options"))
+        return client.future("Describe", request, timeout)
+
+    with running(read_offer(SLOW)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
+        served.built.clear()
+        with pytest.raises(grpc.RpcError, match="Deadline"):
+            describe(a, 1, timeout=0.05).result()
+        for future in [describe(client, 1) for client in (a, b) for _ in range(3)]:
+            assert future.result().class_name == "Slow"
+        assert served.built == [1]
+        futures = [describe(a, start) for start in range(2, 9)]
+        time.sleep(0.05)
+        server.run(server.server.catalog.environment(SLOW, {"start": 9}, 0, "another host"))
+        assert served.built == [1, 2, 9]
+        for future in futures:
+            future.cancel()
+        time.sleep(0.4)
+        assert served.built == [1, 2, 9, 3]  # the one that had begun
+
+
+def test_work_that_has_not_begun_when_its_client_gives_up_is_not_done():
+    async def work():
+        lane, done, go_on = Lane("an environment", 5.0), [], threading.Event()
+        first = asyncio.create_task(lane.run(lambda: done.append(go_on.wait(5))))
+        second, third = (asyncio.create_task(lane.run(lambda n=n: done.append(n))) for n in (2, 3))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        second.cancel()
+        await asyncio.sleep(0.05)
+        assert not third.done() and not done  # the thread is not free
+        go_on.set()
+        await third
+        assert done == [True, 3]
+        lane.close()
+        assert await lane.run(lambda: 4) == 4  # not for ever
+        lane.close()
+
+    asyncio.run(work())
 
 
 def test_tasks_come_in_as_many_replies_as_they_need():
@@ -450,6 +517,23 @@ def test_an_error_of_an_environment_stays_in_the_log(client, caplog):
     assert served.SECRET in caplog.text and "served.py" in caplog.text
     with refused(Code.INVALID_ARGUMENT, "a malformed task: "):
         client.reset({"nothing": 1}, "math")
+
+
+def test_the_reason_of_a_fault_names_no_place_of_the_server(client, caplog):
+    for reason in (
+        "no sandbox: [Errno 28] No space left on device",
+        "see /home/me/judge",
+        "https://key@judge failed",
+        "C:\\\\me",
+    ):
+        fault = client.step(client.reset().session, 0, ("fault", reason)).fault
+        assert fault.reason.startswith(f"{SUM} gave no result; the server's log says why (request ")
+        assert reason.replace("\\\\", "\\") in caplog.text
+    session = client.reset().session
+    request = client.step_request(session, 0, ("fault", "no \\udcff or " + "x" * 5000))
+    fault = client.call("Step", request).fault
+    assert fault.reason.startswith("no ? or xxx") and len(fault.reason) == 2000
+    assert client.call("Step", request).fault == fault
 
 
 def test_the_request_in_the_sentence_is_that_of_the_log(client, caplog):
@@ -626,8 +710,12 @@ def test_a_server_that_ends_is_not_described_and_goes_on_with_its_sessions():
     with running() as server, Client(server.address) as client:
         start = client.reset()
         server.server.sessions.is_draining = True
-        with refused(Code.UNAVAILABLE, "this server ends"):
+        with refused(Code.UNAVAILABLE, "this server is ending"):
             client.call("Describe", pb.DescribeRequest(environment=SUM))
+        with refused(Code.UNAVAILABLE, "this server is ending"):
+            client.call("List", pb.ListRequest())
+        with refused(Code.UNAVAILABLE, "this server is ending"):
+            client.call("Score", pb.ScoreRequest(reward=f"{HERE}:length", request_id="x"))
         with refused(Code.UNAVAILABLE, "this server is ending"):
             client.reset()
         assert client.step(start.session, 0).step.step == 1
@@ -635,6 +723,15 @@ def test_a_server_that_ends_is_not_described_and_goes_on_with_its_sessions():
         (forked,) = client.call("Fork", fork).sessions
         assert client.call("Observe", pb.ObserveRequest(session=forked)).step == 1
         assert client.call("Close", pb.CloseRequest(sessions=[start.session, forked])).closed == 2
+
+
+def test_a_server_that_ends_waits_for_what_is_begun():
+    with running() as server, Client(server.address) as client:
+        future = client.future("Reset", client.reset_request({"start": 0, "sleep": 0.3}))
+        time.sleep(0.1)
+        assert server.run(server.server.drain(0.4)) == 1  # after the grace period
+        client.call("Close", pb.CloseRequest(sessions=[future.result(0).start.session]))
+        assert server.run(server.server.drain(60)) == 0
 
 
 def test_an_environment_whose_calls_hang_is_played_again_when_they_return(monkeypatch):

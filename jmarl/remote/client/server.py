@@ -12,9 +12,9 @@ from jmarl.remote.client.connection import Connection, Credentials, grpc
 RETRIES = 2  # of a call that did not reach a server or lost its answer (UNAVAILABLE), with the same request ids
 RETRY_SECONDS = 0.1  # before the first of them, on average; then twice as many
 REPEATS = 3  # of a request that had no answer in time, with the same request ids: the server goes on computing
-# In what a server says to a client that calls too often (`gate.Rates`), and gRPC if there are too many calls at once. The code
-# of both has other reasons, too.
-BUSY = ("calls a second", "Concurrent RPC limit exceeded")
+# In what a server says to a client that calls too often or has too many calls at once (see `gate`), and gRPC if all clients
+# have too many at once. The code has other reasons, too.
+BUSY = ("calls a second", "calls at once", "Concurrent RPC limit exceeded")
 
 # Codes for mistakes of the caller, which no server answers otherwise, and the errors that are raised for them.
 FINAL: dict[grpc.StatusCode, type[Exception]] = {
