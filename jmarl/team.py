@@ -142,15 +142,9 @@ class Team:
     def describe(self) -> list[dict[str, Any]]:
         """Return, as JSON, what must be equal when a run resumes from a checkpoint."""
 
-        def architecture(config: ModelConfig) -> dict[str, Any]:
-            fields = dataclasses.asdict(config)
-            for field in ("fused_attention", "row_parts", "splits_weights"):  # of programs
-                del fields[field]
-            return fields
-
         return [
             dict(
-                config=architecture(s.config),
+                config=s.config.describe(),
                 members=[list(m) for m in s.members],
                 tokenizer=_digest(s.tokenizer),
                 agents=[describe_tokenizer(s.of(agent)) for agent in s.order],

@@ -70,8 +70,8 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
-    "lazy", "models.hub", "envs", "sandbox", "remote", "rl.returns", "rollout.counterfactual", "evaluation.statistics",
-    "evaluation.zero_shot",
+    "lazy", "models.hub", "models.families", "envs", "sandbox", "remote", "rl.returns", "rollout.counterfactual",
+    "evaluation.statistics", "evaluation.zero_shot",
     "preferences.pairs", "preferences.formats",
     "logs.metrics_writer", "logs.log_file", "logs.tables",
     "logs.samples", "logs.sinks", "logs.terminal", "logs.completions_file",
@@ -81,7 +81,7 @@ HOST = {
     "processes.meeting", "processes.ending", "processes.launch", "processes.children", "processes.kept_output",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
-HOST_MAY_USE = HOST | {"randomness", "config", "models.config", "processes.place"}
+HOST_MAY_USE = HOST | {"randomness", "config", "models.config", "models.weights", "processes.place"}
 
 FLAX_USERS = {"models.config", "models.decoder", "models.decoding", "files.checkpoint"}
 NEVER = {"torch", "tensorflow", "experiments", "tests", "notebooks"}

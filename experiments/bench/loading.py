@@ -36,14 +36,15 @@ def write_model(directory: Path) -> None:
 
     from jmarl.models.config import ModelConfig
     from jmarl.models.hub.agents import open_agent
-    from jmarl.models.hub.hf_format import config_from_hf, tensor_slots
+    from jmarl.models.hub.config_json import config_from_hf
+    from jmarl.models.hub.hf_format import filed_tensors
 
     directory.mkdir(parents=True, exist_ok=True)
     open_agent().tokenizer.save_pretrained(directory)
     (directory / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     cfg: ModelConfig = config_from_hf(LLAMA)
     rng = np.random.default_rng(0)
-    shapes = {name: slot.shape for name, slot in tensor_slots(cfg).items()}
+    shapes = {name: tensor.shape for name, tensor in filed_tensors(cfg).items()}
     draws = {name: rng.standard_normal(shape, np.float32) * 0.02 for name, shape in shapes.items()}
     save_file({name: x.astype(ml_dtypes.bfloat16) for name, x in draws.items()}, directory / "model.safetensors")
 

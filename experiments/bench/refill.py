@@ -121,7 +121,7 @@ def ways(cfg: Refill) -> dict[str, Callable[[int], Completions]]:
     def to_the_end(params: Any, prompts: Any, ids: Any) -> Completions:
         token_ids, lengths = prompts
         inputs = sampler.SampleInputs(token_ids, lengths, sampler.row_keys(ids, cfg.generations), jnp.asarray(stop))
-        fused, steps = fuses_decoding(program.platform, cfg.dtype, model.head_dim), steps_per_look(program.platform, cfg.cap)
+        fused, steps = fuses_decoding(program.platform, cfg.dtype, model), steps_per_look(program.platform, cfg.cap)
         return sampler.sample(params, model, settings, inputs, fused=fused, steps=steps)
 
     nothing = refill.empty_pending(prompts(0), cfg.generations, model, settings, program.platform, stop)

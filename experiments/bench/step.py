@@ -40,6 +40,7 @@ from jmarl.models.hub.tokenize import encode_prompts, stop_ids
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, place
 from jmarl.models.stack import stack_params
+from jmarl.models.weights import num_params
 from jmarl.runs.precompile import compile_all
 from jmarl.sampling.sampler import RowIds
 from jmarl.sampling.stack_program import SampleProgram, sample_stack
@@ -200,7 +201,7 @@ def bench(options: Bench) -> dict[str, Any]:
     generate_s, update_s = np.median(np.reshape(times, (-1, 2)), 0).tolist()
     settings = {name: x for name, x in dataclasses.asdict(options).items() if name not in ("json", "compile_cache")}
     figures = dict(
-        parameters=step.model.num_params(),
+        parameters=num_params(step.model),
         device=str(jax.devices()[0].device_kind),
         devices=1 if step.mesh is None else step.mesh.size,
         startup_s=startup,
@@ -229,7 +230,7 @@ def shares(options: Bench, step: Step, rates: np.ndarray, times: np.ndarray) -> 
     seconds of the halves."""
     bandwidth, flops = np.median(rates, 0).tolist()
     near = (rates[1:] + rates[:-1]) / 2  # [2 R, 2]: of each half, the mean of the rates before and after
-    a, t, params = options.agents, options.max_new_tokens, step.model.num_params()
+    a, t, params = options.agents, options.max_new_tokens, num_params(step.model)
     tokens = sum(map(len, step.ids)) + options.prompts * options.group * t
     decode_floors = a * t * params * jnp.dtype(options.dtype).itemsize / near[::2, 0]  # seconds
     update_floors = a * 6 * params * tokens / near[1::2, 1]

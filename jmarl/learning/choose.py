@@ -16,6 +16,7 @@ from jax.stages import Compiled, Lowered
 from jmarl.config import TrainConfig
 from jmarl.learning.setup import Setup, make_setup
 from jmarl.models.config import ModelConfig
+from jmarl.models.weights import num_params
 from jmarl.team import Team
 
 GIB = 2**30
@@ -42,14 +43,14 @@ class Work(NamedTuple):
 
         rows: of an optimizer step, at least. Only powers of two are tried, by which several turns are split too.
         """
-        model = max((spec.config for spec in team.stacks), key=lambda config: config.num_params())
+        model = max((spec.config for spec in team.stacks), key=num_params)
         mesh = team.stacks[0].mesh
         row_parts = 1 if mesh is None else mesh.shape["data"]
         rows = -(-rows // row_parts)
         # Each micro-batch of an update with dropout has noise of its own, so their number would change the result.
         parts = 1 if cfg.lora.lora_dropout or rows % cfg.optimizer.num_minibatches else rows // cfg.optimizer.num_minibatches
         divided = 1 if mesh is None or mesh.strategy == "ddp" else mesh.shape["data"]
-        return cls(model, tokens // row_parts, parts, 0 if cfg.lora.lora_rank else model.num_params() // divided)
+        return cls(model, tokens // row_parts, parts, 0 if cfg.lora.lora_rank else num_params(model) // divided)
 
 
 class Candidate(NamedTuple):
@@ -95,8 +96,8 @@ def estimate(work: Work, settings: dict[str, Any]) -> Candidate:
     stored = activations(model, settings["remat"]) * model.num_layers * wide + 5 * model.intermediate_size * wide
     accumulated = 4 * work.trained * (parts > 1)
     temporaries = (4 + 2 * wide) * work.trained + accumulated + work.tokens * stored // parts + 6 * 1024 * model.vocab_size
-    operations = passes * 2 * model.num_params() * work.tokens
-    traffic = parts * passes * wide * model.num_params() + (wide * stored * work.tokens if settings["remat"] != "full" else 0)
+    operations = passes * 2 * num_params(model) * work.tokens
+    traffic = parts * passes * wide * num_params(model) + (wide * stored * work.tokens if settings["remat"] != "full" else 0)
     return Candidate(settings, temporaries, operations / OPERATIONS[settings["compute_dtype"]] + traffic / BANDWIDTH)
 
 

@@ -11,6 +11,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.lora import num_trained
 from jmarl.models.rows import divide
 from jmarl.models.sharding import DeviceMesh, largest_agent_axis
+from jmarl.models.weights import num_params
 from jmarl.team import Team
 
 MOMENTS = {"adamw": 2, "lion": 1, "sgd": 1}  # arrays like the parameters that an optimizer keeps
@@ -55,9 +56,9 @@ def bytes_of_state(model: ModelConfig, algorithm: Algorithm) -> int:
     moments = MOMENTS[optimizer if isinstance(optimizer, str) else optimizer[0]]
     copies = 1 + (algorithm.row.critic == "own" and not algorithm.has_value_head)
     if algorithm.lora.lora_rank:
-        base = (2 if algorithm.compute_dtype == "bfloat16" else 4) * model.num_params()
+        base = (2 if algorithm.compute_dtype == "bfloat16" else 4) * num_params(model)
         return base + copies * 4 * (1 + moments) * num_trained(model, algorithm.lora)
-    return 4 * model.num_params() * (copies * (1 + moments) + bool(algorithm.loss.kl_coef))
+    return 4 * num_params(model) * (copies * (1 + moments) + bool(algorithm.loss.kl_coef))
 
 
 def bytes_of_programs(model: ModelConfig, cfg: TrainConfig, algorithm: Algorithm, agents: int) -> int:
@@ -66,8 +67,8 @@ def bytes_of_programs(model: ModelConfig, cfg: TrainConfig, algorithm: Algorithm
     episodes, new = cfg.episodes, cfg.sampling.max_new_tokens
     rows = (episodes.num_prompts or 1) * episodes.num_generations
     cache = 2 * wide * model.num_layers * model.num_kv_heads * model.head_dim * rows * new
-    sampling = agents * (wide * model.num_params() + cache)
-    trained = 0 if cfg.lora.lora_rank else model.num_params()
+    sampling = agents * (wide * num_params(model) + cache)
+    trained = 0 if cfg.lora.lora_rank else num_params(model)
     work = Work(model, rows * new, rows, trained)
     options = all_options(work, cfg, [algorithm.compute_dtype])
     return max(sampling, min(candidate.temporaries for candidate in candidates(work, options)))

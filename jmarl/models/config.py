@@ -1,29 +1,44 @@
-"""Describe the architecture of a decoder: one frozen dataclass for Llama (SmolLM2), Qwen2/2.5 and Qwen3.
+"""Describe the architecture of a decoder by one frozen dataclass; `models.families` reads it from a ``config.json``.
 
-Imports no jax, because the weight loader uses it, too. `jmarl.models.hub.hf_format` converts it from and to Hugging Face's
-``config.json``.
+Imports no jax, because the weight loader uses it, too. Every switch is a static argument of the programs: what a model does not
+have costs it nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's frequency scaling of the rotary embedding (``rope_type: llama3``)."""
+    """How frequencies of the rotary embedding are changed for longer contexts than those of pretraining.
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: int
+    llama3: low ones are divided by the factor, with a smooth transition. linear: all are divided. dynamic: theta grows with the
+    context (NTK). yarn: arXiv 2309.00071. longrope: each frequency has a factor, arXiv 2402.13753.
+    """
+
+    kind: str  # llama3 | linear | dynamic | yarn | longrope
+    factor: float = 1.0
+    original_max_positions: int = 0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()  # longrope: up to original_max_positions, and beyond
+    long_factors: tuple[float, ...] = ()
+    amplitude: float = 1.0
+    """Cosines and sines are multiplied by it (yarn and longrope)."""
+    query_beta: float = 0.0
+    """Queries at position t are multiplied by 1 + query_beta * log(1 + t // original_max_positions) (Ministral 3)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Sizes and switches of a decoder. Letters: V vocabulary, D model, F feed-forward, H heads, K key-value heads."""
 
-    family: str  # llama | qwen2 | qwen3: Hugging Face's layout of the weights
+    family: str  # a name in `models.families`
     vocab_size: int  # V
     hidden_size: int  # D
     intermediate_size: int  # F
@@ -39,6 +54,36 @@ class ModelConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    mlp_bias: bool = False
+    qk_norm_of_all: bool = False
+    """Normalize all queries of a token, and all keys, together; not each head (`qk_norm`)."""
+    norms_before: bool = True
+    """Normalize the inputs of attention and feed-forward layer."""
+    norms_after: bool = False
+    """Normalize their outputs."""
+    norm_adds_one: bool = False
+    """Weights of norms are stored less 1."""
+    activation: str = "silu"  # | gelu_tanh
+    rotary_dim: int | None = None
+    """How many of the numbers of a head are rotated, the first ones. None: all."""
+    sliding_window: int | None = None
+    """How many tokens a sliding layer sees, itself included."""
+    sliding_layers: tuple[bool, ...] = ()
+    """Which layers slide; empty: none."""
+    sliding_rope_theta: float | None = None
+    """Of sliding layers, which are not scaled then. None: as of the others."""
+    plain_layers: tuple[bool, ...] = ()
+    """Which layers do not rotate; empty: none."""
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Of the outputs of attention and feed-forward layer."""
+    attention_scale: float | None = None
+    """Of the products of queries and keys. None: 1 / sqrt(h)."""
+    attention_cap: float | None = None
+    """These products x become cap * tanh(x / cap)."""
+    logit_divisor: float = 1.0
+    logit_cap: float | None = None
+    """Logits x become cap * tanh(x / cap)."""
     fused_attention: bool = True
     """Attend by a GPU's own kernel where there is one; not for arrays that are split over devices inside an agent."""
     row_parts: int = 1
@@ -58,11 +103,11 @@ class ModelConfig:
         """Number of query heads per key-value head."""
         return self.num_heads // self.num_kv_heads
 
-    def num_params(self) -> int:
-        """Return the number of parameters of one agent; a tied embedding counts once."""
-        d, h, k = self.hidden_size, self.head_dim, self.num_kv_heads
-        qkv = d * k * (self.queries_per_kv + 2) * h
-        layer = qkv + self.num_heads * h * d + 3 * d * self.intermediate_size + 2 * d
-        layer += self.qkv_bias * (self.num_heads + 2 * k) * h + self.out_bias * d + self.qk_norm * 2 * h
-        head = 0 if self.tie_embeddings else d * self.vocab_size
-        return self.vocab_size * d + self.num_layers * layer + d + head
+    def describe(self) -> dict[str, Any]:
+        """Return the architecture as JSON; without the fields of programs, and without those that jmarl 0.1 did not have where
+        they change nothing, so that its checkpoints resume."""
+        fields, names = dataclasses.asdict(self), [field.name for field in dataclasses.fields(self)]
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        later, programs = names[names.index("mlp_bias") :], names[names.index("fused_attention") :]
+        gone = {*programs, *(name for name in later if fields[name] == defaults[name])}
+        return {name: value for name, value in fields.items() if name not in gone}

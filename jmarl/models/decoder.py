@@ -34,51 +34,29 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jmarl.models.attention import (
+    Angles,
     Attention,
     KeyValues,
     Queries,
+    capped,
     causal_attention,
     einsum_float32,
     group_attention,
+    rope,
+    rope_kinds,
+    rotate,
 )
 from jmarl.models.config import ModelConfig
 from jmarl.models.cpu import Panels, panel_product
 from jmarl.models.gpu import matmul_precision
 from jmarl.models.platforms import sum_by_token
 from jmarl.models.sharding import gather
+from jmarl.models.weights import LAYERS, WEIGHTS, Weight, shape_of, weights_of
 
 Params = dict[str, Any]
 
 
 Hidden = Float[Array, "token dim"]
-Angles = Float[Array, "token half_head_dim"]  # cosines or sines
-
-
-def rope_frequencies(cfg: ModelConfig) -> Float[Array, " half_head_dim"]:
-    """Return angular frequencies of the rotary embedding (arXiv 2104.09864), with Llama 3's scaling if configured."""
-    freq = 1.0 / cfg.rope_theta ** (jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim)
-    s = cfg.rope_scaling
-    if s is None:
-        return freq
-    turns = s.original_max_positions * freq / (2 * math.pi)  # full turns within the original context
-    smooth = jnp.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
-    return freq * (smooth + (1 - smooth) / s.factor)
-
-
-def rope(cfg: ModelConfig, positions: Int[Array, " token"]) -> tuple[Angles, Angles]:
-    """Return the cosines and sines of the rotary embedding."""
-    angle = positions.astype(jnp.float32)[:, None] * rope_frequencies(cfg)
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(
-    x: Float[Array, "*batch head_dim"], cos: Float[Array, "*#batch half_head_dim"], sin: Float[Array, "*#batch half_head_dim"]
-) -> Float[Array, "*batch head_dim"]:
-    """Apply the rotary embedding. The two halves of a head are the pairs, as in Hugging Face's layout."""
-    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
-    # Reversed, not concatenated: XLA for CPUs compiles a concatenation to a loop with a branch.
-    other = jnp.flip(pairs, -2) * jnp.array([[-1.0], [1.0]])
-    return (pairs * cos[..., None, :] + other * sin[..., None, :]).reshape(x.shape).astype(x.dtype)
 
 
 def rms_norm(x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], eps: float) -> Float[Array, "*batch dim"]:
@@ -86,6 +64,13 @@ def rms_norm(x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], eps: fl
     y = x.astype(jnp.float32)
     y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
     return scale * y.astype(x.dtype)
+
+
+def normalize(cfg: ModelConfig, x: Float[Array, "*batch dim"], weight: Float[Array, " dim"]) -> Float[Array, "*batch dim"]:
+    """Return `rms_norm` as a model computes it."""
+    if not cfg.norm_adds_one:
+        return rms_norm(x, weight, cfg.rms_eps)
+    return rms_norm(x.astype(jnp.float32), 1 + weight.astype(jnp.float32), cfg.rms_eps).astype(x.dtype)
 
 
 def product(x: Float[Array, "token d"], w: Float[Array, "d f"] | Panels) -> Float[Array, "token f"]:
@@ -107,16 +92,40 @@ def drop(
     return jnp.where(keep if tokens is None else keep[tokens], x / keep_rate, 0)
 
 
+ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": functools.partial(nn.gelu, approximate=True)}
+
+
+def initial(cfg: ModelConfig, weight: Weight) -> nn.initializers.Initializer:
+    """Return the function that draws the initial values of a weight."""
+    if weight.initial == "normal":
+        return nn.initializers.normal(0.02)
+    return nn.initializers.zeros if weight.initial == "zeros" or cfg.norm_adds_one else nn.initializers.ones
+
+
 class Block(nn.Module):
     """One layer of the decoder, for any N tokens; `attention` decides which tokens see which."""
 
     cfg: ModelConfig
 
-    def weight(self, name: str, *shape: int) -> Float[Array, "d f"] | Panels:
-        """Return a weight or its panels (whose shape `self.param` would refuse)."""
+    def has(self, name: str) -> bool:
+        """Return whether the architecture has a weight."""
+        return WEIGHTS[LAYERS + name].exists(self.cfg)
+
+    def weight(self, name: str) -> Any:
+        """Return a weight, or its panels (whose shape `self.param` would refuse)."""
         if self.is_initializing():
-            return self.param(name, nn.initializers.normal(0.02), shape)
+            weight = WEIGHTS[LAYERS + name]
+            return self.param(name, initial(self.cfg, weight), shape_of(self.cfg, weight.axes))
         return self.get_variable("params", name)
+
+    def linear(self, name: str, x: Float[Array, "token d"]) -> Float[Array, "token f"]:
+        """Return the product of x and a weight, with the bias if there is one."""
+        out = product(x, self.weight(name))
+        return out + self.weight(f"{name}_bias") if self.has(f"{name}_bias") else out
+
+    def norm(self, name: str, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+        """Return x normalized; unchanged if the architecture has no such norm."""
+        return normalize(self.cfg, x, self.weight(name)) if self.has(name) else x
 
     def add_adapter(self, target: str, x: Float[Array, "token d"], out: Float[Array, "token ..."]) -> Float[Array, "token ..."]:
         """Add the target's LoRA adapter (`models/lora.py`), if there is one, to `out`, the product of x and its weight."""
@@ -130,59 +139,69 @@ class Block(nn.Module):
         return out + product(product(x, adapter["a"]) * scale, adapter["b"]).reshape(out.shape)
 
     @nn.compact
-    def __call__(self, x: Hidden, cos: Angles, sin: Angles, attention: Attention) -> tuple[Hidden, Any]:
+    def __call__(self, x: Hidden, angles: Angles, attention: Attention) -> tuple[Hidden, Any]:
         """Return the layer's output, and what `attention` returned beside the heads."""
+        out, state = self.attend(self.norm("attn_norm", x), angles, attention)
+        x = self.add(x, self.norm("attn_out_norm", out))
+        return self.add(x, self.norm("mlp_out_norm", self.feed_forward(self.norm("mlp_norm", x)))), state
+
+    def add(self, x: Hidden, out: Hidden) -> Hidden:
+        """Add the output of attention or feed-forward layer to the hidden states."""
+        return x + out if self.cfg.residual_scale == 1.0 else x + self.cfg.residual_scale * out
+
+    def attend(self, y: Hidden, angles: Angles, attention: Attention) -> tuple[Hidden, Any]:
+        """Return the output of attention for normalized hidden states, and what `attention` returned beside the heads."""
         c = self.cfg
-        d, f, h, k, q = c.hidden_size, c.intermediate_size, c.head_dim, c.num_kv_heads, c.queries_per_kv
-        ones, zeros = nn.initializers.ones, nn.initializers.zeros
-        y = rms_norm(x, self.param("attn_norm", ones, (d,)), c.rms_eps)
-        qkv = checkpoint_name(product(y, self.weight("qkv", d, k * (q + 2) * h)), "weight_product")
-        if c.qkv_bias:
-            qkv = qkv + self.param("qkv_bias", zeros, (k * (q + 2) * h,))
+        h, k, q = c.head_dim, c.num_kv_heads, c.queries_per_kv
+        qkv = checkpoint_name(product(y, self.weight("qkv")), "weight_product")
+        if self.has("qkv_bias"):
+            qkv = qkv + self.weight("qkv_bias")
         qkv = self.add_adapter("qkv_adapter", y, qkv).reshape(-1, k, q + 2, h)
         queries, keys, values = jnp.split(qkv, (q, q + 1), axis=2)
         keys, values = self.add_adapter("k_proj", y, keys.squeeze(2)), self.add_adapter("v_proj", y, values.squeeze(2))
         queries = self.add_adapter("q_proj", y, queries)
-        if c.qk_norm:
-            queries = rms_norm(queries, self.param("q_norm", ones, (h,)), c.rms_eps)
-            keys = rms_norm(keys, self.param("k_norm", ones, (h,)), c.rms_eps)
-        cos, sin = cos[:, None], sin[:, None]
-        heads, state = attention(rotate(queries, cos[:, None], sin[:, None]), rotate(keys, cos, sin), values)
+        queries, keys = self.norm("q_norm", queries), self.norm("k_norm", keys)
+        if c.qk_norm_of_all:
+            queries = self.norm("q_norm_of_all", queries.reshape(-1, k * q * h)).reshape(queries.shape)
+            keys = self.norm("k_norm_of_all", keys.reshape(-1, k * h)).reshape(keys.shape)
+        cos, sin = angles.cos[:, None], angles.sin[:, None]
+        queries = rotate(queries, cos[:, None], sin[:, None])
+        if angles.query_scale is not None:
+            queries = queries * angles.query_scale[:, None, None, None].astype(queries.dtype)
+        if c.attention_scale is not None and (scale := c.attention_scale * math.sqrt(h)) != 1.0:
+            queries = queries * scale  # attention divides by sqrt(h)
+        heads, state = attention(queries, rotate(keys, cos, sin), values)
         heads = heads.reshape(-1, k * q * h)
-        out = self.add_adapter("o_proj", heads, product(heads, self.weight("out", k * q * h, d)))
-        x = x + out  # no checkpoint_name: small, and cheap to compute again
-        if c.out_bias:
-            x = x + self.param("out_bias", zeros, (d,))
-        y = rms_norm(x, self.param("mlp_norm", ones, (d,)), c.rms_eps)
+        out = self.add_adapter("o_proj", heads, self.linear("out", heads))
+        return out, state  # no checkpoint_name: small, and cheap to compute again
+
+    def feed_forward(self, y: Hidden) -> Hidden:
+        """Return the output of the feed-forward layer for normalized hidden states (SwiGLU, arXiv 2002.05202)."""
         gate, up = (
-            checkpoint_name(self.add_adapter(f"{name}_proj", y, product(y, self.weight(name, d, f))), "weight_product")
+            checkpoint_name(self.add_adapter(f"{name}_proj", y, self.linear(name, y)), "weight_product")
             for name in ("gate", "up")
         )
         if self.has_variable("params", "gate_up_adapter"):
             both = self.add_adapter("gate_up_adapter", y, jnp.stack([gate, up], 1))
             gate, up = both[:, 0], both[:, 1]
-        y = nn.silu(gate) * up
-        return x + self.add_adapter("down_proj", y, product(y, self.weight("down", f, d))), state
+        y = ACTIVATIONS[self.cfg.activation](gate) * up
+        return self.add_adapter("down_proj", y, self.linear("down", y))
 
 
 def init_params(cfg: ModelConfig, key: PRNGKeyArray) -> Params:
     """Return random float32 parameters of one agent (normal, 0.02). The key is consumed."""
     k_embed, k_head, k_layers = jax.random.split(key, 3)
     x = jnp.zeros((1, cfg.hidden_size))
-    cos, sin = rope(cfg, jnp.zeros(1, jnp.int32))
+    angles = next(iter(rope(cfg, jnp.zeros(1, jnp.int32)).values()))
 
     def init_layer(key: PRNGKeyArray) -> Params:
-        variables: Any = Block(cfg).init(key, x, cos, sin, causal_attention(1))
+        variables: Any = Block(cfg).init(key, x, angles, causal_attention(1))
         return variables["params"]
 
-    params = {
-        "embed": 0.02 * jax.random.normal(k_embed, (cfg.vocab_size, cfg.hidden_size)),
-        "layers": jax.vmap(init_layer)(jax.random.split(k_layers, cfg.num_layers)),
-        "final_norm": jnp.ones(cfg.hidden_size),
-    }
-    if not cfg.tie_embeddings:
-        params["lm_head"] = 0.02 * jax.random.normal(k_head, (cfg.hidden_size, cfg.vocab_size))
-    return params
+    keys = {"embed": k_embed, "lm_head": k_head, "final_norm": key}
+    weights = {name: weight for name, weight in weights_of(cfg).items() if not name.startswith(LAYERS)}
+    params: Params = {name: initial(cfg, w)(keys[name], shape_of(cfg, w.axes)) for name, w in weights.items()}
+    return params | {"layers": jax.vmap(init_layer)(jax.random.split(k_layers, cfg.num_layers))}
 
 
 def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
@@ -215,19 +234,26 @@ def run_layers(
     """Scan over all layers. Return hidden states, and what `attention` returned beside the heads, stacked [L, ...].
 
     Args:
-      attention: an `Attention`; with `past`, stacked [L, ...], it gets each layer's part as an argument of that name.
+      attention: an `Attention`; with `past`, stacked [L, ...], it gets each layer's part as an argument of that name, and of a
+        model with sliding layers `slides`.
       remat: a key of `REMAT`. None: no gradient is taken. Layers are then read by their number, because for several agents XLA
         would transpose what a scan reads, and copy all weights.
     """
-    cos, sin = rope(cfg, positions)
+    kinds, angles = rope_kinds(cfg), rope(cfg, positions)
+    several = len(angles) > 1
+    numbers = jnp.array([list(angles).index(kind) for kind in kinds]) if several else None
+    tables = jax.tree.map(lambda *x: jnp.stack(x), *angles.values()) if several else angles[kinds[0]]
 
-    def layer(x: Hidden, inputs: tuple[Params, KeyValues | None]) -> tuple[Hidden, Any]:
-        w, past = inputs
-        layer_attention = attention if past is None else functools.partial(attention, past=past)
+    def layer(x: Hidden, inputs: tuple[Params, dict[str, Any], Any]) -> tuple[Hidden, Any]:
+        w, arguments, kind = inputs
         w = gather(cast(w, x.dtype), cfg)  # of one layer at a time
-        return Block(cfg).apply({"params": w}, x, cos, sin, layer_attention)
+        own = tables if kind is None else jax.tree.map(lambda table: table[kind], tables)
+        return Block(cfg).apply({"params": w}, x, own, functools.partial(attention, **arguments))
 
-    inputs = params["layers"], past
+    arguments: dict[str, Any] = {} if past is None else {"past": past}
+    if any(cfg.sliding_layers):
+        arguments["slides"] = jnp.array(cfg.sliding_layers)
+    inputs = params["layers"], arguments, numbers
     if remat is None:
         take = functools.partial(lax.dynamic_index_in_dim, axis=0, keepdims=False)
         return lax.scan(lambda x, i: layer(x, jax.tree.map(lambda w: take(w, i), inputs)), x, jnp.arange(cfg.num_layers))
@@ -252,6 +278,18 @@ def _embed_backward(saved: tuple[Array, Array], d_out: Hidden) -> tuple[Array, N
 embed.defvjp(_embed_forward, _embed_backward)
 
 
+def embedded(params: Params, cfg: ModelConfig, tokens: Int[Array, " token"]) -> Hidden:
+    """Return the hidden states that enter the first layer."""
+    x = embed(jnp.asarray(params["embed"]), tokens)
+    return x if cfg.embed_scale == 1.0 else x * jnp.asarray(cfg.embed_scale, x.dtype)
+
+
+def final_states(params: Params, cfg: ModelConfig, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+    """Return the hidden states that `logits` reads, from those that leave the last layer."""
+    x = normalize(cfg, x, params["final_norm"])
+    return x if cfg.logit_divisor == 1.0 else x / jnp.asarray(cfg.logit_divisor, x.dtype)
+
+
 def completion_states(
     params: Params,
     cfg: ModelConfig,
@@ -274,12 +312,10 @@ def completion_states(
     flat = jnp.concatenate([prompts, tokens.reshape(p, g * t)], 1)
     row_positions = jnp.broadcast_to((lengths[:, None] + jnp.arange(t))[:, None], (p, g, t)).reshape(p, g * t)
     positions = jnp.concatenate([jnp.broadcast_to(jnp.arange(s), (p, s)), row_positions], 1)
-    attention = group_attention(lengths, s, g, t, cfg.fused_attention)
-    x, _ = run_layers(
-        params, cfg, embed(jnp.asarray(params["embed"]), flat.reshape(-1)), positions.reshape(-1), attention, remat
-    )
+    attention = group_attention(lengths, s, g, t, cfg)
+    x, _ = run_layers(params, cfg, embedded(params, cfg, flat.reshape(-1)), positions.reshape(-1), attention, remat)
     x = x.reshape(p, s + g * t, -1)[:, s:].reshape(p, g, t, -1)
-    return rms_norm(x, params["final_norm"], cfg.rms_eps)
+    return final_states(params, cfg, x)
 
 
 def output_weight(params: Params) -> Params:
@@ -288,20 +324,26 @@ def output_weight(params: Params) -> Params:
     return {name: params[name]}
 
 
-def logits(params: Params, hidden: Float[Array, "*batch dim"]) -> Float[Array, "*batch vocabulary"]:
-    """Return next-token logits, in float32, of final hidden states."""
+def logits(params: Params, hidden: Float[Array, "*batch dim"], cap: float | None = None) -> Float[Array, "*batch vocabulary"]:
+    """Return next-token logits, in float32, of final hidden states. cap: `ModelConfig.logit_cap`."""
     if "lm_head" in params:
-        return einsum_float32("...d,dv->...v", hidden, params["lm_head"])
-    return einsum_float32("...d,vd->...v", hidden, params["embed"])
+        return capped(einsum_float32("...d,dv->...v", hidden, params["lm_head"]), cap)
+    return capped(einsum_float32("...d,vd->...v", hidden, params["embed"]), cap)
 
 
 def logits_gradients(
-    params: Params, hidden: Float[Array, "token dim"], d_logits: Float[Array, "token vocabulary"]
+    params: Params,
+    hidden: Float[Array, "token dim"],
+    d_logits: Float[Array, "token vocabulary"],
+    logits: Float[Array, "token vocabulary"] | None = None,
+    cap: float | None = None,
 ) -> tuple[Params, Float[Array, "token dim"]]:
     """Return the gradients of `logits` with respect to its weight, in float32, and to the hidden states.
 
-    Both products read the compute dtype; autodiff would convert the weight to float32 instead.
+    Both products read the compute dtype; autodiff would convert the weight to float32 instead. logits, cap: if they are capped.
     """
+    if cap is not None and logits is not None:
+        d_logits = d_logits * (1 - jnp.square(logits / cap))
     d_logits = d_logits.astype(hidden.dtype)
     (name,) = output_weight(params)
     weight_axes = "dv" if name == "lm_head" else "vd"
@@ -314,5 +356,5 @@ def forward(params: Params, cfg: ModelConfig, tokens: Int[Array, " token"]) -> F
     """Return the logits of one plain sequence, for parity tests and small uses."""
     params = jax.tree.map(jnp.asarray, params)
     t = tokens.shape[0]
-    x, _ = run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), causal_attention(t))
-    return logits(params, rms_norm(x, params["final_norm"], cfg.rms_eps))
+    x, _ = run_layers(params, cfg, embedded(params, cfg, tokens), jnp.arange(t), causal_attention(t, cfg))
+    return logits(params, final_states(params, cfg, x), cfg.logit_cap)

@@ -6,6 +6,7 @@ after decoding: a prompt of a later turn that follows a row starts from its `pre
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,26 +16,30 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.models.attention import (
     MASKED,
+    Angles,
     Attention,
     Keys,
     KeyValues,
     Queries,
     attend_stream,
+    capped,
     causal_mask,
     einsum_float32,
+    in_window,
+    rope,
+    rope_kinds,
 )
 from jmarl.models.config import ModelConfig
 from jmarl.models.cpu import Panels, cut_panels, split_panels
 from jmarl.models.decoder import (
-    Angles,
     Block,
     Hidden,
     Params,
     cast,
+    embedded,
+    final_states,
     logits,
     product,
-    rms_norm,
-    rope,
     run_layers,
 )
 from jmarl.models.lora import join_axes_by_input, join_by_input
@@ -67,7 +72,7 @@ class DecodeView(NamedTuple):
     # Per layer: parameters, and of prompts keys [K, P, h, S] and values [K, P, S, h]; fused: both [P, S, K, h].
     layers: list[tuple[Params, KeyValues]]
     prefix_mask: Array  # [P, S] bool, as in `Prefix`
-    rope: tuple[Array, Array]  # cosines and sines [S + T, h / 2]
+    rope: dict[str, Angles]  # for S + T positions, of each kind of layer
     output_panels: Panels | None  # the output weight, if it is read cut into panels
 
 
@@ -89,16 +94,22 @@ def prefill(
     before_mask = jnp.zeros((p, 0), bool) if before is None else before.mask
     causal = jnp.broadcast_to(causal_mask(s), (p, s, s))
     mask = jnp.concatenate([jnp.broadcast_to(before_mask[:, None], (p, s, before_mask.shape[1])), causal], -1)
+    positions = before_mask.sum(-1)[:, None] + jnp.arange(s)
+    key_positions = jnp.concatenate([jnp.cumsum(before_mask, -1) - 1, positions], -1)
+    distance = positions[:, :, None] - key_positions[:, None]
 
-    def attention(q: Queries, k: Keys, v: Keys, past: KeyValues | None = None) -> tuple[Queries, KeyValues]:
-        shape = q.shape
+    def attention(
+        q: Queries, k: Keys, v: Keys, past: KeyValues | None = None, slides: Array | None = None
+    ) -> tuple[Queries, KeyValues]:
+        shape, seen = q.shape, in_window(mask, distance, cfg.sliding_window, slides)
         q, k, v = (x.reshape(p, s, *x.shape[1:]) for x in (q, k, v))
-        heads, cache = jax.vmap(attend_stream, (0, 0, 0, 1, 0), (0, 1))(q, k, v, past, mask)
+        attend = partial(attend_stream, cap=cfg.attention_cap)
+        heads, cache = jax.vmap(attend, (0, 0, 0, 1, 0), (0, 1))(q, k, v, past, seen)
         return heads.reshape(shape), cache
 
-    positions = (before_mask.sum(-1)[:, None] + jnp.arange(s)).reshape(-1)
     past = None if before is None else before.cache
-    _, cache = run_layers(params, cfg, params["embed"][prompts.reshape(-1)], positions, attention, None, past)
+    x = embedded(params, cfg, prompts.reshape(-1))
+    _, cache = run_layers(params, cfg, x, positions.reshape(-1), attention, None, past)
     return Prefix(cache, jnp.concatenate([before_mask, jnp.arange(s) < lengths[:, None]], 1))
 
 
@@ -199,7 +210,7 @@ def _write_for_all_agents(
     return _write(cache, new, t), True
 
 
-def _token_attention(prompt: KeyValues, row: KeyValues, mask: Mask, t: Int[Array, ""]) -> Attention:
+def _token_attention(prompt: KeyValues, row: KeyValues, mask: Mask, t: Int[Array, ""], cap: float | None = None) -> Attention:
     """Return the attention of one token of each of R = P * G rows: to its prompt, its row and itself.
 
     The cache is written before it is read, and in the layout in which it is read: then XLA writes it in place.
@@ -209,6 +220,7 @@ def _token_attention(prompt: KeyValues, row: KeyValues, mask: Mask, t: Int[Array
       row: one layer of a `Cache`; the attention returns it with the new tokens.
       mask: which of S + T positions a row's token may see.
       t: the index of the tokens in the cache.
+      cap: see `attention.capped`.
     """
     k_heads, p, h, s = prompt.keys.shape
 
@@ -221,7 +233,7 @@ def _token_attention(prompt: KeyValues, row: KeyValues, mask: Mask, t: Int[Array
         # Padded and added, not concatenated: XLA fuses this with what follows, into one kernel for all layers.
         right, left = (((0, 0),) * 3 + (pad,) for pad in ((0, keys.shape[-1]), (s, 0)))
         scores = jnp.pad(prompt_scores, right) + jnp.pad(einsum_float32("krqh,krht->krqt", q, keys), left)
-        scores = jnp.where(mask, scores / math.sqrt(h), MASKED)
+        scores = jnp.where(mask, capped(scores / math.sqrt(h), cap), MASKED)
         weights = jnp.exp(scores - scores.max(-1, keepdims=True))
         total = weights.sum(-1, keepdims=True)
         weights = weights.astype(q.dtype)
@@ -233,15 +245,30 @@ def _token_attention(prompt: KeyValues, row: KeyValues, mask: Mask, t: Int[Array
 
 
 def _mask_of_token(
-    prefix_mask: Bool[Array, "prompt position"], group: int, capacity: int, t: Int[Array, "..."], clock: Int[Array, ""] | None
+    prefix_mask: Bool[Array, "prompt position"],
+    group: int,
+    capacity: int,
+    t: Int[Array, "..."],
+    clock: Int[Array, ""] | None,
+    window: int | None = None,
 ) -> Mask:
-    """Return which positions of its prompt and its row token t of each row may see. t, clock: see `decode_step`."""
+    """Return which positions of its prompt and its row token t of each row may see. t, clock: see `decode_step`.
+
+    window: how many tokens a sliding layer sees. None: all of them.
+    """
     rows = prefix_mask.shape[0] * group
     if clock is None:
+        age = jnp.broadcast_to(t - jnp.arange(capacity), (rows, capacity))
         written = jnp.broadcast_to(jnp.arange(capacity) <= t, (rows, capacity))
     else:
-        written = (clock - jnp.arange(capacity)) % capacity <= t[:, None]  # the age of each place of the ring
-    return jnp.concatenate([jnp.repeat(prefix_mask, group, 0), written], 1)[:, None]
+        age = (clock - jnp.arange(capacity)) % capacity  # of each place of the ring
+        written = age <= t[:, None]
+    prompt = jnp.repeat(prefix_mask, group, 0)
+    if window is not None:
+        written = written & (age < window)
+        since = jnp.repeat(prefix_mask.sum(-1, keepdims=True) - jnp.cumsum(prefix_mask, -1) + 1, group, 0)
+        prompt = prompt & (since + jnp.reshape(t, (-1, 1)) < window)
+    return jnp.concatenate([prompt, written], 1)[:, None]
 
 
 def _fused_token_attention(
@@ -298,23 +325,33 @@ def decode_step(
     Returns float32 logits and the cache with the tokens; it is the caller's cache, written in place.
     """
     (p, g), lengths = tokens.shape, view.prefix_mask.sum(-1)
-    cos, sin = (table[jnp.repeat(lengths, g) + t] for table in view.rope)
-    x, new_cache = view.params["embed"][tokens.reshape(-1)], []
+    at, kinds = jnp.repeat(lengths, g) + t, rope_kinds(cfg)
+    angles = jax.tree.map(lambda table: table[at], view.rope)
+    x, new_cache = embedded(view.params, cfg, tokens.reshape(-1)), []
 
     @jax.jit  # traced once, not once per layer
     def layer(
-        x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, cos: Angles, sin: Angles, seen: Array, t: Int[Array, "..."]
+        x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, angles: Angles, seen: Array, t: Int[Array, "..."]
     ) -> tuple[Hidden, KeyValues]:
-        attention = _fused_token_attention if fused else _token_attention
-        out: Any = Block(cfg).apply({"params": w}, x, cos, sin, attention(prompt, row, seen, t))
+        token_attention = _fused_token_attention if fused else partial(_token_attention, cap=cfg.attention_cap)
+        out: Any = Block(cfg).apply({"params": w}, x, angles, token_attention(prompt, row, seen, t))
         return out
 
     capacity = cache[0].keys.shape[-1]  # unless fused
-    seen = lengths if fused else _mask_of_token(view.prefix_mask, g, capacity, t, clock)
+    sliding = cfg.sliding_layers or (False,) * cfg.num_layers
+    masks = {
+        slides: lengths
+        if fused
+        else _mask_of_token(view.prefix_mask, g, capacity, t, clock, cfg.sliding_window if slides else None)
+        for slides in set(sliding)
+    }
     place = t if fused or clock is None else clock % capacity
-    for (w, prompt), row in zip(view.layers, cache, strict=True):
-        x, layer_cache = layer(x, w, prompt, row, cos, sin, seen, place)
+    for n, ((w, prompt), row) in enumerate(zip(view.layers, cache, strict=True)):
+        x, layer_cache = layer(x, w, prompt, row, angles[kinds[n]], masks[sliding[n]], place)
         new_cache.append(layer_cache)
-    x = rms_norm(x, view.params["final_norm"], cfg.rms_eps)
-    out = logits(view.params, x) if view.output_panels is None else product(x, view.output_panels)
+    x = final_states(view.params, cfg, x)
+    if view.output_panels is None:
+        out = logits(view.params, x, cfg.logit_cap)
+    else:
+        out = capped(product(x, view.output_panels), cfg.logit_cap)
     return out.reshape(p, g, -1), new_cache

@@ -27,6 +27,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 from jmarl.config import LORA_TARGETS, LoRA
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import is_placed, is_shared, share_params, unstack
+from jmarl.models.weights import ADAPTERS, shape_of
 from jmarl.types import Shared, StackState
 
 ALPHA = "lora_alpha"  # a leaf [L] among the layers
@@ -44,9 +45,7 @@ class AdapterKind(NamedTuple):
 
 def target_shapes(cfg: ModelConfig) -> dict[str, tuple[int, int]]:
     """Return the numbers of inputs and outputs of every linear layer that can have an adapter."""
-    d, f, q, k = cfg.hidden_size, cfg.intermediate_size, cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
-    shapes = ((d, q), (d, k), (d, k), (q, d), (d, f), (d, f), (f, d))
-    return dict(zip(LORA_TARGETS, shapes, strict=True))
+    return {name: (shape_of(cfg, given)[0], shape_of(cfg, returned)[0]) for name, (given, returned) in ADAPTERS.items()}
 
 
 def init_adapters(cfg: ModelConfig, settings: LoRA, key: PRNGKeyArray) -> dict[str, Any]:

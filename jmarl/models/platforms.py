@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.hardware import GPU
 from jmarl.models import cpu, gpu
+from jmarl.models.config import ModelConfig
 from jmarl.models.stack import is_placed
 
 # Options for all platforms; each compiler reads those with its own prefix.
@@ -46,9 +47,10 @@ def use_panels(platform: str, rows: int, dtype: str, own_core: bool) -> bool:
     return platform == "cpu" and own_core and rows <= cpu.MAX_PANEL_ROWS and dtype == "float32"
 
 
-def fuses_decoding(platform: str, dtype: str, head_dim: int) -> bool:
-    """Return whether one token attends by cuDNN's kernel, see `gpu.attend_token`."""
-    return platform in GPU and gpu.fuses_attention(dtype, head_dim)
+def fuses_decoding(platform: str, dtype: str, model: ModelConfig) -> bool:
+    """Return whether one token attends by cuDNN's kernel, see `gpu.attend_token`, which has no windows and no caps."""
+    is_plain = model.attention_cap is None and not any(model.sliding_layers)
+    return platform in GPU and is_plain and gpu.fuses_attention(dtype, model.head_dim)
 
 
 def steps_per_look(platform: str, new_tokens: int) -> int:

@@ -1,7 +1,7 @@
 """Divide models, batches and caches over a mesh of devices with the axes `agent`, `data` and `model`.
 
-`MESH_AXES` is the one table from what an axis of an array means to the axis of the mesh that divides it; `WEIGHTS` says what
-the axes of each weight mean. An axis that the mesh does not divide evenly stays whole.
+`MESH_AXES` is the one table from what an axis of an array means to the axis of the mesh that divides it; `models.weights` says
+what those of weights mean. An axis that the mesh does not divide evenly stays whole.
 
 ========  ===========================================================================================================
 `agent`   whole agents; nothing is exchanged
@@ -37,6 +37,7 @@ from jaxtyping import Array
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import is_placed, is_shared
+from jmarl.models.weights import ADAPTERS, LAYERS, WEIGHTS
 from jmarl.processes import exchange
 from jmarl.processes.exchange import to_devices
 from jmarl.types import Shared
@@ -45,29 +46,29 @@ AXES = ("agent", "data", "model")
 BY_HAND = ("agent", "data")  # divided by `on_devices`
 STRATEGIES = ("fsdp", "ddp")
 
-MESH_AXES = {  # what an axis means -> the axis of the mesh that divides it
+MESH_AXES = {  # what an axis means, of weights the letters of `models.weights` -> the axis of the mesh that divides it
     "agent": "agent",
     "row": "data",  # prompts of a batch, with their completions
-    "hidden": "data",
-    "heads": "model",
-    "feed_forward": "model",
-    "vocabulary": "model",
+    "D": "data",
+    "K": "model",
+    "F": "model",
+    "V": "model",
     None: None,  # layers, and all that stays whole
 }
 
-WEIGHTS = {  # parameter name -> what its axes mean
-    "embed": ("agent", "vocabulary", "hidden"),  # [A, V, D]
-    "lm_head": ("agent", "hidden", "vocabulary"),  # [A, D, V]
-    "qkv": ("agent", None, "hidden", "heads"),  # [A, L, D, E]: E = K * (Q+2) * h
-    "qkv_bias": ("agent", None, "heads"),  # [A, L, E]
-    "out": ("agent", None, "heads", "hidden"),  # [A, L, K * Q * h, D]
-    "gate": ("agent", None, "hidden", "feed_forward"),  # [A, L, D, F], like up
-    "up": ("agent", None, "hidden", "feed_forward"),
-    "down": ("agent", None, "feed_forward", "hidden"),  # [A, L, F, D]
-}
-WEIGHTS |= {f"{name}.a": ("agent", None, "hidden", None) for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")}
-WEIGHTS |= {f"{name}.b": ("agent", None, None, "hidden") for name in ("o_proj", "down_proj")}  # adapters, [A, L, rank, D]
-OTHER = ("agent",)  # norms, value heads, counters
+
+def _meanings(axes: str, name: str = LAYERS) -> tuple[str | None, ...]:
+    """Return what the axes of a stack's weight mean. A vector [D] stays whole."""
+    words = [] if axes == "D" else axes.split()
+    first = ("agent", None) if name.startswith(LAYERS) else ("agent",)
+    return (*first, *(word[0] if word[0] in MESH_AXES else None for word in words))
+
+
+MEANINGS = {name.removeprefix(LAYERS): _meanings(weight.axes, name) for name, weight in WEIGHTS.items()}
+for _name, (_given, _returned) in ADAPTERS.items():  # a [A, L, D, rank] and b [A, L, rank, D]; axes other than D stay whole
+    MEANINGS[f"{_name}.a"] = ("agent", None, "D" if _given == "D" else None, None)
+    MEANINGS[f"{_name}.b"] = ("agent", None, None, "D" if _returned == "D" else None)
+OTHER = ("agent",)  # value heads, counters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,7 @@ class DeviceMesh:
 
     def axes(self, meanings: Sequence[str | None], shape: Sequence[int]) -> P:
         """Return which mesh axis divides each axis of an array. Axes that are not divided evenly stay whole."""
-        table = MESH_AXES if self.strategy == "fsdp" else MESH_AXES | {"hidden": None}
+        table = MESH_AXES if self.strategy == "fsdp" else MESH_AXES | {"D": None}
         names = [table[meaning] for meaning in meanings]
         return P(*(name if name and n % self.shape[name] == 0 else None for name, n in zip(names, shape, strict=False)))
 
@@ -222,12 +223,12 @@ def agent_specs(tree: Any) -> Any:
 def meanings_of(path: Sequence[Any]) -> tuple[str | None, ...]:
     """Return what the axes of a leaf mean, from its path in a pytree of parameters or of a state."""
     names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey)]
-    return WEIGHTS.get(".".join(names[-2:]), WEIGHTS.get(names[-1], OTHER)) if names else OTHER
+    return MEANINGS.get(".".join(names[-2:]), MEANINGS.get(names[-1], OTHER)) if names else OTHER
 
 
 def state_specs(mesh: DeviceMesh | None, state: Any) -> Any:
     """Return which mesh axes divide the arrays of parameters or of a stack's state: parameters, moments and the reference by
-    the parameter's name in `WEIGHTS`. Shared arrays have no agent axis. Without a mesh there are none."""
+    the parameter's name in `MEANINGS`. Shared arrays have no agent axis. Without a mesh there are none."""
     if mesh is None:
         return None
 
@@ -249,9 +250,9 @@ def gather(params: Any, model: ModelConfig, names: Sequence[str] | None = None) 
 
     def whole(path: tuple[Any, ...], x: Array) -> Array:
         meanings = meanings_of(path)
-        if "hidden" not in meanings or (names is not None and path[-1].key not in names):
+        if "D" not in meanings or (names is not None and path[-1].key not in names):
             return x  # the axis is counted from the last one, because x may have an agent axis or not
-        return lax.all_gather(x, "data", axis=meanings.index("hidden") - len(meanings) + x.ndim, tiled=True)
+        return lax.all_gather(x, "data", axis=meanings.index("D") - len(meanings) + x.ndim, tiled=True)
 
     return jax.tree_util.tree_map_with_path(whole, params)
 
@@ -262,7 +263,7 @@ def sum_gradients(grads: Any, model: ModelConfig) -> Any:
         return grads
 
     def total(path: tuple[Any, ...], x: Array) -> Array:
-        return x if model.splits_weights and "hidden" in meanings_of(path) else lax.psum(x, "data")
+        return x if model.splits_weights and "D" in meanings_of(path) else lax.psum(x, "data")
 
     return jax.tree_util.tree_map_with_path(total, grads)
 
@@ -271,8 +272,8 @@ def norm(tree: Any) -> Array:
     """Return the global norm of one agent's gradients, of which each device has a part, inside `on_devices`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     squares = [(meanings_of(path), jnp.sum(jnp.square(x))) for path, x in leaves]
-    parts = [x for meanings, x in squares if "hidden" in meanings]
-    whole = [x for meanings, x in squares if "hidden" not in meanings]
+    parts = [x for meanings, x in squares if "D" in meanings]
+    whole = [x for meanings, x in squares if "D" not in meanings]
     total = sum(whole, jnp.float32(0))
     return jnp.sqrt(total + lax.psum(sum(parts, jnp.float32(0)), "data"))
 

@@ -44,6 +44,7 @@ class Outputs(NamedTuple):
     weights: Any  # the same in the compute dtype
     hidden: Float[Array, "prompt_group_token dim"]
     tokens: Int[Array, "prompt group token"]
+    logit_cap: float | None  # of the model
 
     @property
     def values(self) -> PerToken:
@@ -82,7 +83,7 @@ def model_outputs(params: Any, inputs: LossInputs, base: Any, model: ModelConfig
         params = lora.with_dropout(params, inputs.dropout, algorithm.lora.lora_dropout, inputs.places)
     weights = decoder.compute_weights(params, model, jnp.dtype(algorithm.compute_dtype))
     hidden = hidden_states(weights, model, inputs.prompts, inputs.prompt_lengths, inputs.tokens, algorithm.remat)
-    return Outputs(params, weights, hidden, inputs.tokens)
+    return Outputs(params, weights, hidden, inputs.tokens, model.logit_cap)
 
 
 def own_inputs(inputs: LossInputs, parts: int, objective: Objective) -> LossInputs:

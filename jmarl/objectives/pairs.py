@@ -56,7 +56,8 @@ def token_numbers(outputs: Outputs, algorithm: Algorithm) -> PerToken:
     if algorithm.row.margin == "score":
         return outputs.values
     tokens = outputs.tokens
-    return token_scores(outputs.weights, outputs.hidden, tokens.reshape(-1), 1.0)[0].reshape(tokens.shape)
+    scores = token_scores(outputs.weights, outputs.hidden, tokens.reshape(-1), 1.0, outputs.logit_cap)
+    return scores[0].reshape(tokens.shape)
 
 
 def completion_numbers(

@@ -35,8 +35,8 @@ def trained_rows(batch: TextBatch, algorithm: Algorithm) -> Bool[Array, "..."]:
 
 def texts_loss(outputs: Outputs, targets: TextTargets, algorithm: Algorithm) -> tuple[Float[Array, ""], Metrics]:
     """Return `token_loss` of all tokens, computed for some at a time."""
-    _, weights, hidden, tokens = outputs
-    return score_loss(weights, hidden, tokens, targets, partial(token_loss, algorithm=algorithm))
+    _, weights, hidden, tokens, cap = outputs
+    return score_loss(weights, hidden, tokens, targets, partial(token_loss, algorithm=algorithm), cap=cap)
 
 
 def token_loss(

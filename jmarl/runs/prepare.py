@@ -38,6 +38,7 @@ from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.peft import merge
 from jmarl.models.sharding import DeviceMesh
 from jmarl.models.stack import map_own, to_host, unstack
+from jmarl.models.weights import num_params
 from jmarl.preferences.data_source import add_reference, batch_size, data_source, encode_tokens, longest_batches
 from jmarl.preferences.encoding import AgentTokens, Examples
 from jmarl.preferences.pair_rounds import Rounds, pair_source
@@ -320,7 +321,7 @@ def line_of_run(team: Team, cfg: TrainConfig) -> str:
     """Return who learns, where, how long, and where to."""
     counts = [len(spec.members) for spec in team.stacks]
     stacks = list(zip(counts, team.stacks, strict=True))
-    sizes = " + ".join(f"{count} x {short_number(spec.config.num_params())}" for count, spec in stacks)
+    sizes = " + ".join(f"{count} x {short_number(num_params(spec.config))}" for count, spec in stacks)
     devices = jax.devices()
     where = f"written to {cfg.run.output_dir}" if cfg.run.output_dir else "nothing is written (set output_dir)"
     in_bfloat16 = cfg.sampling.compute_dtype == "bfloat16"

@@ -79,7 +79,7 @@ def empty_pending(
     ids, lengths = prompts
     a, p, width = ids.shape
     rows, new, dtype = p * group, settings.max_new_tokens, dtype_on(platform, settings.compute_dtype)
-    fused = fuses_decoding(platform, dtype, model.head_dim)
+    fused = fuses_decoding(platform, dtype, model)
 
     def empty_cache(count: int, capacity: int) -> Any:
         cache = decoding.init_cache(model, count, capacity, dtype, fused)
@@ -138,7 +138,7 @@ def refill_stack(
     keys = jnp.concatenate([row_keys(x, group) for x in row_ids], 1)
     own_core = mesh is not None and mesh.size > 1
     panels = use_panels(program.platform, keys.shape[1] // 2 * group, settings.compute_dtype, own_core)
-    fused = fuses_decoding(program.platform, settings.compute_dtype, program.config.head_dim)
+    fused = fuses_decoding(program.platform, settings.compute_dtype, model)
 
     stop = jnp.concatenate([stop_of_prompts(stop, agents, ids.shape[1] // 2)] * 2, 1)
 

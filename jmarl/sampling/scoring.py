@@ -78,28 +78,34 @@ def _float32_zeros(head: Params) -> Params:
     return jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), head)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _score_chunks(head: Params, hidden: HiddenChunks, targets: TargetChunks, temperature: float) -> ScoreChunks:
-    """Return log-probabilities and entropies of targets under hidden states, one chunk at a time."""
-    return _score_chunks_forward(head, hidden, targets, temperature)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _score_chunks(
+    head: Params, hidden: HiddenChunks, targets: TargetChunks, temperature: float, cap: float | None
+) -> ScoreChunks:
+    """Return log-probabilities and entropies of targets under hidden states, one chunk at a time. cap: of the logits."""
+    return _score_chunks_forward(head, hidden, targets, temperature, cap)[0]
 
 
-def _score_chunks_forward(head: Params, hidden: Array, targets: Array, temperature: float) -> tuple[ScoreChunks, Any]:
+def _score_chunks_forward(
+    head: Params, hidden: Array, targets: Array, temperature: float, cap: float | None
+) -> tuple[ScoreChunks, Any]:
     def score_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        return _token_statistics(decoder.logits(head, inputs[0]), inputs[1], temperature)
+        return _token_statistics(decoder.logits(head, inputs[0], cap), inputs[1], temperature)
 
     logprobs, entropy, normalizer = lax.map(score_chunk, (hidden, targets))
     return (logprobs, entropy), (head, hidden, targets, entropy, normalizer)
 
 
-def _score_chunks_backward(temperature: float, saved: Any, cotangents: ScoreChunks) -> tuple[Params, Array, None]:
+def _score_chunks_backward(
+    temperature: float, cap: float | None, saved: Any, cotangents: ScoreChunks
+) -> tuple[Params, Array, None]:
     head, *saved = saved
 
     def chunk_gradient(d_head: Params, inputs: tuple[Any, ...]) -> tuple[Params, Array]:
         hidden, targets, entropy, normalizer, *cotangents = inputs
-        logits = decoder.logits(head, hidden)
+        logits = decoder.logits(head, hidden, cap)
         d_logits = _logits_gradient(logits, targets, entropy, normalizer, cotangents, temperature)
-        d_chunk_head, d_hidden = decoder.logits_gradients(head, hidden, d_logits)
+        d_chunk_head, d_hidden = decoder.logits_gradients(head, hidden, d_logits, logits, cap)
         return jax.tree.map(jnp.add, d_head, d_chunk_head), d_hidden
 
     d_head, d_hidden = lax.scan(chunk_gradient, _float32_zeros(head), (*saved, *cotangents))
@@ -109,27 +115,27 @@ def _score_chunks_backward(temperature: float, saved: Any, cotangents: ScoreChun
 _score_chunks.defvjp(_score_chunks_forward, _score_chunks_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def _sum_loss(
-    head: Params, hidden: HiddenChunks, targets: TargetChunks, data: Any, loss: TokenLoss, temperature: float
+    head: Params, hidden: HiddenChunks, targets: TargetChunks, data: Any, loss: TokenLoss, temperature: float, cap: float | None
 ) -> LossAndMetrics:
     """Return the sums over chunks of the loss and of its metrics. data: leaves [C, M]. Otherwise as `_score_chunks`."""
-    return _sum_loss_forward(head, hidden, targets, data, loss, temperature)[0]
+    return _sum_loss_forward(head, hidden, targets, data, loss, temperature, cap)[0]
 
 
 def _sum_loss_forward(
-    head: Params, hidden: Array, targets: Array, data: Any, loss: TokenLoss, temperature: float
+    head: Params, hidden: Array, targets: Array, data: Any, loss: TokenLoss, temperature: float, cap: float | None
 ) -> tuple[LossAndMetrics, Any]:
     """Compute the gradients too, while the logits are in memory; the backward pass only scales them (as Liger's fused
     cross-entropy, arXiv 2410.10989)."""
 
     def chunk_loss(d_head: Params, inputs: tuple[Array, Array, Any]) -> tuple[Params, Any]:
         hidden, targets, data = inputs
-        logits = decoder.logits(head, hidden)
+        logits = decoder.logits(head, hidden, cap)
         logprobs, entropy, normalizer = _token_statistics(logits, targets, temperature)
         result, cotangents = jax.value_and_grad(loss, (0, 1), has_aux=True)(logprobs, entropy, data)
         d_logits = _logits_gradient(logits, targets, entropy, normalizer, cotangents, temperature)
-        d_chunk_head, d_hidden = decoder.logits_gradients(head, hidden, d_logits)
+        d_chunk_head, d_hidden = decoder.logits_gradients(head, hidden, d_logits, logits, cap)
         return jax.tree.map(jnp.add, d_head, d_chunk_head), (result, d_hidden)
 
     d_head, (results, d_hidden) = lax.scan(chunk_loss, _float32_zeros(head), (hidden, targets, data))
@@ -137,7 +143,9 @@ def _sum_loss_forward(
     return jax.tree.map(lambda x: x.sum(0), results), (d_head, d_hidden)
 
 
-def _sum_loss_backward(loss: TokenLoss, temperature: float, saved: Any, cotangents: Any) -> tuple[Params, Array, None, None]:
+def _sum_loss_backward(
+    loss: TokenLoss, temperature: float, cap: float | None, saved: Any, cotangents: Any
+) -> tuple[Params, Array, None, None]:
     d_head, d_hidden = jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), saved)
     return d_head, d_hidden, None, None
 
@@ -153,12 +161,18 @@ def _split_chunks(x: Shaped[Array, "token ..."], chunk: int) -> Shaped[Array, "c
 
 
 def token_scores(
-    params: Params, hidden: Float[Array, "token hidden"], targets: Int[Array, " token"], temperature: float
+    params: Params,
+    hidden: Float[Array, "token hidden"],
+    targets: Int[Array, " token"],
+    temperature: float,
+    cap: float | None = None,
 ) -> tuple[PerToken, PerToken]:
-    """Return the log-probability of each target, and the entropy of the distribution that its hidden state predicts."""
+    """Return the log-probability of each target, and the entropy of the distribution that its hidden state predicts.
+
+    cap: `ModelConfig.logit_cap`."""
     chunk = CHUNK[hidden.dtype.name]
     chunks = _split_chunks(hidden, chunk), _split_chunks(targets, chunk)
-    scores = _score_chunks(decoder.output_weight(params), *chunks, temperature)
+    scores = _score_chunks(decoder.output_weight(params), *chunks, temperature, cap)
     return jax.tree.map(lambda x: x.reshape(-1)[: targets.shape[0]], scores)
 
 
@@ -202,7 +216,7 @@ def score(
     Arguments as for `hidden_states`. A temperature of 0 (greedy) counts as 1, as in the sampler.
     """
     hidden = hidden_states(params, cfg, prompts, lengths, tokens, remat)
-    flat = token_scores(params, hidden, jnp.asarray(tokens).reshape(-1), temperature or 1.0)
+    flat = token_scores(params, hidden, jnp.asarray(tokens).reshape(-1), temperature or 1.0, cfg.logit_cap)
     return Scores(*(x.reshape(tokens.shape) for x in flat))
 
 
@@ -214,6 +228,7 @@ def score_loss(
     loss: TokenLoss,
     *,
     temperature: float = 1.0,
+    cap: float | None = None,
 ) -> LossAndMetrics:
     """Return a loss that is a sum over tokens, and its metrics. Its gradient computes the logits once.
 
@@ -229,6 +244,7 @@ def score_loss(
             of each metric, scalars. Tokens must not depend on each other. Padding tokens have data 0 or false; their loss and
             metrics must be 0.
         temperature: the sampling temperature.
+        cap: `ModelConfig.logit_cap`.
 
     Returns:
         The loss and its metrics. Only the loss has a gradient, and only with respect to parameters and hidden states.
@@ -236,5 +252,5 @@ def score_loss(
     chunk = CHUNK[hidden.dtype.name]
     data = jax.tree.map(lambda x: _split_chunks(x.reshape(-1), chunk), data)
     chunks = _split_chunks(hidden, chunk), _split_chunks(tokens.reshape(-1), chunk)
-    result: Any = _sum_loss(decoder.output_weight(params), *chunks, data, loss, temperature)
+    result: Any = _sum_loss(decoder.output_weight(params), *chunks, data, loss, temperature, cap)
     return result[0], lax.stop_gradient(result[1])

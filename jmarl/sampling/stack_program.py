@@ -36,7 +36,7 @@ class Acting(NamedTuple):
 
 
 # How a mesh divides what is sampled
-_ROWS, _KEYS = spec_of("agent", "row"), spec_of("agent", None, "heads", "row")
+_ROWS, _KEYS = spec_of("agent", "row"), spec_of("agent", None, "K", "row")
 COMPLETIONS = Completions(_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, spec_of("agent"))
 PREFIX = decoding.Prefix(KeyValues(_KEYS, _KEYS), _ROWS)
 GROUP_CACHE = decoding.GroupCache(PREFIX, KeyValues(_KEYS, _KEYS), _ROWS)
@@ -109,7 +109,7 @@ def _sample_on_devices(
     own_core = mesh is not None and mesh.size > 1 and whole
     layouts: dict[str, Any] = {
         "panels": use_panels(program.platform, d.prompts * (group // d.over_group) // model.row_parts, dtype, own_core),
-        "fused": past is None and whole and fuses_decoding(program.platform, dtype, model.head_dim),
+        "fused": past is None and whole and fuses_decoding(program.platform, dtype, model),
         "steps": steps_per_look(program.platform, settings.max_new_tokens),
         "chunk": steps_per_chunk(program.platform) if whole else 0,
         "keep_cache": program.keep_cache,

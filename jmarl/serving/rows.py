@@ -68,7 +68,7 @@ def empty_pool(agents: int, num_stop: int, program: PoolProgram) -> Pool:
     """Return a pool of which no slot is taken. agents: parameter sets. num_stop: ids that end a completion."""
     sample = with_dtype(program.sample)
     model, settings, a, count = sample.config, sample.settings, agents, program.slots
-    new, fused = settings.max_new_tokens, fuses_decoding(sample.platform, settings.compute_dtype, model.head_dim)
+    new, fused = settings.max_new_tokens, fuses_decoding(sample.platform, settings.compute_dtype, model)
 
     def empty_cache(capacity: int) -> Any:
         cache = decoding.init_cache(model, count, capacity, settings.compute_dtype, fused)
@@ -188,7 +188,7 @@ def _prepared(
     model, settings, mesh = model_on(sample.mesh, sample.config), sample.settings, sample.mesh
     inputs = SampleInputs(jnp.asarray(ids), jnp.asarray(lengths), jnp.zeros((*lengths.shape, 1)), jnp.zeros(1, jnp.int32))
     panels = use_panels(sample.platform, program.slots, settings.compute_dtype, mesh is not None and mesh.size > 1)
-    fused = fuses_decoding(sample.platform, settings.compute_dtype, model.head_dim)
+    fused = fuses_decoding(sample.platform, settings.compute_dtype, model)
     return prepare(params, model, settings, inputs, panels, fused), inputs, settings, model
 
 

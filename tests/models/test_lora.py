@@ -178,8 +178,8 @@ def test_adapters_of_one_input_are_joined_for_decoding(llama, targets):
     assert jax.tree.structure(joined) == jax.tree.structure(lora.join_axes_by_input(jax.tree.map(lambda _: 0, layer), cfg))
     assert not {name for name in LORA_TARGETS if name not in ("o_proj", "down_proj")} & joined.keys()
     x, attention = jax.random.normal(jax.random.key(0), (5, cfg.hidden_size)), decoder.causal_attention(5)
-    angles = decoder.rope(cfg, jnp.arange(5))
-    got, expected = (decoder.Block(cfg).apply({"params": w}, x, *angles, attention)[0] for w in (joined, layer))
+    (angles,) = decoder.rope(cfg, jnp.arange(5)).values()
+    got, expected = (decoder.Block(cfg).apply({"params": w}, x, angles, attention)[0] for w in (joined, layer))
     assert distance(got, expected) < 1e-5
 
 

@@ -25,6 +25,7 @@ from jmarl.learning.choose import is_open
 from jmarl.models import gpu
 from jmarl.models.gpu import has_cuda
 from jmarl.models.hub.agents import config_to_hf
+from jmarl.models.weights import num_params
 from jmarl.plan.devices import GIB, GPUS, compile_devices, compile_for
 from jmarl.plan.fit import choose_settings
 from jmarl.plan.hlo import COLLECTIVES, Program, exchanged, largest, size_of
@@ -189,7 +190,7 @@ def test_an_update_exchanges_weights_and_their_gradients_only(mesh: str) -> None
     biases and metrics. With data=8 a device updates both agents."""
     _, counter = compiled("1.5B", "update", 256, max_new_tokens=256, mesh=mesh)
     agents, others = (2, 7 / 8) if mesh == "data=8" else (1, 3 / 4)
-    weights = 2 * agents * MODELS["1.5B"].num_params()
+    weights = 2 * agents * num_params(MODELS["1.5B"])
     assert set(received(counter)) == {"all-gather", "reduce-scatter", "all-reduce"}
     assert received(counter)["all-reduce"] < 2e6
     assert 2.6 < counter.cost().exchanged / (weights * others) <= 3  # embeddings are gathered once

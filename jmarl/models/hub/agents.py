@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.hf_format import config_from_hf, config_to_hf, read_params, stored_params, tensor_views
+from jmarl.models.hub.config_json import config_from_hf, config_to_hf
+from jmarl.models.hub.hf_format import read_params, stored_params, tensor_views
 from jmarl.models.hub.tokenize import stop_ids
 from jmarl.models.hub.weight_files import open_tensors, read_json, save_tensors, write_json
 

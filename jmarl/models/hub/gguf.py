@@ -15,7 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.hf_format import ARCHITECTURES, HEAD, Tensor, config_from_hf, params_from_tensors, refuse, tensor_slots
+from jmarl.models.families import FAMILIES
+from jmarl.models.hub.config_json import config_from_hf, refuse
+from jmarl.models.hub.hf_format import HEAD, Tensor, filed_tensors, params_from_tensors
+
+GGUF = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}  # llama.cpp's name -> ours
 
 
 class PreTokenizer(NamedTuple):
@@ -44,9 +48,10 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Any], Any, list[int]]:
     reader = _open(gguf, path)
     meta = {name: field.contents() for name, field in reader.fields.items()}
     cfg, tensors = _config(meta, reader, path), {t.name: t for t in reader.tensors}
-    names = gguf.get_tensor_name_map({v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[cfg.family], cfg.num_layers)
+    architectures = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(architectures[FAMILIES[cfg.family].gguf], cfg.num_layers)
     hf_tensors: dict[str, Tensor] = {}
-    for hf_name in [*tensor_slots(cfg), HEAD]:
+    for hf_name in [*filed_tensors(cfg), HEAD]:
         name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         if name in tensors:
             hf_tensors[hf_name] = _tensor(gguf, tensors.pop(name), hf_name, cfg)
@@ -80,15 +85,15 @@ def _tensor(gguf: Any, tensor: Any, hf_name: str, cfg: ModelConfig) -> Tensor:
 
     def read() -> np.ndarray:
         array = gguf.dequantize(tensor.data, tensor.tensor_type)
-        return unpermute(array, heads) if heads and cfg.family == "llama" else array
+        return unpermute(array, heads) if heads and FAMILIES[cfg.family].neighbors_in_gguf else array
 
     return Tensor(tuple(int(n) for n in tensor.shape[::-1]), read)
 
 
 def _config(meta: dict[str, Any], reader: Any, path: Path) -> ModelConfig:
     arch = meta.get("general.architecture")
-    if arch not in ARCHITECTURES:
-        raise ValueError(f"{path}: unknown architecture {arch!r}: jmarl knows {', '.join(ARCHITECTURES)}")
+    if arch not in GGUF:
+        raise ValueError(f"{path}: unknown architecture {arch!r}: jmarl knows {', '.join(GGUF)}")
 
     def need(key: str) -> Any:
         if f"{arch}.{key}" not in meta:
@@ -100,7 +105,7 @@ def _config(meta: dict[str, Any], reader: Any, path: Path) -> ModelConfig:
     head_dim = meta.get(f"{arch}.attention.key_length", hidden // heads)
     _refuse_unsupported(meta, arch, head_dim, tensors, path)
     return config_from_hf({
-        "model_type": arch,
+        "model_type": GGUF[arch],
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
         "hidden_size": hidden,
         "intermediate_size": need("feed_forward_length"),

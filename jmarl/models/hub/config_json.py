@@ -1,0 +1,132 @@
+"""Convert the architecture of a model from and to Hugging Face's ``config.json``: what all families have in common.
+
+`models.families` has what differs. Of a model of text and images the text part is read. What the decoder does not compute is an
+error that names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from jmarl.models.config import ModelConfig
+from jmarl.models.families import FAMILIES, Family
+from jmarl.models.families.rope import need, partial_rotary, read_rope, write_rope
+
+REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "max_position_embeddings")  # fmt: skip
+ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # ours -> Hugging Face's
+
+
+def config_from_hf(fields: Mapping[str, Any]) -> ModelConfig:
+    """Convert a ``config.json``, in transformers' old (``rope_theta``) or new (``rope_parameters``) spelling."""
+    if isinstance(fields.get("text_config"), Mapping) and fields.get("model_type") not in FAMILIES:
+        kind, fields = fields.get("model_type"), fields["text_config"]
+        warnings.warn(f"{kind}: only the text part is loaded, images are left out", stacklevel=2)
+    family = family_of(fields)
+    hf = {**family.defaults, **{key: value for key, value in fields.items() if value is not None}}
+    for key in REQUIRED:
+        need(hf, key)
+    own = family.read(hf)
+    _refuse_unsupported(hf, family, own)
+    heads, hidden = hf["num_attention_heads"], hf["hidden_size"]
+    head_dim = hf.get("head_dim") or hidden // heads
+    theta, scaling = read_rope(hf)
+    bias = bool(hf.get("attention_bias", False))
+    common = {
+        "family": hf["model_type"],
+        "vocab_size": hf["vocab_size"],
+        "hidden_size": hidden,
+        "intermediate_size": hf["intermediate_size"],
+        "num_layers": hf["num_hidden_layers"],
+        "num_heads": heads,
+        "num_kv_heads": hf.get("num_key_value_heads") or heads,
+        "head_dim": head_dim,
+        "max_positions": hf["max_position_embeddings"],
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rms_eps": hf.get("rms_norm_eps", 1e-6),
+        "tie_embeddings": bool(hf.get("tie_word_embeddings", False)),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "activation": {theirs: ours for ours, theirs in ACTIVATIONS.items()}[_activation(hf)],
+    }
+    return ModelConfig(**common | own)
+
+
+def config_to_hf(cfg: ModelConfig, token_ids: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a ``config.json`` in the old spelling, which transformers 4, transformers 5 and vLLM read.
+
+    token_ids: bos_token_id, eos_token_id (one or a list) and pad_token_id; other fields are ignored.
+    """
+    if cfg.family not in FAMILIES:
+        raise ValueError(f"family={cfg.family!r} has no Hugging Face layout: jmarl knows {', '.join(FAMILIES)}")
+    family = FAMILIES[cfg.family]
+    activation = ACTIVATIONS[cfg.activation]
+    hf = {
+        "architectures": [family.architecture],
+        "model_type": cfg.family,
+        "vocab_size": cfg.vocab_size,
+        "hidden_size": cfg.hidden_size,
+        "intermediate_size": cfg.intermediate_size,
+        "num_hidden_layers": cfg.num_layers,
+        "num_attention_heads": cfg.num_heads,
+        "num_key_value_heads": cfg.num_kv_heads,
+        "head_dim": cfg.head_dim,
+        "max_position_embeddings": cfg.max_positions,
+        **write_rope(cfg),
+        "rms_norm_eps": cfg.rms_eps,
+        "tie_word_embeddings": cfg.tie_embeddings,
+        "hidden_act" if cfg.activation == "silu" else "hidden_activation": activation,
+        "attention_bias": cfg.out_bias,
+        "torch_dtype": "float32",
+        **family.write(cfg),
+    }
+    # Write special ids even if they are None: without them transformers assumes those of the original Llama.
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        hf[key] = (token_ids or {}).get(key)
+    expected, actual = dataclasses.asdict(cfg), dataclasses.asdict(config_from_hf(hf))
+    lost = ", ".join(f"{name}={getattr(cfg, name)!r}" for name in expected if actual[name] != expected[name])
+    if lost:
+        raise ValueError(f"Hugging Face's {cfg.family} layout cannot hold {lost}; choose another family or drop it")
+    return hf
+
+
+def family_of(hf: Mapping[str, Any]) -> Family:
+    """Return the family of a config.json. Raises ValueError if there is none, and names the nearest."""
+    name = hf.get("model_type")
+    if name in FAMILIES:
+        return FAMILIES[name]
+    near = difflib.get_close_matches(str(name), FAMILIES, n=1)
+    nearest = f"; the nearest is {near[0]}" if near else ""
+    raise ValueError(f"unknown architecture {name!r} (model_type in config.json): jmarl knows {', '.join(FAMILIES)}{nearest}")
+
+
+def _activation(hf: Mapping[str, Any]) -> str:
+    return hf.get("hidden_activation") or hf.get("hidden_act", "silu")
+
+
+def _refuse_unsupported(hf: Mapping[str, Any], family: Family, own: Mapping[str, Any]) -> None:
+    """Raise ValueError for what no model of a family has. own: the fields that the family read."""
+    activation, share = _activation(hf), partial_rotary(hf)
+    slides = hf.get("sliding_window") is not None and {*hf.get("layer_types", ())} - {"full_attention"}
+    known = " or ".join(map(repr, ACTIVATIONS.values()))
+    unsupported = {
+        f"hidden_act={activation!r} (only {known})": activation not in ACTIVATIONS.values(),
+        f"partial_rotary_factor={share}": share != 1.0 and "rotary_dim" not in own,
+        "mlp_bias=True": bool(hf.get("mlp_bias")) and "mlp_bias" not in own,
+        "sliding layers": bool(slides) and "sliding_layers" not in own,
+        "quantization_config (load the checkpoint in full precision)": hf.get("quantization_config") is not None,
+        **family.refuses(hf),
+    }
+    refuse(unsupported, f"this {hf['model_type']} checkpoint", "jmarl's decoder does not support")
+
+
+def refuse(features: Mapping[str, bool], checkpoint: str, reason: str) -> None:
+    """Raise ValueError for the first feature that a checkpoint has; `checkpoint` and `reason` are parts of the message."""
+    for feature, present in features.items():
+        if present:
+            raise ValueError(f"{checkpoint} has {feature}, which {reason}")

@@ -1,0 +1,164 @@
+"""Every family computes, saves and trains what transformers does. A family is a line of `CASES` with its own flags."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jmarl.config import Sampling
+from jmarl.models import decoder
+from jmarl.models.families import FAMILIES
+from jmarl.models.hub import agents
+from jmarl.models.hub.hf_format import tensors_from_params
+from jmarl.models.weights import num_params
+from jmarl.sampling import sampler, scoring
+
+LAYERS, WINDOW, NEW, VOCAB = 6, 7, 40, 320
+FULL = dict(num_hidden_layers=LAYERS, attention_dropout=0.0)
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)
+MINISTRAL = dict(original_max_position_embeddings=8, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
+LONGROPE = dict(
+    rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.5, 2.0, 2.5, 3.0, 3.5], long_factor=[2.0] * 6,
+    original_max_position_embeddings=128, partial_rotary_factor=0.75,
+)  # fmt: skip
+MIXED = dict(
+    sliding_attention={"rope_type": "default", "rope_theta": 1e4},
+    full_attention={"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+)
+CASES = {
+    "llama": dict(attention_bias=True, mlp_bias=True),
+    "llama linear": dict(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}),
+    "llama dynamic": dict(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0}),
+    "qwen2": dict(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=3),
+    "qwen3": dict(rope_parameters=YARN),
+    "mistral": dict(sliding_window=WINDOW, tie_word_embeddings=False),
+    "ministral3": dict(rope_parameters=YARN | MINISTRAL),
+    "gemma2": dict(sliding_window=WINDOW, query_pre_attn_scalar=24),
+    "gemma3_text": dict(sliding_window=WINDOW, query_pre_attn_scalar=16, rope_parameters=MIXED),
+    "phi3": dict(rope_parameters=LONGROPE, hidden_size=64, tie_word_embeddings=False),
+    "smollm3": dict(rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+    "olmo2": dict(tie_word_embeddings=False),
+    "olmo3": dict(sliding_window=WINDOW, rope_parameters=dict(MIXED, full_attention=YARN)),
+    "granite": dict(embedding_multiplier=6.0, residual_multiplier=0.3, attention_multiplier=0.1, logits_scaling=5.0),
+}
+TOKENS = np.random.default_rng(0).integers(3, 320, (2, 24))
+LENGTHS = np.array([24, 15])  # both longer than the window
+forward = jax.jit(decoder.forward, static_argnums=1)
+sample = jax.jit(sampler.sample, static_argnums=(1, 2))
+score = jax.jit(scoring.score, static_argnums=1)
+
+
+def family_of(case: str) -> str:
+    return case.split()[0]
+
+
+@pytest.fixture(scope="module")
+def model_of(tiny_dir):
+    """`model_of(case)`: the directory of a tiny random model, and the model of transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    models = {}
+
+    def model(case):
+        if case not in models:
+            directory = tiny_dir(family_of(case), **FULL | CASES[case])
+            torch_model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+            models[case] = directory, torch_model.eval()
+        return models[case]
+
+    return model
+
+
+def torch_logits(model, tokens, lengths=None):
+    import torch
+
+    ids = torch.as_tensor(np.asarray(tokens))
+    mask = None if lengths is None else torch.as_tensor(np.arange(ids.shape[1]) < np.asarray(lengths)[:, None])
+    with torch.no_grad():
+        return model(ids, attention_mask=None if mask is None else mask.long()).logits.numpy()
+
+
+def test_every_family_is_compared():
+    assert {family_of(case) for case in CASES} == {*FAMILIES}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_those_of_transformers(case, model_of):
+    directory, model = model_of(case)
+    agent, expected = agents.load_agent(directory), torch_logits(model, TOKENS, LENGTHS)
+    assert np.abs(expected).max() > 0.3
+    for tokens, length, logits in zip(TOKENS, LENGTHS, expected, strict=True):
+        ours = np.asarray(forward(agent.params, agent.config, jnp.asarray(tokens)))
+        np.testing.assert_allclose(ours[:length], logits[:length], atol=1e-4)
+    assert num_params(agent.config) == sum(x.numel() for x in model.parameters())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_saving_gives_back_every_bit(case, model_of, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    directory, model = model_of(case)
+    agent = agents.load_agent(directory)
+    agents.save_pretrained(tmp_path, agent.config, agent.params, agent.tokenizer)
+    before, after = load_file(directory / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert {name: x.tobytes() for name, x in before.items()} == {name: x.tobytes() for name, x in after.items()}
+    assert agents.load_agent(tmp_path).config == agent.config
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert type(saved) is type(model)
+    np.testing.assert_array_equal(torch_logits(saved, TOKENS), torch_logits(model, TOKENS))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_completions_equal_those_of_transformers(case, model_of):
+    """And the log-probabilities of the sampler are those that the tokens get afterwards."""
+    import torch
+
+    directory, model = model_of(case)
+    agent = agents.load_agent(directory)
+    settings = Sampling(max_new_tokens=NEW, temperature=0)
+    rows = sampler.RowIds(seed=0, step=0, purpose=0, stack=0, agents=np.zeros((1, 1), int), prompt_ids=np.arange(2))
+    inputs = sampler.SampleInputs(
+        jnp.asarray(TOKENS[None]), jnp.asarray(LENGTHS[None]), sampler.row_keys(rows, 1), jnp.array([VOCAB])
+    )
+    params = jax.tree.map(lambda x: jnp.asarray(x)[None], agent.params)
+    ours = jax.device_get(sample(params, agent.config, settings, inputs))
+    options = dict(do_sample=False, max_new_tokens=NEW, eos_token_id=None, pad_token_id=0)
+    for n, (tokens, length) in enumerate(zip(TOKENS, LENGTHS, strict=True)):
+        ids = torch.as_tensor(tokens[:length])[None]
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, length:].tolist()
+        assert ours.tokens[0, n, 0].tolist() == expected
+    scores = score(agent.params, agent.config, TOKENS, LENGTHS, ours.tokens[0])
+    np.testing.assert_allclose(ours.logprobs[0], scores.logprobs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_equal_those_of_torch(case, model_of):
+    """Of a weighted sum of the log-probabilities of completions, with respect to every tensor."""
+    import torch
+
+    directory, model = model_of(case)
+    agent, rng = agents.load_agent(directory), np.random.default_rng(1)
+    new, weights = rng.integers(3, VOCAB, (2, 2, 9)), rng.normal(size=(2, 2, 9)).astype(np.float32)
+
+    def total(params):
+        return (weights * scoring.score(params, agent.config, TOKENS, LENGTHS, new).logprobs).sum()
+
+    value, grads = jax.jit(jax.value_and_grad(total))(agent.params)
+    model.zero_grad()
+    expected = torch.zeros(())
+    for p, n in enumerate(LENGTHS):
+        for g in range(2):
+            row = torch.as_tensor(np.concatenate([TOKENS[p, :n], new[p, g]]))[None]
+            logs = model(row).logits[0, n - 1 : -1].log_softmax(-1)
+            expected = expected + (torch.as_tensor(weights[p, g]) * logs[range(9), new[p, g]]).sum()
+    expected.backward()
+    assert float(value) == pytest.approx(expected.item(), rel=1e-4)
+    theirs = {name: w.grad.numpy() for name, w in model.named_parameters()}
+    ours = tensors_from_params(agent.config, jax.device_get(grads))
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert np.linalg.norm(ours[name] - gradient) <= 1e-4 * np.linalg.norm(gradient), name
