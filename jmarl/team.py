@@ -367,7 +367,7 @@ def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
             own = spec.of(agent)
             save_pretrained(temporary, spec.config, merged, own.tokenizer, own.generation_config)
             if adapters.rank:
-                save_adapter(temporary / "adapter", model, adapters.alpha)
+                save_adapter(temporary / "adapter", spec.config, model, adapters.alpha)
 
     try:
         for spec, stack in zip(team.stacks, params, strict=True):

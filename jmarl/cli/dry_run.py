@@ -226,7 +226,7 @@ def sandbox_level(described: dict[str, Any]) -> str | None:
 
 def agents_line(team: Team) -> str:
     """Return a line about the agents and their contexts."""
-    contexts = sorted({spec.config.max_positions for spec in team.stacks})
+    contexts = sorted({spec.config.context for spec in team.stacks})
     return f"{plural(team.num_agents, 'agent')}, context of {' or '.join(map(str, contexts))} tokens"
 
 

@@ -119,7 +119,9 @@ def write_adapters(source: Source, directory: Path) -> None:
     for spec, stack in zip(Team.of(source.agents, shared_weights=shared).stacks, source.adapters, strict=True):
         for a, roles in enumerate(spec.members):
             for agent in roles:
-                save_adapter(directory / f"agent_{agent}", jax.device_get(unstack(stack, a)), describe(stack).alpha)
+                save_adapter(
+                    directory / f"agent_{agent}", spec.config, jax.device_get(unstack(stack, a)), describe(stack).alpha
+                )
 
 
 def base_names(source: Source, args: argparse.Namespace, directory: Path, final: Path) -> list[str]:

@@ -121,7 +121,7 @@ def sample_texts(
     agents = [player.agent for player in players]
 
     def limits(player: Player) -> tuple[int, int]:
-        return player.agent.config.max_positions, settings.max_new_tokens
+        return player.agent.config.context, settings.max_new_tokens
 
     for i, player in enumerate(players):
         check_template(player.agent.tokenizer, bool(chat.of(player.number)), player.number, names[i // len(prompts)])

@@ -136,7 +136,7 @@ def check_context(
     spec: StackSpec, lengths: Int[Array | np.ndarray, "agent prompt"], tokens: Shaped[Array | np.ndarray, "... token"]
 ) -> None:
     """Raise a ValueError for more tokens than a critic of another model than its agent can read."""
-    longest, limit = int(np.max(lengths)) + tokens.shape[-1] - 1, spec.config.max_positions
+    longest, limit = int(np.max(lengths)) + tokens.shape[-1] - 1, spec.config.context
     if longest > limit:
         raise ValueError(
             f"a critic reads up to {longest} tokens, more than its context of {limit}: use a critic with a longer context"

@@ -191,7 +191,7 @@ def _linear(s: RopeScaling, theta: float, exponents: Array) -> Array:
 
 
 def _dynamic(s: RopeScaling, theta: float, exponents: Array) -> Array:
-    """At the length `max_positions`, at which the scaled theta is the given one, as transformers begins."""
+    """As transformers at a length of up to `max_positions`, which no row exceeds: theta is not scaled there."""
     return 1.0 / theta**exponents
 
 

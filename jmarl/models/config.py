@@ -103,6 +103,13 @@ class ModelConfig:
         """Number of query heads per key-value head."""
         return self.num_heads // self.num_kv_heads
 
+    @property
+    def context(self) -> int:
+        """Number of tokens that a prompt and its completion may have. Those of longrope's short factors are used, so that a row
+        does not depend on the lengths of others."""
+        scaling = self.rope_scaling
+        return scaling.original_max_positions if scaling and scaling.kind == "longrope" else self.max_positions
+
     def describe(self) -> dict[str, Any]:
         """Return the architecture as JSON; without the fields of programs, and without those that jmarl 0.1 did not have where
         they change nothing, so that its checkpoints resume."""

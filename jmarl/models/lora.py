@@ -45,7 +45,7 @@ class AdapterKind(NamedTuple):
 
 def target_shapes(cfg: ModelConfig) -> dict[str, tuple[int, int]]:
     """Return the numbers of inputs and outputs of every linear layer that can have an adapter."""
-    return {name: (shape_of(cfg, given)[0], shape_of(cfg, returned)[0]) for name, (given, returned) in ADAPTERS.items()}
+    return {name: (shape_of(cfg, x.inputs)[0], shape_of(cfg, x.outputs)[0]) for name, x in ADAPTERS.items()}
 
 
 def init_adapters(cfg: ModelConfig, settings: LoRA, key: PRNGKeyArray) -> dict[str, Any]:

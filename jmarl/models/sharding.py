@@ -65,9 +65,9 @@ def _meanings(axes: str, name: str = LAYERS) -> tuple[str | None, ...]:
 
 
 MEANINGS = {name.removeprefix(LAYERS): _meanings(weight.axes, name) for name, weight in WEIGHTS.items()}
-for _name, (_given, _returned) in ADAPTERS.items():  # a [A, L, D, rank] and b [A, L, rank, D]; axes other than D stay whole
-    MEANINGS[f"{_name}.a"] = ("agent", None, "D" if _given == "D" else None, None)
-    MEANINGS[f"{_name}.b"] = ("agent", None, None, "D" if _returned == "D" else None)
+for _name, _adapter in ADAPTERS.items():  # a [A, L, D, rank] and b [A, L, rank, D]; axes other than D stay whole
+    MEANINGS[f"{_name}.a"] = ("agent", None, "D" if _adapter.inputs == "D" else None, None)
+    MEANINGS[f"{_name}.b"] = ("agent", None, None, "D" if _adapter.outputs == "D" else None)
 OTHER = ("agent",)  # value heads, counters
 
 

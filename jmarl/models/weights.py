@@ -86,9 +86,19 @@ def num_params(cfg: ModelConfig) -> int:
 
 # --- adapters ----------------------------------------------------------------------------------------------------------
 
-# Name of an adapter -> the axes of its input and of its output
-ADAPTERS: dict[str, tuple[str, str]] = {
-    f"{module}_proj": (axes.split()[1], axes.split()[0])
+
+class Adapter(NamedTuple):
+    """A linear layer that can have an adapter."""
+
+    leaf: str  # the weight, among those of a layer
+    module: str  # the part of it
+    inputs: str  # axes
+    outputs: str
+
+
+# By Hugging Face's names, in the order of `config.LORA_TARGETS`
+ADAPTERS: dict[str, Adapter] = {
+    f"{module}_proj": Adapter(name.removeprefix(LAYERS), module, axes.split()[1], axes.split()[0])
     for name, weight in WEIGHTS.items()
     for module, axes in weight.modules.items()
     if name.startswith(LAYERS) and " " in axes

@@ -144,4 +144,4 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
 
 def widths_of(team: Team, prompt_tokens: int) -> list[int]:
     """Return the length of the prompts of each stack, as they are padded."""
-    return [min(bucket(prompt_tokens), spec.config.max_positions) for spec in team.stacks]
+    return [min(bucket(prompt_tokens), spec.config.context) for spec in team.stacks]

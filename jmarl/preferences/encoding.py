@@ -184,7 +184,7 @@ def text_of(prompt: Prompt) -> str:
 
 def check_length(spec: StackSpec, tokens: AgentTokens, prompt: Prompt, name: str) -> AgentTokens:
     """Return the tokens. Raises ValueError if the prompt and its longest row do not fit the context."""
-    length, context = len(tokens.prompt) + max(map(len, tokens.rows)), spec.config.max_positions
+    length, context = len(tokens.prompt) + max(map(len, tokens.rows)), spec.config.context
     if length > context:
         raise ValueError(
             f"{name} ({text_of(prompt)[:40]!r}...) has {length} tokens, the context {context}: leave it out or shorten it"

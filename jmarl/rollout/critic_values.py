@@ -194,7 +194,7 @@ def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, episodes: Epi
         for p in range(len(prompts)):
             joint = ["\n" + by_agent(turn.texts[n][p][g] for n, g in enumerate(action)) for action in turn.joint]
             actions[p] = [encode_answer(spec.tokenizer, text, special=()) for text in joint]
-    longest, room = max(len(row) for node in actions for row in node), spec.config.max_positions
+    longest, room = max(len(row) for node in actions for row in node), spec.config.context
     for p, row in enumerate(prompts):
         if len(row) + longest + 1 > room:
             raise ValueError(

@@ -103,7 +103,7 @@ def long_prompts(team: Team, prompts: Sequence[Sequence[str | None]], cfg: Train
     long = []
     for agents in agents_by_encoding(team, cfg.episodes.chat_settings):
         spec, chat = team.agent_specs[agents[0]], cfg.episodes.chat_settings.of(agents[0])
-        context = spec.config.max_positions
+        context = spec.config.context
         texts = {text for agent in agents for text in prompts[agent] if text is not None}
         lengths = lengths_of_long(spec, texts, context - cfg.sampling.max_new_tokens, chat, f"a prompt of agent {agents[0]}")
         for agent in agents:
@@ -121,7 +121,7 @@ def agents_by_encoding(team: Team, chat: Chat) -> list[list[int]]:
     """Return the agents in groups whose prompts become the same tokens and have the same room."""
     groups: dict[Any, list[int]] = {}
     for agent, spec in enumerate(team.agent_specs):
-        groups.setdefault((id(spec.tokenizer), spec.stop, spec.config.max_positions, chat.of(agent).on), []).append(agent)
+        groups.setdefault((id(spec.tokenizer), spec.stop, spec.config.context, chat.of(agent).on), []).append(agent)
     return list(groups.values())
 
 

@@ -56,7 +56,7 @@ def zero_rollout(setup: Setup, widths: Sequence[int]) -> Rollout:
     nodes, turns = episodes.num_prompts, list[Turn]()
     for t in range(episodes.num_turns):
         group = episodes.num_generations if t == 0 or episodes.branching == "tree" or episodes.forks else 1
-        limits = [spec.config.max_positions for spec in team.stacks]
+        limits = [spec.config.context for spec in team.stacks]
         longest = [min(bucket(width + t * new), limit) for width, limit in zip(widths, limits, strict=True)]
         turns.append(zero_turn(team, episodes, nodes, group, longest if t else widths, new))
         nodes *= 1 if episodes.forks else len(turns[-1].joint)

@@ -160,7 +160,7 @@ def pad(team: Team, rows: Rows) -> Encoded:
     encoded = []
     for spec in team.stacks:
         flat = [row for agent in spec.order for row in rows[agent]]
-        width = min(bucket(max(map(len, flat))), spec.config.max_positions)
+        width = min(bucket(max(map(len, flat))), spec.config.context)
         ids = np.full((len(flat), width), spec.stop[0], np.int32)
         for i, row in enumerate(flat):
             ids[i, : len(row)] = row
@@ -226,7 +226,7 @@ def tokenize_follow_ups(
 
 def _context(spec: StackSpec, allow_long: bool) -> int:
     """Return the context length of a stack, or no limit for prompts that are cut or left out later."""
-    return NO_LIMIT if allow_long else spec.config.max_positions
+    return NO_LIMIT if allow_long else spec.config.context
 
 
 def cut_long(
@@ -248,14 +248,14 @@ def cut_long(
 
     shortened = []
     for i, (spec, *agent) in enumerate(zip(team.agent_specs, rows, prompts, strict=True)):
-        room, own = spec.config.max_positions - settings.max_new_tokens, as_chat(chat).of(i)
+        room, own = spec.config.context - settings.max_new_tokens, as_chat(chat).of(i)
         shortened.append([cut(spec, row, prompt, room, own) for row, prompt in zip(*agent, strict=True)])
     return shortened
 
 
 def too_long(team: Team, rows: Rows, settings: Sampling) -> Bool[np.ndarray, "agent prompt"]:
     """Return which rows leave no room for a completion."""
-    rooms = [spec.config.max_positions - settings.max_new_tokens for spec in team.agent_specs]
+    rooms = [spec.config.context - settings.max_new_tokens for spec in team.agent_specs]
     return np.array([[len(row) > room for row in agent_rows] for agent_rows, room in zip(rows, rooms, strict=True)])
 
 

@@ -93,7 +93,7 @@ class Engine:
     def size_of(self, agent: int, prompt: int, limit: int) -> Size:
         """Return the size of the pool for a prompt and a completion of so many tokens."""
         stack, _ = self.places[agent]
-        capacity, context = SMALLEST_CAPACITY, self.team.stacks[stack].config.max_positions
+        capacity, context = SMALLEST_CAPACITY, self.team.stacks[stack].config.context
         while capacity < limit:  # in steps of 4: a step of decoding reads little more, and there are fewer programs
             capacity *= 4
         return Size(stack, min(bucket(prompt, SMALLEST_WIDTH), context), min(capacity, context))

@@ -95,7 +95,7 @@ class Service:
         self.specs, self.chat, self.cfg = team.agent_specs, cfg.episodes.chat_settings, cfg
         self.created = int(time.time())
         sampling = cfg.eval_sampling()
-        context = max(spec.config.max_positions for spec in team.stacks)
+        context = max(spec.config.context for spec in team.stacks)
         longest = max(LONGEST, sampling.max_new_tokens) if max_tokens is None else max_tokens
         longest = min(longest, context)
         default, body = min(sampling.max_new_tokens, longest), min(BODY, BODY_BASE + BODY_PER_TOKEN * context)
@@ -125,7 +125,7 @@ class Service:
         agent = self.agents[chat.model]
         spec = self.specs[agent]
         ids = await self.run(encode_messages, spec, chat.messages, chat.tools, self.chat.of(agent))
-        limit = self._limit(chat.limit, len(ids), spec.config.max_positions)
+        limit = self._limit(chat.limit, len(ids), spec.config.context)
         if chat.n > (slots := self.engine.slots_of(self.engine.size_of(agent, len(ids), limit))):
             text = (
                 f"n={chat.n} is not allowed for {len(ids)} tokens of messages and {limit} of completions: give at most {slots}"

@@ -71,7 +71,7 @@ def test_files_have_the_permissions_of_other_new_files(umask, tiny_config, tiny_
     agent = random_agent(tiny_config(), tiny_tokenizer, 0)
     weights.save_pretrained(tmp_path / "model", agent.config, agent.params, tiny_tokenizer)
     pair = {"a": np.zeros((2, 32, 4)), "b": np.zeros((2, 4, 64))}
-    save_adapter(tmp_path / "adapter", {"layers": {"gate_proj": pair}}, alpha=8.0)
+    save_adapter(tmp_path / "adapter", agent.config, {"layers": {"gate_proj": pair}}, alpha=8.0)
     for directory, file in (("model", "model.safetensors"), ("adapter", "adapter_model.safetensors")):
         permissions = modes(tmp_path / directory)
         assert file in permissions and set(permissions.values()) == {0o666 & ~umask}

@@ -15,16 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.config import LORA_TARGETS
 from jmarl.models.config import ModelConfig
-
-# Target -> the decoder's weight; the other targets are parts of qkv.
-LEAVES = {"o_proj": "out", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+from jmarl.models.families import FAMILIES
+from jmarl.models.weights import ADAPTERS, LAYERS, PARTS, WEIGHTS, shape_of, sizes_of
 
 
 def adapters(params: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield target, a [L, D, rank] and b [L, rank, F] of each adapter."""
-    for name in LORA_TARGETS:
+    for name in ADAPTERS:
         if name in params["layers"]:
             pair = params["layers"][name]
             yield name, np.asarray(pair["a"], np.float32), np.asarray(pair["b"], np.float32)
@@ -34,42 +32,66 @@ def merge(cfg: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
     """Return the decoder's parameters W + alpha / rank * a b of one agent; parameters without adapters unchanged."""
     if not any(adapters(params)):
         return params
-    layers = {name: leaf for name, leaf in params["layers"].items() if name not in LORA_TARGETS}
-    alpha = layers.pop("lora_alpha")[0]
-    k, q, h = cfg.num_kv_heads, cfg.queries_per_kv, cfg.head_dim
-    qkv = np.array(layers["qkv"], np.float32).reshape(*layers["qkv"].shape[:-1], k, q + 2, h)
-    part = {"q_proj": slice(0, q), "k_proj": slice(q, q + 1), "v_proj": slice(q + 1, q + 2)}
+    layers = {name: leaf for name, leaf in params["layers"].items() if name not in ADAPTERS}
+    alpha, sizes = layers.pop("lora_alpha")[0], sizes_of(cfg)
+    changed = {ADAPTERS[name].leaf for name, *_ in adapters(params)}
+    layers |= {leaf: np.array(layers[leaf], np.float32) for leaf in changed}  # copies
     for name, a, b in adapters(params):
-        change = (alpha / a.shape[-1]) * (a @ b)
-        if name in part:
-            qkv[..., part[name], :] += change.reshape(*change.shape[:-1], k, -1, h)
-        else:
-            layers[LEAVES[name]] = layers[LEAVES[name]] + change
-    return {**params, "layers": {**layers, "qkv": qkv.reshape(layers["qkv"].shape)}}
+        leaf, module, *_ = ADAPTERS[name]
+        letters = WEIGHTS[LAYERS + leaf].axes.replace(" ", "")
+        view = layers[leaf].reshape(-1, *(sizes[letter] for letter in letters))
+        part = tuple(PARTS[module] if letter == "P" else slice(None) for letter in letters)
+        view[(slice(None), *part)] += ((alpha / a.shape[-1]) * (a @ b)).reshape(view[(slice(None), *part)].shape)
+    return {**params, "layers": layers}
 
 
-def save_adapter(directory: str | os.PathLike, params: Mapping[str, Any], alpha: float) -> None:
+def fused_adapters(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
+    """Return a [L, D, ranks], b [L, ranks, F] and the number of adapters of each module of Hugging Face's files.
+
+    Adapters of weights that are one tensor there become one, which computes the same: its a has the columns of theirs, its b
+    their rows in blocks.
+    """
+    pairs = {name: (a, b) for name, a, b in adapters(params)}
+    fused = {}
+    modules = {name: FAMILIES[cfg.family].module(adapter.module) for name, adapter in ADAPTERS.items()}
+    for module in dict.fromkeys(modules.values()):
+        names = [name for name in ADAPTERS if modules[name] == module]
+        own = [name for name in names if name in pairs]
+        if not own:
+            continue
+        rows = []
+        for name in own:
+            a, b = pairs[name]
+            blocks = [b if x == name else np.zeros((*b.shape[:2], *shape_of(cfg, ADAPTERS[x].outputs)), b.dtype) for x in names]
+            rows.append(np.concatenate(blocks, -1))
+        fused[module] = np.concatenate([pairs[name][0] for name in own], -1), np.concatenate(rows, 1), len(own)
+    return fused
+
+
+def save_adapter(directory: str | os.PathLike, cfg: ModelConfig, params: Mapping[str, Any], alpha: float) -> None:
     """Write the adapters of one agent as ``adapter_config.json`` and ``adapter_model.safetensors``."""
     from safetensors.numpy import save_file
 
-    tensors, ranks, targets = {}, set(), []
-    for name, a, b in adapters(params):
-        ranks.add(a.shape[-1])
-        targets.append(name)
-        block = "self_attn" if name in LORA_TARGETS[:4] else "mlp"
+    rank = next(a.shape[-1] for _, a, _ in adapters(params))
+    fused, tensors, several = fused_adapters(cfg, params), {}, {}
+    for module, (a, b, count) in fused.items():
+        if count > 1:
+            several[module.rpartition(".")[2]] = count
         for layer in range(len(a)):
-            prefix = f"base_model.model.model.layers.{layer}.{block}.{name}"
+            prefix = f"base_model.model.model.layers.{layer}.{module}"
             tensors[f"{prefix}.lora_A.weight"] = np.ascontiguousarray(a[layer].T)
             tensors[f"{prefix}.lora_B.weight"] = np.ascontiguousarray(b[layer].T)
-    (rank,) = ranks
+    alpha = int(alpha) if alpha == int(alpha) else alpha
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": None,
         "r": rank,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_alpha": alpha,
+        "rank_pattern": {name: count * rank for name, count in several.items()},
+        "alpha_pattern": {name: count * alpha for name, count in several.items()},
         "lora_dropout": 0.0,  # used in training only
-        "target_modules": targets,
+        "target_modules": [module.rpartition(".")[2] for module in fused],
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
