@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,9 @@ from jmarl.models import decoder
 from jmarl.models.families import FAMILIES
 from jmarl.models.hub import agents
 from jmarl.models.hub.hf_format import tensors_from_params
-from jmarl.models.weights import num_params
+from jmarl.models.hub.peft import merge, save_adapter
+from jmarl.models.lora import target_shapes
+from jmarl.models.weights import ADAPTERS, num_params
 from jmarl.sampling import sampler, scoring
 
 LAYERS, WINDOW, NEW, VOCAB = 6, 7, 40, 320
@@ -162,3 +166,64 @@ def test_gradients_equal_those_of_torch(case, model_of):
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
         assert np.linalg.norm(ours[name] - gradient) <= 1e-4 * np.linalg.norm(gradient), name
+
+
+@pytest.mark.parametrize("case", ["gemma3_text", "mistral", "ministral3"])
+def test_the_text_part_of_a_model_of_text_and_images_is_loaded(case, model_of, tiny_tokenizer, tmp_path):
+    """In the names that transformers gives its tensors now, and in those of older files."""
+    from safetensors.numpy import save_file
+
+    directory, model = model_of(case)
+    agent = agents.load_agent(directory)
+    text, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
+    outer = {
+        "model_type": "gemma3" if case == "gemma3_text" else "mistral3",
+        "tie_word_embeddings": text["tie_word_embeddings"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": text, "vision_config": {}}))
+    tiny_tokenizer.save_pretrained(tmp_path)
+    for begin in (
+        {"model.": "model.language_model."},
+        {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+    ):
+        named = {}
+        for name, x in tensors.items():
+            first = next((old for old in begin if name.startswith(old)), "")
+            named[begin.get(first, "") + name.removeprefix(first)] = x
+        named["vision_tower.encoder.weight"] = np.zeros((2, 2), np.float32)
+        save_file(named, tmp_path / "model.safetensors")
+        with pytest.warns(UserWarning, match="only the text part is loaded, images are left out"):
+            part = agents.load_agent(tmp_path)
+        assert part.config == agent.config
+        jax.tree.map(np.testing.assert_array_equal, part.params, agent.params)
+
+
+def with_adapters(agent, targets):
+    """Return an agent's parameters with random adapters of rank 3, alpha 6."""
+    rng, layers = np.random.default_rng(2), dict(agent.params["layers"])
+    for name, (inputs, outputs) in target_shapes(agent.config).items():
+        if name in targets:
+            a, b = rng.normal(size=(LAYERS, inputs, 3)), rng.normal(size=(LAYERS, 3, outputs))
+            layers[name] = {"a": 0.2 * a.astype(np.float32), "b": 0.2 * b.astype(np.float32)}
+    return {**agent.params, "layers": {**layers, "lora_alpha": np.full(LAYERS, 6, np.float32)}}
+
+
+@pytest.mark.filterwarnings("ignore")  # of peft itself
+@pytest.mark.parametrize("case", CASES)
+def test_adapters_equal_merged_weights_and_those_of_peft(case, model_of, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    directory, _ = model_of(case)
+    agent = agents.load_agent(directory)
+    for n, targets in enumerate((ADAPTERS, ("k_proj", "up_proj"))):
+        params = with_adapters(agent, targets)
+        ours = np.asarray(forward(params, agent.config, jnp.asarray(TOKENS[0])))
+        merged = np.asarray(forward(merge(agent.config, params), agent.config, jnp.asarray(TOKENS[0])))
+        np.testing.assert_allclose(merged, ours, atol=2e-4)
+        save_adapter(tmp_path / str(n), agent.config, params, 6)
+        base = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+        model = PeftModel.from_pretrained(base, tmp_path / str(n)).eval()
+        np.testing.assert_allclose(torch_logits(model, TOKENS[:1])[0], ours, atol=2e-4)
+        plain = np.asarray(forward(agent.params, agent.config, jnp.asarray(TOKENS[0])))
+        assert np.abs(plain - ours).max() > 0.01

@@ -24,7 +24,8 @@ ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # ours -> Hugg
 def config_from_hf(fields: Mapping[str, Any]) -> ModelConfig:
     """Convert a ``config.json``, in transformers' old (``rope_theta``) or new (``rope_parameters``) spelling."""
     if isinstance(fields.get("text_config"), Mapping) and fields.get("model_type") not in FAMILIES:
-        kind, fields = fields.get("model_type"), fields["text_config"]
+        kind, tied = fields.get("model_type"), {key: fields[key] for key in ("tie_word_embeddings",) if key in fields}
+        fields = {**fields["text_config"], **tied}
         warnings.warn(f"{kind}: only the text part is loaded, images are left out", stacklevel=2)
     family = family_of(fields)
     hf = {**family.defaults, **{key: value for key, value in fields.items() if value is not None}}

@@ -18,6 +18,12 @@ from jmarl.models.families import FAMILIES
 from jmarl.models.weights import LAYERS, PARTS, WEIGHTS, Weight, param_shapes, sizes_of, weights_of
 
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
+TEXT_PARTS = {  # beginnings of names in files of text and images -> of a text model
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+    "lm_head.": "lm_head.",
+}
 NOT_WEIGHTS = ".rotary_emb.inv_freq"  # a constant in old Llama checkpoints
 
 
@@ -131,7 +137,7 @@ def stored_params(cfg: ModelConfig, tensors: Mapping[str, Tensor], where: str) -
 
     Names and shapes are checked now; that all weights are finite is when they are read. where: as of `params_from_tensors`.
     """
-    filed = filed_tensors(cfg)
+    filed, tensors = filed_tensors(cfg), text_part(tensors)
     names = {name for name in tensors if not name.endswith(NOT_WEIGHTS)}
     redundant_head = cfg.tie_embeddings and HEAD in names
     check_names(names - {HEAD} if redundant_head else names, filed, where)
@@ -201,6 +207,19 @@ def tensor_views(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str, np.nd
         parts = [rows(slot) for slot in tensor.slots]
         tensors[name] = (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(tensor.shape)
     return tensors
+
+
+def text_part(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors of the text part of a model of text and images, by the names of a text model; of others unchanged."""
+    if not any(name.startswith(("language_model.", "model.language_model.")) for name in tensors):
+        return tensors
+    part = {}
+    for name, tensor in tensors.items():
+        for begin, ours in TEXT_PARTS.items():
+            if name.startswith(begin):
+                part[ours + name.removeprefix(begin)] = tensor
+                break
+    return part
 
 
 def check_names(names: Iterable[str], expected_names: Iterable[str], where: str) -> None:
