@@ -103,16 +103,18 @@ def causal_attention(num_tokens: int, cfg: ModelConfig | None = None) -> Attenti
 
 def group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int, cfg: ModelConfig) -> Attention:
     """Return the attention of `completion_states`, whose tokens are P times S prompt tokens and G rows of T."""
-    cap, window = cfg.attention_cap, cfg.sliding_window
-    fused = cfg.fused_attention and cap is None and not any(cfg.sliding_layers)
+    cap, fused = cfg.attention_cap, cfg.fused_attention and cfg.attention_cap is None
+    window = cfg.sliding_window if cfg.sliding_window and cfg.sliding_window < s + t else None  # else it hides nothing
 
-    def attend_group(q: Queries, k: Keys, v: Keys, length: Int[Array, ""], slides: Bool[Array, ""] | None = None) -> Queries:
-        row = jnp.arange(t)[:, None]
-        before = in_window(jnp.broadcast_to(jnp.arange(s) < length, (t, s)), length + row - jnp.arange(s), window, slides)
-        mask = jnp.concatenate([before, in_window(causal_mask(t), row - row.T, window, slides)], 1)
-        prompt = jnp.arange(s)
-        prompt_mask = in_window(causal_mask(s), prompt[:, None] - prompt, window, slides)
+    def attend_group(window: int | None, q: Queries, k: Keys, v: Keys, length: Int[Array, ""]) -> Queries:
+        row, prompt = jnp.arange(t)[:, None], jnp.arange(s)
+        before, prompt_mask, row_mask = jnp.broadcast_to(prompt < length, (t, s)), causal_mask(s), causal_mask(t)
+        if window is not None:
+            before = before & (length + row - prompt < window)
+            prompt_mask = prompt_mask & (prompt[:, None] - prompt < window)
+            row_mask = row_mask & (row - row.T < window)
         heads, past = attend_stream(q[:s], k[:s], v[:s], None, prompt_mask, cap)
+        mask = jnp.concatenate([before, row_mask], 1)
 
         def attend_row(q: Queries, k: Keys, v: Keys) -> Queries:
             return attend_stream(q, k, v, past, mask, cap)[0]
@@ -120,11 +122,17 @@ def group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int, cfg:
         row_heads = jax.vmap(attend_row)(*(x[s:].reshape(g, t, *x.shape[1:]) for x in (q, k, v)))
         return jnp.concatenate([heads, row_heads.reshape(g * t, *heads.shape[1:])])
 
+    def of_window(window: int | None, *arrays: Array) -> Array:
+        plain = jax.vmap(functools.partial(attend_group, window))
+        return attend_groups(plain, Sizes(s, g, t, window), *arrays) if fused else plain(*arrays)
+
     def attention(q: Queries, k: Keys, v: Keys, slides: Bool[Array, ""] | None = None) -> tuple[Queries, None]:
         shape, groups = q.shape, (lengths.shape[0], s + g * t)
-        q, k, v = (x.reshape(*groups, *x.shape[1:]) for x in (q, k, v))
-        plain = jax.vmap(functools.partial(attend_group, slides=slides))
-        heads = attend_groups(plain, Sizes(s, g, t), q, k, v, lengths) if fused else plain(q, k, v, lengths)
+        arrays = *(x.reshape(*groups, *x.shape[1:]) for x in (q, k, v)), lengths
+        if slides is None or window is None:
+            heads = of_window(None, *arrays)
+        else:
+            heads = lax.cond(slides, *(functools.partial(of_window, x) for x in (window, None)), *arrays)
         return heads.reshape(shape), None
 
     return attention

@@ -59,6 +59,7 @@ class Sizes(NamedTuple):
     prompt: int
     group: int
     row: int
+    window: int | None = None  # how many tokens a token sees, itself included; None: all before it
 
     @property
     def width(self) -> int:
@@ -132,16 +133,24 @@ def attend_rows_backward(
 def _attend(sizes: Sizes, lengths: Array, implementation: Any, q: Array, k: Array, v: Array) -> Array:
     """Return causal attention of rows [R, width, ...] of which a prompt's length and T tokens are real."""
     tokens = jnp.repeat(lengths + sizes.row, sizes.group).astype(jnp.int32)
+    window = None if sizes.window is None else (sizes.window - 1, 0)
     shape, q = q.shape, q.reshape(*q.shape[:2], -1, q.shape[-1])
     out = jax.nn.dot_product_attention(
-        q, k, v, is_causal=True, query_seq_lengths=tokens, key_value_seq_lengths=tokens, implementation=implementation
+        q,
+        k,
+        v,
+        is_causal=True,
+        query_seq_lengths=tokens,
+        key_value_seq_lengths=tokens,
+        local_window_size=window,
+        implementation=implementation,
     )
     return out.reshape(shape)
 
 
 def _join(sizes: Sizes, x: Array, lengths: Array) -> Array:
     """Return rows [P * G, width, ...] without a gap of arrays [P, S + G * T, ...]: prompt, completion, padding."""
-    s, g, t = sizes
+    s, g, t, _ = sizes
     position, length = jnp.arange(sizes.width), lengths[:, None, None]
     of_row = s + t * jnp.arange(g)[:, None] + jnp.clip(position - length, 0, t - 1)  # [P, G, width]
     index = jnp.where(position < length, position, of_row)

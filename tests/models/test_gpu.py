@@ -12,6 +12,7 @@ import pytest
 
 from jmarl.config import Sampling
 from jmarl.models import attention, decoding, gpu, platforms
+from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.plan.plan import describe_team
 from jmarl.sampling.choice import top_p_threshold
@@ -29,12 +30,12 @@ def heads(key: int, dtype: jax.typing.DTypeLike = jnp.float32) -> list[jax.Array
     return [jax.random.normal(k, shape, dtype) for k, shape in zip(keys, shapes, strict=True)]
 
 
-def plain(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+def plain(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array, window: int | None = None) -> jax.Array:
     """XLA's form of the attention of groups."""
-    tokens = (len(q), q.shape[1])
-    attend: Any = attention.group_attention(lengths, *SIZES)
+    tokens, cfg = (len(q), q.shape[1]), ModelConfig("mistral", 9, 8, 8, 1, 6, 2, 8, 99, sliding_window=window)
+    attend: Any = attention.group_attention(lengths, *SIZES[:3], cfg)
     flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
-    out, _ = attend(flat[0], flat[1], flat[2])
+    out, _ = attend(*flat, slides=None if window is None else jnp.array(True))
     return out.reshape(*tokens, *q.shape[2:])
 
 
@@ -45,19 +46,21 @@ def real(x: jax.Array) -> np.ndarray:
 
 
 @pytest.mark.long
-def test_rows_without_a_gap_give_the_attention_of_groups() -> None:
+@pytest.mark.parametrize("window", [None, 4])
+def test_rows_without_a_gap_give_the_attention_of_groups(window: int | None) -> None:
     q, k, v = heads(0)
-    got = gpu.attend_rows(SIZES, q, k, v, LENGTHS, "xla")
-    np.testing.assert_allclose(real(got), real(plain(q, k, v, LENGTHS)), rtol=1e-5, atol=1e-6)
+    got = gpu.attend_rows(SIZES._replace(window=window), q, k, v, LENGTHS, "xla")
+    np.testing.assert_allclose(real(got), real(plain(q, k, v, LENGTHS, window)), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.long
-def test_rows_without_a_gap_give_the_gradient_of_groups() -> None:
+@pytest.mark.parametrize("window", [None, 4])
+def test_rows_without_a_gap_give_the_gradient_of_groups(window: int | None) -> None:
     """Also of the prompt's heads, which only the first completion's row returns."""
     q, k, v = heads(1)
     d_out = heads(2)[0] * (real_mask := jnp.asarray(mask_of_real()))[..., None, None, None]
-    expected = jax.vjp(lambda q, k, v: plain(q, k, v, LENGTHS), q, k, v)[1](d_out)
-    got = gpu.attend_rows_backward(SIZES, q, k, v, LENGTHS, d_out, "xla")
+    expected = jax.vjp(lambda q, k, v: plain(q, k, v, LENGTHS, window), q, k, v)[1](d_out)
+    got = gpu.attend_rows_backward(SIZES._replace(window=window), q, k, v, LENGTHS, d_out, "xla")
     assert real_mask.any()
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(real(a), real(b), rtol=1e-4, atol=1e-5)
