@@ -58,16 +58,17 @@ MESH_AXES = {  # what an axis means, of weights the letters of `models.weights` 
 
 
 def _meanings(axes: str, name: str = LAYERS) -> tuple[str | None, ...]:
-    """Return what the axes of a stack's weight mean. A vector [D] stays whole."""
-    words = [] if axes == "D" else axes.split()
+    """Return what the axes of a stack's weight mean. Vectors of the sizes D and h stay whole."""
+    if axes in ("D", "h"):
+        return ("agent",)
     first = ("agent", None) if name.startswith(LAYERS) else ("agent",)
-    return (*first, *(word[0] if word[0] in MESH_AXES else None for word in words))
+    return (*first, *(word[0] for word in axes.split()))
 
 
 MEANINGS = {name.removeprefix(LAYERS): _meanings(weight.axes, name) for name, weight in WEIGHTS.items()}
-for _name, _adapter in ADAPTERS.items():  # a [A, L, D, rank] and b [A, L, rank, D]; axes other than D stay whole
-    MEANINGS[f"{_name}.a"] = ("agent", None, "D" if _adapter.inputs == "D" else None, None)
-    MEANINGS[f"{_name}.b"] = ("agent", None, None, "D" if _adapter.outputs == "D" else None)
+# Adapters: a [A, L, D, rank] and b [A, L, rank, D]; axes other than D stay whole
+MEANINGS |= {f"{name}.a": ("agent", None, "D", None) for name, adapter in ADAPTERS.items() if adapter.inputs == "D"}
+MEANINGS |= {f"{name}.b": ("agent", None, None, "D") for name, adapter in ADAPTERS.items() if adapter.outputs == "D"}
 OTHER = ("agent",)  # value heads, counters
 
 
