@@ -101,6 +101,7 @@ def test_logits_equal_those_of_transformers(case, model_of):
     assert num_params(agent.config) == sum(x.numel() for x in model.parameters())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_saving_gives_back_every_bit(case, model_of, tmp_path):
     from transformers import AutoModelForCausalLM
@@ -116,6 +117,7 @@ def test_saving_gives_back_every_bit(case, model_of, tmp_path):
     np.testing.assert_array_equal(torch_logits(saved, TOKENS), torch_logits(model, TOKENS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_completions_equal_those_of_transformers(case, model_of):
     """And the log-probabilities of the sampler are those that the tokens get afterwards."""
@@ -139,6 +141,7 @@ def test_greedy_completions_equal_those_of_transformers(case, model_of):
     np.testing.assert_allclose(ours.logprobs[0], scores.logprobs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_equal_those_of_torch(case, model_of):
     """Of a weighted sum of the log-probabilities of completions, with respect to every tensor."""
@@ -168,6 +171,7 @@ def test_gradients_equal_those_of_torch(case, model_of):
         assert np.linalg.norm(ours[name] - gradient) <= 1e-4 * np.linalg.norm(gradient), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["gemma3_text", "mistral", "ministral3"])
 def test_the_text_part_of_a_model_of_text_and_images_is_loaded(case, model_of, tiny_tokenizer, tmp_path):
     """In the names that transformers gives its tensors now, and in those of older files."""
@@ -208,6 +212,7 @@ def with_adapters(agent, targets):
     return {**agent.params, "layers": {**layers, "lora_alpha": np.full(LAYERS, 6, np.float32)}}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of peft itself
 @pytest.mark.parametrize("case", CASES)
 def test_adapters_equal_merged_weights_and_those_of_peft(case, model_of, tmp_path):
