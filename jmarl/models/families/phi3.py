@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jmarl.models.config import ModelConfig
 from jmarl.models.families.family import Family, Fields, read_sliding
 from jmarl.models.families.rope import partial_rotary
 
@@ -14,10 +15,16 @@ def _read(hf: Fields) -> dict[str, Any]:
     return rotary | read_sliding({**hf, "layer_types": None}, lambda n: True)
 
 
+def _write(cfg: ModelConfig) -> dict[str, Any]:
+    # transformers 4 and vLLM read it from here
+    scaling = {"original_max_position_embeddings": cfg.rope_scaling.original_max_positions} if cfg.rope_scaling else {}
+    return scaling | {"sliding_window": cfg.sliding_window}
+
+
 PHI3 = Family(
     "Phi3ForCausalLM",
     read=_read,
-    write=lambda cfg: {"sliding_window": cfg.sliding_window},
+    write=_write,
     defaults={"original_max_position_embeddings": 4096},
     modules={
         **dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj"),

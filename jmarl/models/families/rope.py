@@ -103,7 +103,7 @@ def write_scaling(cfg: ModelConfig) -> dict[str, Any] | None:
     if (scaling := cfg.rope_scaling) is None:
         return None
     values = {theirs: getattr(scaling, ours) for ours, theirs in ROPE_FIELDS[scaling.kind].items()}
-    values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items() if value != 0.0}
     return {"rope_type": scaling.kind} | values
 
 
