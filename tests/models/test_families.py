@@ -16,6 +16,7 @@ from jmarl.models.families import FAMILIES
 from jmarl.models.hub import agents
 from jmarl.models.hub.hf_format import tensors_from_params
 from jmarl.models.hub.peft import merge, save_adapter
+from jmarl.models.hub.transformers_model import agent_from_transformers, copy_to_transformers
 from jmarl.models.lora import target_shapes
 from jmarl.models.weights import ADAPTERS, num_params
 from jmarl.sampling import sampler, scoring
@@ -200,6 +201,25 @@ def test_the_text_part_of_a_model_of_text_and_images_is_loaded(case, model_of, t
             part = agents.load_agent(tmp_path)
         assert part.config == agent.config
         jax.tree.map(np.testing.assert_array_equal, part.params, agent.params)
+
+
+@pytest.mark.long
+def test_the_text_part_of_a_loaded_model_is_taken_and_copied_back(model_of, tiny_tokenizer):
+    from transformers import AutoModelForImageTextToText, Gemma3Config
+
+    directory, _ = model_of("gemma3_text")
+    agent = agents.load_agent(directory)
+    vision = dict(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    text = json.loads((directory / "config.json").read_text())
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    copy_to_transformers(agent, model)
+    np.testing.assert_allclose(torch_logits(model, TOKENS), torch_logits(model_of("gemma3_text")[1], TOKENS), atol=1e-4)
+    with pytest.warns(UserWarning, match="images are left out"):
+        taken = agent_from_transformers(model, tiny_tokenizer)
+    jax.tree.map(np.testing.assert_array_equal, taken.params, agent.params)
 
 
 def with_adapters(agent, targets):

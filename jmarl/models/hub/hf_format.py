@@ -209,17 +209,19 @@ def tensor_views(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str, np.nd
     return tensors
 
 
+def text_name(name: str) -> str:
+    """Return the name, in a text model, of a tensor of the text part of a model of text and images; others unchanged."""
+    for begin, ours in TEXT_PARTS.items():
+        if name.startswith(begin):
+            return ours + name.removeprefix(begin)
+    return name
+
+
 def text_part(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return the tensors of the text part of a model of text and images, by the names of a text model; of others unchanged."""
     if not any(name.startswith(("language_model.", "model.language_model.")) for name in tensors):
         return tensors
-    part = {}
-    for name, tensor in tensors.items():
-        for begin, ours in TEXT_PARTS.items():
-            if name.startswith(begin):
-                part[ours + name.removeprefix(begin)] = tensor
-                break
-    return part
+    return {text_name(name): tensor for name, tensor in tensors.items() if name.startswith(tuple(TEXT_PARTS))}
 
 
 def check_names(names: Iterable[str], expected_names: Iterable[str], where: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from jmarl.models.hub.agents import Agent, check_vocabulary, load_tokenizer, with_end_tokens
 from jmarl.models.hub.config_json import config_from_hf
-from jmarl.models.hub.hf_format import EMBED, HEAD, Tensor, params_from_tensors, tensors_from_params
+from jmarl.models.hub.hf_format import EMBED, HEAD, Tensor, params_from_tensors, tensors_from_params, text_name
 
 FAST = "AutoTokenizer.from_pretrained(...) of a model with a tokenizer.json"
 
@@ -61,6 +61,7 @@ def copy_to_transformers(agent: Agent, model: TransformersModel) -> None:
     """Copy the weights of an agent into the `transformers` model that it was taken from, in the types of the model."""
     tensors = tensors_from_params(agent.config, agent.params)
     for name, tensor in model.state_dict().items():
+        name = text_name(name)
         source = tensors.get(name, tensors[EMBED] if name == HEAD else None)
         if source is None:  # a buffer
             continue
