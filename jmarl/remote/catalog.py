@@ -248,11 +248,13 @@ class Catalog:
             name=name, is_async=is_async(function), fingerprint=source
         ))  # fmt: skip
 
-    def reward(self, name: str) -> Reward:
-        """Return a reward. Raises `Refused` if there is none."""
+    def reward(self, name: str, expected: str = "") -> Reward:
+        """Return a reward. Raises `Refused` if there is none, or if another fingerprint is expected."""
         if name not in self.rewards:
             known = ", ".join(self.rewards) or "none"
-            raise Refused(StatusCode.INVALID_ARGUMENT, f"there is no reward {name!r:.80} here; this server has {known}")
+            code = StatusCode.FAILED_PRECONDITION if expected else StatusCode.INVALID_ARGUMENT
+            raise Refused(code, f"there is no reward {name!r:.80} here; this server has {known}")
+        check_fingerprint(expected, self.rewards[name].facts.fingerprint, name)
         return self.rewards[name]
 
     def build_all(self) -> None:
@@ -300,6 +302,15 @@ def sandbox_level(env: Any) -> str:
     if isinstance(env, ToolUse):
         return default_sandbox().level if any(tool.sandboxed for tool in env.registry.tools.values()) else ""
     return str(describe(env).get("sandbox", ""))
+
+
+def check_fingerprint(expected: str, own: str, name: str) -> None:
+    """Raise `Refused` for another fingerprint than a client expects: there was another server at this address before."""
+    if expected not in ("", own):
+        raise Refused(
+            StatusCode.FAILED_PRECONDITION,
+            f"{name} is another one here (fingerprint {own}, and the client's has {expected:.80}): describe it again",
+        )
 
 
 def fingerprint(name: str, texts: Sequence[str]) -> str:

@@ -175,20 +175,22 @@ class TasksReply(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[Map, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class ResetRequest(_message.Message):
-    __slots__ = ("environment", "options", "task", "seed", "request_id", "num_turns")
+    __slots__ = ("environment", "options", "task", "seed", "request_id", "num_turns", "fingerprint")
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TURNS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     environment: str
     options: Map
     task: Map
     seed: int
     request_id: str
     num_turns: int
-    def __init__(self, environment: _Optional[str] = ..., options: _Optional[_Union[Map, _Mapping]] = ..., task: _Optional[_Union[Map, _Mapping]] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., num_turns: _Optional[int] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, environment: _Optional[str] = ..., options: _Optional[_Union[Map, _Mapping]] = ..., task: _Optional[_Union[Map, _Mapping]] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., num_turns: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class ResetReply(_message.Message):
     __slots__ = ("start", "fault")
@@ -339,18 +341,20 @@ class CloseReply(_message.Message):
     def __init__(self, closed: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("reward", "completions", "items", "random", "request_id")
+    __slots__ = ("reward", "completions", "items", "random", "request_id", "fingerprint")
     REWARD_FIELD_NUMBER: _ClassVar[int]
     COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     RANDOM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     reward: str
     completions: _containers.RepeatedCompositeFieldContainer[Texts]
     items: _containers.RepeatedCompositeFieldContainer[Map]
     random: Map
     request_id: str
-    def __init__(self, reward: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Texts, _Mapping]]] = ..., items: _Optional[_Iterable[_Union[Map, _Mapping]]] = ..., random: _Optional[_Union[Map, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, reward: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Texts, _Mapping]]] = ..., items: _Optional[_Iterable[_Union[Map, _Mapping]]] = ..., random: _Optional[_Union[Map, _Mapping]] = ..., request_id: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Texts(_message.Message):
     __slots__ = ("texts",)

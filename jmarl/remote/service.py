@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from jmarl.envs.vector import Fault
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote.catalog import Built, Catalog, Reward
+from jmarl.remote.catalog import Built, Catalog, Reward, check_fingerprint
 from jmarl.remote.gate import Caller, Method, Refused, StatusCode, log
 from jmarl.remote.limits import Limits
 from jmarl.remote.scoring import score
@@ -140,7 +140,7 @@ class Service:
         return pb.BatchStepReply(answers=[in_batch(make, answer, caller) for answer in answers])
 
     async def score(self, request: pb.ScoreRequest, caller: Caller) -> pb.ScoreReply:
-        reward = self.catalog.reward(request.reward)
+        reward = self.catalog.reward(request.reward, request.fingerprint)
         if (stored := self.sessions.scores.repeated(caller.client, request)) is None:
             self._check_serving()
             self.sessions.check_bytes(caller.origin, self.limits.client_bytes)
@@ -161,7 +161,8 @@ class Service:
                     task = read_map(call.task, "task")
                     self.sessions.reserve(caller.origin, 1)
                     stored = self.sessions.starts.remember(caller.client, call)
-                    key = (call.environment, call.options.SerializeToString(deterministic=True), call.num_turns)
+                    options = call.options.SerializeToString(deterministic=True)
+                    key = (call.environment, options, call.num_turns, call.fingerprint)
                     groups[key].append((call, task, stored))
                 answers.append(stored)
             except Refused as refused:
@@ -174,7 +175,8 @@ class Service:
         """Begin episodes of one environment with the same options."""
         client, reserved = caller.client, len(group)
         try:
-            built = await self._environment(group[0][0], group[0][0].num_turns, caller)
+            first = group[0][0]
+            built = await self._environment(first, first.num_turns, caller, first.fingerprint)
             with built:
                 results = await built.player.reset([task for _, task, _ in group], [call.seed for call, *_ in group])
                 for result, (call, _, stored) in zip(results, group, strict=True):
@@ -261,13 +263,17 @@ class Service:
         if self.sessions.is_draining:
             raise Refused(StatusCode.UNAVAILABLE, "this server is ending and begins no new episodes: try another one")
 
-    async def _environment(self, request: Any, num_turns: int, caller: Caller) -> Built:
-        """Return the environment that a request names. Raises `Refused`."""
+    async def _environment(self, request: Any, num_turns: int, caller: Caller, fingerprint: str = "") -> Built:
+        """Return the environment that a request names. Raises `Refused`, also for one with another fingerprint."""
         options, size = read_map(request.options, "options"), request.ByteSize()
         self.sessions.add_bytes(caller.origin, size)
         try:
-            return await self.catalog.environment(request.environment, options, num_turns, caller.origin)
-        except Refused:
+            built = await self.catalog.environment(request.environment, options, num_turns, caller.origin)
+            check_fingerprint(fingerprint, built.facts.fingerprint, request.environment)
+            return built
+        except Refused as refused:
+            if fingerprint and refused.code is StatusCode.INVALID_ARGUMENT:  # a server that was here before took it
+                raise Refused(StatusCode.FAILED_PRECONDITION, str(refused)) from None
             raise
         except Exception as error:
             log.error("request %s: %s cannot be built", caller.number, request.environment, exc_info=error)

@@ -19,7 +19,7 @@ from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.client.connection import grpc
 from jmarl.remote.client.episodes import Episode, History, Session, digest_of
-from jmarl.remote.client.plays import Play, divided, request_id
+from jmarl.remote.client.plays import MAX_BATCH, Play, divided, request_id
 from jmarl.remote.client.replies import Garbage, check_numbers, read_start, read_step
 from jmarl.remote.client.server import REPEATS, Call, Failure, Server, call_all, is_busy
 from jmarl.remote.client.servers import Servers, leave, tell
@@ -41,7 +41,13 @@ class RemoteEngine(Engine):
 
     def __init__(self, env: TextEnvironment, servers: Servers):
         self.env, self.servers = env, servers
-        self._described: pb.DescribeRequest = servers.question.request
+        asked: pb.DescribeRequest = servers.question.request
+        self._start = pb.ResetRequest(
+            environment=asked.environment,
+            options=asked.options,
+            num_turns=asked.num_turns,
+            fingerprint=servers.fingerprint,
+        )
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._batches, self._lost_batches = 0, 0  # so far; in a row
         self._seen: set[str] = set()  # what the replies to the last requests were, as far as it decides how to go on
@@ -93,7 +99,8 @@ class RemoteEngine(Engine):
                 by_session.setdefault(play.session, []).append(play)
         calls, copies, origins = [], [], []
         for session, (_, *others) in by_session.items():
-            copied = others[: max(0, session.server.room())]
+            limit = min(session.server.room(), session.server.limits.batch or MAX_BATCH)
+            copied = others[: max(0, limit)]
             session.server.reserved += len(copied)
             for play in others:
                 play.leave()
@@ -174,7 +181,7 @@ class RemoteEngine(Engine):
 
     def _send(self, plays: Sequence[Play]) -> None:
         """Make the next request of each play, and read the replies."""
-        chunks = [*divided(plays, self._described)]
+        chunks = [*divided(plays, self._start)]
         calls = [Call(server, method, request) for server, method, request, _ in chunks]
         for (server, method, _, chunk), reply in zip(chunks, call_all(calls, self.servers.timeout), strict=True):
             self._read(server, method, chunk, reply)
@@ -182,7 +189,7 @@ class RemoteEngine(Engine):
     def _read(self, server: Server, method: str, plays: Sequence[Play], reply: Any) -> None:
         """Read the reply to a request of several plays."""
         if not isinstance(reply, Failure) and len(reply.answers) != len(plays):
-            reply = Failure(Code.UNKNOWN, f"answered {len(plays)} calls with {len(reply.answers)} answers")
+            reply = Failure(Code.UNKNOWN, f"it answered {len(plays)} calls with {len(reply.answers)} answers")
         if isinstance(reply, Failure):
             self._unanswered(server, method, plays, reply)
             return
@@ -306,6 +313,11 @@ class RemoteEngine(Engine):
                     self._seen.add(AWAY)
                     play.leave()
                     return
+            case Code.FAILED_PRECONDITION if play.session is None:  # another server has taken its place
+                self.servers.lose(server, failure.reason)
+                self._seen.add(AWAY)
+                play.leave()
+                return
             case Code.INVALID_ARGUMENT:
                 raise ValueError(failure.reason)
             case Code.INTERNAL if play.lost >= REPLAYS or not self.servers.others({*play.avoid, server}):

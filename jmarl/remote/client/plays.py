@@ -38,14 +38,14 @@ class Play:
         self.session, self.server, self.request, self.repeats = None, None, None, 0
 
 
-def divided(plays: Sequence[Play], described: pb.DescribeRequest) -> Iterator[tuple[Server, str, Any, list[Play]]]:
+def divided(plays: Sequence[Play], start: pb.ResetRequest) -> Iterator[tuple[Server, str, Any, list[Play]]]:
     """Group the next requests of plays by server and method, and divide them by the limits of the server.
 
-    described: the environment that is played."""
+    start: what all resets have in common."""
     groups: dict[tuple[Server, str], list[Play]] = {}
     for play in plays:
         assert play.server is not None  # see `RemoteEngine._place`
-        play.request = play.request or next_request(play, described)
+        play.request = play.request or next_request(play, start)
         groups.setdefault((play.server, "BatchReset" if play.session is None else "BatchStep"), []).append(play)
     for (server, method), group in groups.items():
         limit = min(server.limits.batch or MAX_BATCH, MAX_BATCH)
@@ -63,17 +63,13 @@ def divided(plays: Sequence[Play], described: pb.DescribeRequest) -> Iterator[tu
         yield server, method, kind(calls=[x.request for x in chunk]), chunk
 
 
-def next_request(play: Play, described: pb.DescribeRequest) -> pb.ResetRequest | pb.StepRequest:
+def next_request(play: Play, start: pb.ResetRequest) -> pb.ResetRequest | pb.StepRequest:
     """Return the next request of a play: a reset where it has no session, otherwise a step."""
     if play.session is None:
-        return pb.ResetRequest(
-            environment=described.environment,
-            options=described.options,
-            num_turns=described.num_turns,
-            task=to_map(play.history.task, "task"),
-            seed=play.history.seed,
-            request_id=request_id(),
-        )
+        task = to_map(play.history.task, "task")
+        request = pb.ResetRequest(task=task, seed=play.history.seed, request_id=request_id())
+        request.MergeFrom(start)
+        return request
     texts, seed = play.moves[play.session.step]
     messages = [checked_text(text, f"the message of agent {n}") for n, text in enumerate(texts)]
     return pb.StepRequest(

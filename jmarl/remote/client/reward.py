@@ -44,6 +44,7 @@ class RemoteReward:
             items=[to_map(item, f"item {j}") for j, item in enumerate(batch_items)],
             random=to_map(rng.bit_generator.state, "rng"),
             request_id=request_id(),
+            fingerprint=self.fingerprint,
         )
         reply = self.servers.call("Score", request)
         rng.bit_generator.state = from_map(reply.random)
