@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -268,9 +269,12 @@ def test_a_pool_of_ray_without_a_cluster_is_refused(monkeypatch):
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(RuntimeError, match="there is no cluster of Ray at RAY_ADDRESS=auto: `ray start --head` begins one"):
-        RayPool(Draws()).reset([{"id": 0}], [0])
+    for address, cause in (("", "could not find auto"), ("127.0.0.1:1", "refused"), ("ray://[::1]:1", ""), ("a:99999", "")):
+        monkeypatch.setenv("RAY_ADDRESS", address)  # Ray itself tries for minutes where nobody listens
+        sentence = f"there is no cluster of Ray at RAY_ADDRESS={re.escape(address or 'auto')}: `ray start --head` begins one"
+        with pytest.raises(RuntimeError, match=sentence) as raised:
+            RayPool(Draws()).reset([{"id": 0}], [0])
+        assert cause in str(raised.value.__cause__) and bool(address) == ("could not find" not in str(raised.value.__cause__))
 
 
 def test_a_pool_of_ray_without_ray_is_refused(monkeypatch):

@@ -10,7 +10,7 @@ from jmarl.config import TaskConfig
 from jmarl.envs.base import TextEnvironment, class_name
 from jmarl.envs.messages import SimulatedEnvironment, as_text_environment
 from jmarl.envs.pool import Pool, Workers
-from jmarl.envs.vector import LockStep
+from jmarl.envs.vector import InProcess, LockStep
 from jmarl.remote.pools.ray_pool import RayPool
 
 POOLS: dict[str, Callable[..., Workers]] = {"processes": Pool, "ray": RayPool}
@@ -31,6 +31,11 @@ def in_pool(env: Any, task: TaskConfig, num_turns: int) -> Any:
     pool = pool_of(task)
     if pool is None:
         return env
+    if isinstance(env, LockStep) and not isinstance(env.engine, InProcess):
+        raise ValueError(
+            f"pool={task.pool!r} is not allowed for {class_name(env.env)}: its servers play it, in processes of their own "
+            "with jmarl serve --workers; remove pool"
+        )
     if not isinstance(env, TextEnvironment | SimulatedEnvironment):
         raise ValueError(
             f"pool={task.pool!r} is not allowed for {class_name(env)}: it answers all episodes of a step in one call, and "

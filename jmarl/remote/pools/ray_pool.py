@@ -7,7 +7,9 @@ All nodes must be able to import jmarl and the environment's module; `ray.init(r
 import importlib
 import os
 import pickle
+import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -58,9 +60,8 @@ class RayPool(Workers):
 
     def close(self) -> None:
         """End the actors. The connection is open until the process ends, or calls `ray.shutdown()`."""
-        if self._ray.is_initialized():
-            for actor in self._actors:
-                self._ray.kill(actor)
+        for actor in self._actors if self._ray.is_initialized() else ():
+            self._ray.kill(actor)
         self._actors, self._starting, self._make_actor = [], {}, None
 
     def _start(self) -> Any:
@@ -77,8 +78,10 @@ class RayPool(Workers):
     def _connect(self) -> None:
         handler, address = signal.getsignal(signal.SIGTERM), os.environ.get("RAY_ADDRESS") or "auto"
         try:
+            if place := re.fullmatch(r"(?:ray://)?\[?([\w.:-]+?)\]?:(\d+)", address):  # Ray itself tries for minutes
+                socket.create_connection((place[1], int(place[2])), timeout=10.0).close()
             self._ray.init(address, log_to_driver=False, logging_level="warning")
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, OverflowError) as error:
             raise RuntimeError(f"there is no cluster of Ray at RAY_ADDRESS={address}: `ray start --head` begins one") from error
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)  # Ray has set one that exits, and a run saves first
@@ -93,10 +96,8 @@ class RayPool(Workers):
         running, self._starting = self._starting, {}
 
         def begin(actor: Any, call: int | None) -> None:
-            if call is None:
-                reference, limit, verb = actor.__ray_ready__.remote(), self.start_timeout, "start"
-            else:
-                reference, limit, verb = actor.call.remote(function, calls[call]), self.timeout, "answer"
+            reference = actor.__ray_ready__.remote() if call is None else actor.call.remote(function, calls[call])
+            limit, verb = (self.start_timeout, "start") if call is None else (self.timeout, "answer")
             running[reference] = Task(actor, call, time.monotonic() + limit, f"did not {verb} within {limit:g} s")
 
         try:
