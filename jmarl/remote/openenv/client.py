@@ -29,6 +29,7 @@ from jmarl.envs.base import Step, TextEnvironment, Unanswered
 from jmarl.models.hub.tokenize import as_prompt
 from jmarl.remote.access import is_loopback, read_token
 
+CLOSED, ENDED, FULL, FAILED = "", "SESSION_ERROR", "CAPACITY_REACHED", "EXECUTION_ERROR"  # codes of errors of a server
 TEXT_FIELDS = ("prompt", "text", "message", "content", "observation", "instruction", "output", "stdout", "echoed_message")
 MAX_MESSAGE, CONNECT_S = 100 << 20, 10.0  # bytes and seconds, as OpenEnv's own client
 CODES = {  # codes of errors that are mistakes of the caller
@@ -47,15 +48,11 @@ class Handle(NamedTuple):
     answers: tuple  # digests of the answers to reset and the actions
 
 
-class Closed(Unanswered):
-    """The server closed the connection, or ended the session."""
-
-
-class Refused(Exception):
-    """The server answered with an error."""
+class Refused(Unanswered):
+    """The server answered with an error, whose code this is, or closed the connection: CLOSED."""
 
     def __init__(self, code: str, message: str):
-        super().__init__(f"{message} ({code})")
+        super().__init__(message)
         self.code = code
 
 
@@ -206,7 +203,9 @@ class OpenEnv(TextEnvironment):
         """Call again if the connection was closed: servers end sessions that are idle."""
         try:
             return call()
-        except Closed:
+        except Refused as error:
+            if error.code not in (CLOSED, ENDED):
+                raise
             for session in [session for session in self._sessions if not session.episode]:
                 self._drop(session)
             return call()
@@ -234,14 +233,16 @@ class OpenEnv(TextEnvironment):
         try:
             session = self._open()
         except InvalidStatus as error:
+            if error.response.status_code >= 500:  # one that is started, behind a proxy
+                raise Unanswered(f"{self._url} cannot be reached: {error}") from error
             raise RuntimeError(f"{self._url} refused the connection: {error}. Is the token right (token_file)?") from error
         except (OSError, TimeoutError, WebSocketException) as error:
             raise Unanswered(f"{self._url} cannot be reached: {error}") from error
         self._sessions.append(session)
         try:
             self._call(session, {"type": "state"}, kind="state")  # a full server says so only now
-        except Unanswered as error:
-            if isinstance(error.__cause__, Refused) and error.__cause__.code == "CAPACITY_REACHED" and self._sessions:
+        except Refused as error:
+            if error.code == FULL and self._sessions:
                 self._most = len(self._sessions)
                 return None
             raise
@@ -274,18 +275,17 @@ class OpenEnv(TextEnvironment):
             return checked(json.loads(session.socket.recv(self._timeout)), kind)
         except Refused as error:
             session.episode = ""
-            if error.code != "EXECUTION_ERROR":
+            if error.code != FAILED:
                 self._drop(session)
             if error.code in CODES:
                 raise RuntimeError(f"{self._url} refused {message['type']}: {error}; {CODES[error.code]}") from error
-            lost = Closed if error.code == "SESSION_ERROR" else Unanswered
-            raise lost(f"{self._url} answered {message['type']} with {error}") from error
+            raise Refused(error.code, f"{self._url} answered {message['type']} with {error}") from error
         except BaseException as error:
             self._drop(session)
             if isinstance(error, TimeoutError):
                 raise Unanswered(f"{self._url} did not answer within {self._timeout:g} s") from error
             if isinstance(error, ConnectionClosed):
-                raise Closed(f"{self._url} closed the connection") from error
+                raise Refused(CLOSED, f"{self._url} closed the connection") from error
             if isinstance(error, ValueError | OSError | RecursionError | OverflowError):
                 raise Unanswered(f"{self._url} answered with what is no message: {error}") from error
             raise
@@ -343,7 +343,7 @@ def checked(reply: Any, kind: str) -> dict:
     if not isinstance(data, dict):
         raise ValueError(f"a message without data, {reply!r:.80}")
     if reply.get("type") == "error":
-        raise Refused(str(data.get("code")), str(data.get("message")))
+        raise Refused(code := str(data.get("code")), f"{data.get('message')} ({code})")
     if reply.get("type") != kind:
         raise ValueError(f"a message of type {reply.get('type')!r:.40} in place of {kind}")
     if kind == "state":

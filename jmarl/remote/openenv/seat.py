@@ -73,7 +73,8 @@ class Calls:
     """
 
     def __init__(self, name: str, seconds: float | None):
-        self.name, self.seconds, self.lock, self.under_way = name, seconds, threading.Lock(), 0
+        self.name, self.seconds, self.lock = name, seconds, threading.Lock()
+        self.free = threading.Semaphore(MAX_HANGING)  # not under the lock: a thread that was left ends at any time
 
     def __call__(self, function: Callable[[], Any]) -> Any:
         """Return what a function returns, or raise what it raises.
@@ -86,14 +87,13 @@ class Calls:
             try:
                 return function()
             finally:
-                self.under_way -= 1
+                self.free.release()
 
         if not self.lock.acquire(timeout=-1 if self.seconds is None else self.seconds):
             raise TimeoutError(f"another call of {self.name} takes too long")
         try:
-            if self.under_way >= MAX_HANGING:
-                raise TimeoutError(f"{self.name} hangs in {self.under_way} calls")
-            self.under_way += 1
+            if not self.free.acquire(blocking=False):
+                raise TimeoutError(f"{self.name} hangs in {MAX_HANGING} calls")
             return call_within(self.seconds, run)
         finally:
             self.lock.release()
