@@ -15,6 +15,7 @@ from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
 from jmarl.config.layers import experiment_config
 from jmarl.config.yaml_file import Given, YamlFile, parse_value, read_yaml
 from jmarl.mrlm.layers import MRLMLayers
+from jmarl.processes.ending import Interrupted, NoServer
 
 if TYPE_CHECKING:
     from jmarl.runs.records import FitResult, TrainResult
@@ -44,7 +45,9 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     settings = all_settings(layers)
     notes = choose_directory(settings, Path(names[0]).stem)
     folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
-    cfg, more = complete(located(experiment_config(settings), folders, settings), settings)
+    cfg = located(experiment_config(settings), folders, settings)
+    with interrupted_again(cfg):
+        cfg, more = complete(cfg, settings)
     return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more, settings)
 
 
@@ -265,7 +268,7 @@ def choose_directory(settings: dict[str, Given], stem: str) -> list[str]:
 
 def train(cfg: ExperimentConfig) -> tuple[int, Any]:
     """Run an experiment. Returns the exit code, and its result or None."""
-    from jmarl.files.interrupt import Interrupted, ending_at_second_signal
+    from jmarl.files.interrupt import ending_at_second_signal
     from jmarl.runs.experiment import run_experiment  # imports jax
 
     directory, updates = cfg.train.run.output_dir, cfg.train.run.num_updates
@@ -274,7 +277,7 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         return DONE, None
     show(first_line(cfg))
     try:
-        with ending_at_second_signal():
+        with ending_at_second_signal(), interrupted_again(cfg):
             result = run_experiment(cfg)
     except Interrupted as reason:
         show(f"interrupted {reason}\n{resume_line(directory)}")
@@ -290,6 +293,19 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         show(resume_line(directory))
         return (INTERRUPTED if has_checkpoint(directory) else KILLED), result
     return DONE, result
+
+
+@contextlib.contextmanager
+def interrupted_again(cfg: ExperimentConfig) -> Iterator[None]:
+    """Let a run that resumes and finds no server be interrupted once more: nothing is lost, and it can be resumed later.
+
+    One that begins fails: its addresses may be wrong."""
+    try:
+        yield
+    except NoServer as error:
+        if cfg.train.run.resume and has_checkpoint(cfg.train.run.output_dir):
+            raise Interrupted(f"because {error}") from error
+        raise
 
 
 def directories_of(cfg: ExperimentConfig) -> list[str]:

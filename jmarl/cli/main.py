@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from jmarl.config.validation import did_you_mean
 from jmarl.files.lock import DirectoryInUse
 from jmarl.processes import ending
+from jmarl.processes.ending import Interrupted
 from jmarl.processes.join import joined_place
 
 COMMANDS: dict[str, str] = {
@@ -74,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         ending.fail("stopped by Ctrl+C", KILLED)
         return _fail("stopped", verbose, KILLED)
+    except Interrupted as reason:  # before a run that resumes begins
+        show(f"interrupted {reason}")
+        return INTERRUPTED
     except BrokenPipeError:  # such as `jmarl play | head`: nobody reads the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

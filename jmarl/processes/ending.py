@@ -37,6 +37,10 @@ class Interrupted(Exception):
     """
 
 
+class NoServer(RuntimeError):
+    """No server plays an environment or computes a reward when a run begins. A run that resumes can be resumed later."""
+
+
 def watch(client: Any, process: int, count: int) -> None:
     """End this process when another one fails, and the others when this one does.
 

@@ -3,3 +3,9 @@
 The room imports `envs` and earlier rooms of the host. environments.proto says what servers and clients send each other.
 Open `service.py` first: how a server answers the calls of that file. `client` is the side of training.
 """
+
+import os
+
+# gRPC reads it when it is imported: otherwise it writes a line to stderr for each connection that fails, which `client.servers`
+# says in a sentence, and a server for each client without a certificate.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

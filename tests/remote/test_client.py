@@ -10,38 +10,28 @@ import numpy as np
 import pytest
 
 from jmarl import RemoteEnvironment, make, make_reward, remote_reward
+from jmarl.config import TaskConfig
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import Fault, LockStep, vectorize
 from jmarl.files.fingerprint import of_options, of_reward
 from jmarl.processes.ending import Interrupted
 from jmarl.remote.access import Access, Tls
 from jmarl.remote.catalog import read_offer
-from jmarl.remote.client import servers as servers_module
 from jmarl.remote.client.addresses import Addresses, parse
-from jmarl.remote.sessions import Limits
+from jmarl.remote.limits import Limits
+from jmarl.remote.pools.choose import in_pool
 from tests.remote.lying import between
 from tests.remote.playing import plain, play
 from tests.remote.served import HERE, SUM, TALK, Sum, Talk, certificates, length, length_later, running
 
 OFFER = read_offer(f"{HERE}:Sum,{HERE}:Talk,math,debate_scripted,sudoku", f"{HERE}:length,{HERE}:length_later,{HERE}:failing")
-NUMBERS = "0123456789"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with running(OFFER) as server:
-        yield server
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 @pytest.fixture(scope="module")
 def second_server():
     with running(OFFER) as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch):
-    monkeypatch.setattr(servers_module, "ASIDE_SECONDS", 0.02)
 
 
 def sessions_of(*servers):
@@ -117,6 +107,11 @@ def test_an_environment_that_is_closed_can_be_played_again(server):
     assert sessions_of(server) == before
     answers = [env.step(x, [["1", "2"]] * 2, np.random.default_rng(1)) for env, x in zip((far, here), states, strict=True)]
     assert answers[0].result.rewards.tolist() == answers[1].result.rewards.tolist()
+
+
+def test_a_pool_is_refused_because_servers_have_their_own(server):
+    with pytest.raises(ValueError, match="pool='ray' is not allowed for Sum: its servers play it"):
+        in_pool(make(SUM, servers=server.address), TaskConfig("grid", pool="ray"), 1)
 
 
 def test_weights_divide_sessions(server, second_server):
@@ -300,7 +295,7 @@ def test_garbage_is_dropped_and_its_server_put_aside(lie, server, capfd):
         far = make(SUM, servers=[address, server.address])
         assert plain(play(far, [{"start": n} for n in range(4)])) == here
         first, *_ = [line for line in capfd.readouterr().err.splitlines() if address in line]
-        assert f"server {address} is put aside: " in first
+        assert f"server {address} is put aside: it" in first and "Exception" not in first
         alone = make(SUM, servers=address)
         _, (rewards, _, _, faults, raised, done), *_ = play(alone, [{"start": 1}], group=1)
         assert np.isnan(rewards).all() and raised == 1 and done.all() and f"{SUM}: server {address}: " in faults[0]
@@ -336,7 +331,7 @@ def test_sessions_of_a_fork_are_as_many_as_asked_for(server, capfd):
 
 def test_a_server_that_hangs_is_left_at_the_deadline(server, capfd):
     with between(server.address, hangs=("BatchStep",)) as (address, handler):
-        far = make(SUM, servers={"address": [address, server.address], "timeout": 0.5})
+        far = make(SUM, servers={"address": [address, server.address], "timeout": 0.2})
         before = time.monotonic()
         tasks = [{"start": n} for n in range(4)]
         assert plain(play(far, tasks, turns=2)) == plain(play(LockStep(Sum()), tasks, turns=2))
@@ -384,7 +379,7 @@ def test_a_remote_reward_is_that_of_this_process(function, server):
     assert any("fingerprint" in key for key in of_reward(make_reward(far, num_agents=2)))
     with pytest.raises(RuntimeError, match=r"\(request "):
         make_reward(remote_reward(server.address, f"{HERE}:failing"), num_agents=2)([["a"], ["b"]], [None], [{}], rng)
-    with pytest.raises(ValueError, match="no reward 'none'"):
+    with pytest.raises(ValueError, match=f"server {server.address}: it has no reward 'none', but "):
         remote_reward(server.address, "none")
 
 
@@ -415,8 +410,14 @@ def test_addresses_are_texts_lists_or_files(tmp_path):
         file.write_text(text)
         os.utime(file, ns=(time.time_ns(), time.time_ns()))
         assert addresses.changed() == (current != before) and addresses.current == current
-    file.unlink()
-    assert not addresses.changed() and addresses.current == {"d:4": 1.0} and len(told) == 2
+    stat = file.stat()
+    file.write_text("e:4")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the clock of a file system may be coarse
+    assert addresses.changed() and addresses.current == {"e:4": 1.0}
+    for spoil in (lambda: file.write_bytes(b"\xff"), lambda: file.write_bytes(b""), file.unlink):
+        spoil()
+        assert not addresses.changed() and addresses.current == {"e:4": 1.0}
+    assert [str(file) in line and line.endswith("until the file is right") for line in told] == [True] * 4
 
 
 def test_addresses_are_no_part_of_what_a_run_is(server, second_server):
@@ -438,7 +439,7 @@ def test_addresses_are_no_part_of_what_a_run_is(server, second_server):
 # --- tokens and certificates
 
 
-def test_a_client_shows_a_token_and_a_certificate(tmp_path):
+def test_a_client_shows_a_token_and_a_certificate(tmp_path, capfd):
     files = certificates(tmp_path)
     (tmp_path / "token").write_text("correct-horse")
     (tmp_path / "wrong").write_text("battery-staple")
@@ -456,6 +457,7 @@ def test_a_client_shows_a_token_and_a_certificate(tmp_path):
             without = {key: x for key, x in given.items() if key not in (missing, "tls_cert", "tls_key", "token_file")}
             with pytest.raises(RuntimeError, match="no server of"):
                 make(SUM, servers=without)
+        assert "ssl_transport" not in capfd.readouterr().err  # gRPC's own lines
     for wrong, message in (
         ({"address": "node1:5", "token_file": str(tmp_path / "token")}, "would go to node1:5 unencrypted: give tls_ca"),
         ({"address": "a:1", "tls_cert": str(files["trainer.pem"])}, "tls_cert and tls_key belong together"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 
@@ -15,26 +16,28 @@ from jmarl.envs.vector import Fault, LockStep
 from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote import server as server_module
+from jmarl.remote.catalog import read_offer
 from jmarl.remote.client import servers as servers_module
+from jmarl.remote.client.connection import Credentials
+from jmarl.remote.client.server import Call, Server, call_all
 from jmarl.remote.limits import Limits
 from tests.remote.faulty import DRIFTING, LONG, OFFER, SLOW, THIS, eventually, forget, soon
 from tests.remote.lying import between
 from tests.remote.playing import plain, play
 from tests.remote.served import HERE, SUM, Client, Sum, running
 
-
-@pytest.fixture(scope="module")
-def server():
-    with running(OFFER) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch):
-    monkeypatch.setattr(servers_module, "ASIDE_SECONDS", 0.02)
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 # --- servers that are full, and messages that are too long
+
+
+def test_a_server_is_asked_for_no_more_copies_than_it_takes_at_once(monkeypatch):
+    with running(OFFER, limits=Limits(batch=2)) as server:
+        far = make(SUM, servers=server.address).engine
+        ((state, _),) = far.reset([{"start": 1}], [1])
+        steps = far.step([state] * 5, [("1", "2")] * 5, [1] * 5)
+        assert [step.reward for step in steps] == [[4.0, 0.5]] * 5 and not far.servers.all[server.address].full_reason
 
 
 def test_servers_without_room_end_the_run_after_the_timeout():
@@ -71,7 +74,7 @@ def test_an_episode_that_fits_into_no_message_ends_the_run_with_the_sentence_of_
 
 
 def test_a_client_that_calls_too_often_waits():
-    with running(OFFER, limits=Limits(rate=4, batch=1)) as server:
+    with running(OFFER, limits=Limits(rate=6, batch=1)) as server:
         far = make(SUM, servers={"address": server.address, "timeout": 5.0})
         starts = soon(lambda: far.engine.reset([{"start": n} for n in range(7)], range(7)))
         assert [observations[0].split(",")[0] for _, observations in starts] == [f"total {n}" for n in range(7)]
@@ -111,10 +114,10 @@ def test_a_reward_that_takes_long_is_asked_for_again_and_one_that_never_comes_is
 
 def test_a_reward_whose_servers_refuse_calls_is_waited_for_as_long_as_the_patience(server):
     with between(server.address, refuses={"Score": grpc.StatusCode.UNAVAILABLE}) as (address, _):
-        far = remote_reward(address, f"{HERE}:length", patience=1.0)
+        far = remote_reward(address, f"{HERE}:length", patience=0.5)
         before = time.monotonic()
         error = soon(lambda: far(["a"], ["b"], batch_items=[{"factor": 1.0}], rng=np.random.default_rng(0)))
-        assert isinstance(error, Interrupted) and 1.0 <= time.monotonic() - before < 4
+        assert isinstance(error, Interrupted) and 0.5 <= time.monotonic() - before < 3
 
 
 # --- episodes that are played again
@@ -151,7 +154,7 @@ def test_a_server_that_ends_is_waited_for_as_one_that_is_killed(server, tmp_path
 
 def test_a_server_that_says_that_it_is_there_and_begins_nothing_is_waited_for_as_long_as_the_patience(server):
     with between(server.address, refuses={"BatchReset": grpc.StatusCode.UNAVAILABLE}) as (address, handler):
-        far = make(SUM, servers={"address": address, "patience": 1.0})
+        far = make(SUM, servers={"address": address, "patience": 0.5})
         error = soon(lambda: far.engine.reset([{"start": 1}] * 4, range(4)))
         assert isinstance(error, Interrupted) and f"answers ({address}: refused by the test" in str(error)
         assert handler.calls.count("BatchReset") > 3
@@ -216,6 +219,54 @@ def test_a_request_is_not_repeated_at_a_server_that_is_taken_out_of_the_list(ser
         assert handler.calls.count("BatchReset") == 1 and list(far.servers.all) == [server.address]
 
 
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_server_whose_place_another_one_takes_is_not_used(lacks, server, capfd):
+    """Connections do not show it: the second one has another version of what the first one had, or does not have it."""
+    with running(read_offer(LONG) if lacks else OFFER) as other, between(server.address) as (address, handler):
+        far = make(SUM, servers=[address, f"{server.address}=0.001"])
+        reward = remote_reward(address, f"{HERE}:length", patience=0.3)
+        if not lacks:
+            catalog = other.server.catalog
+            for facts in (catalog._built[(SUM, "[]")].facts, catalog.rewards[f"{HERE}:length"].facts):
+                facts.fingerprint = "other"
+        before = handler.channel
+        handler.channel = grpc.insecure_channel(other.address)
+        before.close()
+        tasks = [{"start": n} for n in range(4)]
+        assert plain(play(far, tasks)) == plain(play(LockStep(Sum()), tasks))
+        assert len(other.server.sessions) == 0 and far.engine.servers.all[address].reason
+        error = soon(lambda: reward(["a"], ["b"], batch_items=[{"factor": 1.0}], rng=np.random.default_rng(0)))
+        assert isinstance(error, Interrupted) and f"{address}: it" in str(error)
+    told = capfd.readouterr().err
+    assert f"server {address} is not used: it" in told
+    assert ("there is no environment" if lacks else "is another one here (fingerprint other, and the client's has") in told
+
+
+def test_servers_are_asked_again_for_as_long_as_the_patience_is(server):
+    servers = make(SUM, servers=[server.address]).engine.servers
+    only = servers.all[server.address]
+    for failures in (1, 10_000):
+        only.failures, only.failed_at = failures, time.monotonic()
+        servers.put_aside(only, "by the test")
+    assert 10 < only.not_before - only.failed_at < 80
+
+
+def test_calls_to_a_server_that_is_gone_are_tried_again_side_by_side():
+    gone, start, state = Server("127.0.0.1:1", 1.0, Credentials()), time.monotonic(), random.getstate()
+    answers = call_all([Call(gone, "Fork", pb.ForkRequest())] * 50, 10.0)
+    assert {answer.code for answer in answers} == {grpc.StatusCode.UNAVAILABLE} and time.monotonic() - start < 3
+    assert random.getstate() == state  # functions of the user may draw from there
+
+
+def test_a_server_that_is_not_there_at_the_start_is_named_once(server, capfd):
+    far = make(SUM, servers=[server.address, "127.0.0.1:1"])
+    gone = far.engine.servers.all["127.0.0.1:1"]
+    while gone.failures < 3:
+        far.engine.servers.refresh()
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "127.0.0.1:1 " in line]
+    assert "server 127.0.0.1:1 is not used: it cannot be reached (Connection refused)" in line
+
+
 # --- environments that fail or take long
 
 
@@ -276,18 +327,22 @@ def test_a_session_that_has_ended_costs_no_other_one(server):
 
 
 def test_steps_that_take_longer_than_the_timeout_are_waited_for(server):
-    far = make(SLOW, servers={"address": server.address, "timeout": 0.5}).engine
-    states = [state for state, _ in far.reset([{}] * 20, range(20))]
-    steps = far.step(states, [("m",)] * 20, range(20))  # a second
-    assert [step.reward for step in steps] == [0.5] * 20
+    far = make(SLOW, servers={"address": server.address, "timeout": 0.3}).engine
+    states = [state for state, _ in far.reset([{}] * 10, range(10))]
+    steps = far.step(states, [("m",)] * 10, range(10))  # half a second
+    assert [step.reward for step in steps] == [0.5] * 10
     assert far.servers.all[server.address].generation == 0
 
 
 def test_a_server_that_answers_nothing_is_not_waited_for_as_one_that_computes(server, monkeypatch):
+    asked = []
     monkeypatch.setattr(servers_module, "DESCRIBE_SECONDS", 0.2)
+    monkeypatch.setattr(servers_module, "call_all", lambda *calls: asked.append(calls) or call_all(*calls))
     with between(server.address) as (address, handler):
         far = make(SUM, servers={"address": [address, f"{server.address}=0.001"], "timeout": 0.2}).engine
-        ((state, _),) = far.reset([{"start": 1}], [1])
+        states = [state for state, _ in far.reset([{"start": 1}] * 3, [1, 1, 1])]
         handler.hangs = ("Describe", "BatchStep")
-        (step,) = far.step([state], [("1", "2")], [1])
-        assert step.reward == [4.0, 0.5] and handler.calls.count("BatchStep") == 1
+        far.servers.all[address].limits.batch = 1
+        steps = far.step(states, [("1", "2")] * 3, [1, 1, 1])
+        assert [step.reward for step in steps] == [[4.0, 0.5]] * 3 and handler.calls.count("BatchStep") == 3
+        assert len(asked) == 1  # whether it is there, for all three

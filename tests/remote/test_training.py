@@ -96,6 +96,20 @@ def test_a_run_whose_servers_are_killed_and_replaced_is_the_same(servers, model,
     assert f"server {victim.address} is put aside: " in told and f"server {added.address} comes" in told and len(calls) >= 9
 
 
+def test_a_run_that_finds_no_server_fails_and_one_that_resumes_can_be_resumed_later(tmp_path, monkeypatch, capfd):
+    """The addresses of a run that begins may be wrong."""
+    monkeypatch.setattr("jmarl.remote.client.servers.START_SECONDS", 0.1)
+    file, run = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(json.dumps({"models": ["a"], "environment": "sudoku", "options": {"servers": "127.0.0.1:1"}}))
+    command = ["train", "--config", str(file), "--output", str(run), "--resume", "auto"]
+    assert main(command) == 1
+    sentence = "no server of 'sudoku' answers (127.0.0.1:1: it cannot be reached (Connection refused)): start one there"
+    assert sentence in capfd.readouterr().err
+    (run / "checkpoints" / "3").mkdir(parents=True)
+    assert main(command) == 75
+    assert f"interrupted because {sentence}" in capfd.readouterr().out
+
+
 @pytest.mark.long
 def test_a_run_without_servers_saves_ends_with_75_and_goes_on(model, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
@@ -127,6 +141,7 @@ def test_a_run_without_servers_saves_ends_with_75_and_goes_on(model, tmp_path, m
     updates = len([row for row in rows_of("far") if "reward/mean" in row])
     assert f"interrupted after update {updates} of 6 because no server of 'sudoku' answers" in printed.out
     assert "no server of 'sudoku' answers" in printed.err
+    assert main([*far, "--resume"]) == 75
     with serving(NAMES) as (other,):
         Path("servers.txt").write_text(f"{other.address}  # a new one\n")
         assert main([*far, "--resume"]) == 0

@@ -40,49 +40,49 @@ class Addresses:
 
     def __init__(self, given: str | os.PathLike | Sequence[str], tell: Callable[[str], None]):
         self.tell, self.file = tell, None
-        self._seen: object = None  # what tells two contents of the file apart
+        self._seen: bytes | None = None  # what the file held when it was last read
         if isinstance(given, str) and ADDRESS.fullmatch(given.strip()):
             given = [given]
         if isinstance(given, str | os.PathLike):
             self.file = Path(given)
-            self._seen, self.current = self._mark(), self._read()
+            self._seen = _content(self.file)
+            self.current = _read(self.file, self._seen)
             return
         if not isinstance(given, list | tuple) or not given or not all(isinstance(x, str) for x in given):
             raise ValueError(f"{given!r:.80} are no addresses of servers: {ALLOWED}")
         self.current = _table(given)
 
     def changed(self) -> bool:
-        """Read the file again if it has changed, and return whether its addresses have. What cannot be read changes nothing."""
-        if self.file is None or (mark := self._mark()) == self._seen:
+        """Read the file again, and return whether its addresses have changed. What cannot be read changes nothing."""
+        if self.file is None or (content := _content(self.file)) == self._seen:
             return False
-        self._seen, before = mark, self.current
+        self._seen, before = content, self.current
         try:
-            self.current = self._read()
+            self.current = _read(self.file, content)
         except (OSError, ValueError) as error:
             self.tell(f"{error}; the servers stay as they are until the file is right")
         return self.current != before
 
-    def _mark(self) -> object:
-        assert self.file is not None
-        try:
-            stat = self.file.stat()
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
-    def _read(self) -> dict[str, float]:
-        assert self.file is not None
-        try:
-            lines = self.file.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise FileNotFoundError(f"the servers {str(self.file)!r} are no address and no file: {ALLOWED}") from error
-        texts = [text for line in lines if (text := line.partition("#")[0].strip())]
+def _content(file: Path) -> bytes | None:
+    """Return what a file holds; None if it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None
+
+
+def _read(file: Path, content: bytes | None) -> dict[str, float]:
+    """Return the weight of each address in a file."""
+    if content is None:
+        raise FileNotFoundError(f"the servers {str(file)!r} are no address and no file that can be read: {ALLOWED}")
+    try:
+        texts = [text for line in content.decode().splitlines() if (text := line.partition("#")[0].strip())]
         if not texts:
-            raise ValueError(f"{self.file} names no server: write one HOST:PORT on each line")
-        try:
-            return _table(texts)
-        except ValueError as error:
-            raise ValueError(f"{self.file}: {error}") from None
+            raise ValueError("it names no server: write one HOST:PORT on each line")
+        return _table(texts)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def _table(texts: Sequence[str]) -> dict[str, float]:

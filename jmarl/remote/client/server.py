@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from random import uniform
+from random import Random
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ REPEATS = 3  # of a request that had no answer in time, with the same request id
 # have too many at once. The code has other reasons, too.
 BUSY = ("calls a second", "calls at once", "Concurrent RPC limit exceeded")
 
+JITTER = Random()  # waiting draws no numbers of the user's own functions, which may share those of Python
+
 # Codes for mistakes of the caller, which no server answers otherwise, and the errors that are raised for them.
 FINAL: dict[grpc.StatusCode, type[Exception]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ValueError,
@@ -23,6 +25,13 @@ FINAL: dict[grpc.StatusCode, type[Exception]] = {
     grpc.StatusCode.UNAUTHENTICATED: PermissionError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionError,
 }
+# Codes of servers that are not there, or are others than those that were described: with another environment or token.
+GONE = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+)
 
 
 class Server:
@@ -70,32 +79,34 @@ class Call(NamedTuple):
 
 
 def call_all(calls: Sequence[Call], seconds: float) -> list[Any]:
-    """Return the reply to each call, or its `Failure`. Calls are made side by side, and each try has some seconds."""
+    """Return the reply to each call, or its `Failure`. Calls are made side by side, and each try has some seconds.
+
+    Those whose server was not reached are tried again RETRIES times, those that came too often for some seconds."""
+    answers, retries, end = _try(calls, seconds), 0, monotonic() + seconds
+    while True:
+        failed = [i for i, answer in enumerate(answers) if isinstance(answer, Failure)]
+        away = [i for i in failed if answers[i].code is grpc.StatusCode.UNAVAILABLE and retries < RETRIES]
+        busy = [i for i in failed if is_busy(answers[i]) and monotonic() < end]
+        if not (again := away + busy):
+            return answers
+        sleep(RETRY_SECONDS * (2**retries if away else 1) * JITTER.uniform(0.5, 1.5))
+        retries += bool(away)
+        for i, answer in zip(again, _try([calls[i] for i in again], seconds), strict=True):
+            answers[i] = answer
+
+
+def _try(calls: Sequence[Call], seconds: float) -> list[Any]:
+    """Make calls once."""
     if len(calls) == 1:
-        return [_answer(calls[0], lambda: calls[0].server.connection.call(*calls[0][1:], seconds), seconds)]
+        ((server, method, request),) = calls
+        return [reply_or_failure(lambda: server.connection.call(method, request, seconds))]
     futures = [call.server.connection.start(call.method, call.request, seconds) for call in calls]
     try:
-        return [_answer(call, future.result, seconds) for call, future in zip(calls, futures, strict=True)]
+        return [reply_or_failure(future.result) for future in futures]
     except BaseException:
         for future in futures:
             future.cancel()
         raise
-
-
-def _answer(call: Call, wait: Callable[[], Any], seconds: float) -> Any:
-    """Return the reply to a call, or the failure of its last try. wait: returns the reply of the first one."""
-    server, generation, answer = call.server, call.server.generation, reply_or_failure(wait)
-    retries, end = 0, monotonic() + seconds
-    while isinstance(answer, Failure) and server.generation == generation:
-        if is_busy(answer) and monotonic() < end:
-            sleep(RETRY_SECONDS * uniform(0.5, 1.5))
-        elif answer.code is grpc.StatusCode.UNAVAILABLE and retries < RETRIES:
-            sleep(RETRY_SECONDS * 2**retries * uniform(0.5, 1.5))
-            retries += 1
-        else:
-            break
-        answer = reply_or_failure(lambda: server.connection.call(call.method, call.request, seconds))
-    return answer
 
 
 def is_busy(failure: Failure) -> bool:
@@ -115,4 +126,6 @@ def reply_or_failure(wait: Callable[[], Any]) -> Any:
             details = f"it does not answer in time ({details})"
         elif details.startswith("failed to connect to all addresses"):  # and a chain of reasons
             details = f"it cannot be reached ({details.rpartition(': ')[2]})"
+        elif details.startswith("Exception deserializing"):
+            code, details = grpc.StatusCode.UNKNOWN, "its answer is no message of this method"
         return Failure(code, details)

@@ -7,22 +7,22 @@ servers may change between two batches (see `addresses`).
 
 import contextlib
 import logging
-import random
 import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
-from jmarl.processes.ending import Interrupted
+from jmarl.processes.ending import Interrupted, NoServer
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.client.addresses import Addresses
 from jmarl.remote.client.connection import Credentials, grpc
-from jmarl.remote.client.server import FINAL, REPEATS, Call, Failure, Server, call_all, reply_or_failure
+from jmarl.remote.client.server import FINAL, GONE, JITTER, REPEATS, Call, Failure, Server, call_all, reply_or_failure
 
 DESCRIBE_SECONDS = 5.0  # in which a server must say that it is there
 START_SECONDS = 10.0  # in which one must, when a run begins
 ASIDE_SECONDS, MAX_ASIDE_SECONDS = 1.0, 60.0  # for which a server is put aside after its first failure, and at most
+MAX_DOUBLINGS = 10  # of these seconds: a float has no room for those of a day of failures
 LEAVE_SECONDS = 2.0  # in which a server must close the sessions of a client that ends
 TRUSTED_SECONDS = 60.0  # without a failure, after which the next one counts as the first
 
@@ -100,6 +100,8 @@ class Servers:
 
     def is_there(self, server: Server) -> bool:
         """Return whether a server that has not answered in time answers at all: then it computes for long."""
+        if not (server.ready or server.sessions):  # another request has found out
+            return False
         question = Call(server, self.question.method, self.question.request)
         (answer,) = call_all([question], DESCRIBE_SECONDS)
         return not (isinstance(answer, Failure) and answer.code is grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -123,7 +125,8 @@ class Servers:
         """Begin no new sessions on a server until it has been asked again. Its own ones go on."""
         now = time.monotonic()
         server.failures = 1 if now - server.failed_at > TRUSTED_SECONDS else server.failures + 1
-        seconds = min(MAX_ASIDE_SECONDS, ASIDE_SECONDS * 2 ** (server.failures - 1)) * random.uniform(0.75, 1.25)
+        seconds = ASIDE_SECONDS * 2 ** min(server.failures - 1, MAX_DOUBLINGS)
+        seconds = min(MAX_ASIDE_SECONDS, seconds) * JITTER.uniform(0.75, 1.25)
         server.failed_at, server.not_before, server.reason = now, now + seconds, reason
         if server.ready:
             tell(f"{self.name!r}: server {server.target} is put aside: {reason}")
@@ -150,7 +153,7 @@ class Servers:
     def _first_description(self) -> Any:
         """Return the answer of the first server, in the order of the addresses, that gives one.
 
-        Raises ValueError if that server does not have what is asked for, and RuntimeError if none answers."""
+        Raises ValueError if that server does not have what is asked for, and NoServer if none answers."""
         end = time.monotonic() + min(self.patience, START_SECONDS)
         while True:
             self._ask(self.all.values())
@@ -159,14 +162,17 @@ class Servers:
                 if isinstance(answer, Failure) and answer.code in FINAL:
                     raise FINAL[answer.code](f"server {server.target}: {answer.reason}")
                 if not isinstance(answer, Failure):
-                    self.fingerprint = self.question.fingerprint(answer)
+                    try:
+                        self.fingerprint = self.question.fingerprint(answer)
+                    except ValueError as error:
+                        raise ValueError(f"server {server.target}: {error}") from None
                     for other, others_answer in answers.items():
                         self._use_if_equal(other, others_answer)
                     return answer
                 server.reason = answer.reason
                 server.connection.close()
             if time.monotonic() > end:
-                raise RuntimeError(f"no server of {self.name!r} answers ({self._reasons()}): start one there with jmarl serve")
+                raise NoServer(f"no server of {self.name!r} answers ({self._reasons()}): start one there with jmarl serve")
             time.sleep(0.2)
 
     def _ask(self, servers: Iterable[Server]) -> None:
@@ -191,10 +197,11 @@ class Servers:
             why = str(error)
         if isinstance(answer, Failure) and answer.code in FINAL:
             why = answer.reason
-        if why and server.reason != why:
-            tell(f"{self.name!r}: server {server.target} is not used: {why}")
         if why or isinstance(answer, Failure):
-            self.put_aside(server, why or answer.reason)
+            reason = why or answer.reason
+            if server.reason != reason if why else not server.failures:
+                tell(f"{self.name!r}: server {server.target} is not used: {reason}")
+            self.put_aside(server, reason)
             if all(future.done() for future in server.closing):  # it may answer all but this
                 server.connection.close()  # the next one begins at once, without a waiting time
             return
@@ -224,11 +231,11 @@ class Servers:
             if not isinstance(answer, Failure):
                 return answer
             match answer.code:
-                case code if code in FINAL:
+                case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.UNIMPLEMENTED as code:
                     raise FINAL[code](answer.reason)
                 case grpc.StatusCode.RESOURCE_EXHAUSTED:  # a message that is too long is so everywhere
                     raise RuntimeError(f"server {server.target}: {answer.reason}")
-                case grpc.StatusCode.UNAVAILABLE:
+                case code if code in GONE:
                     away_since = away_since or time.monotonic()
                     self.put_aside(server, answer.reason)
                     continue
