@@ -24,9 +24,8 @@ EPILOG = """examples:
   jmarl train --config my.yaml --resume auto                  begin or continue, for a queue that starts jobs again
   jmarl train --config runs/big/config.yaml --output runs/again
 
-exit codes: 0 done; 1 failed, or a checkpoint or model could not be written; 2 wrong settings; 75 interrupted and saved,
-or resumed where no server plays the environment; 130 interrupted and nothing is saved.
-`jmarl configs settings` lists all settings."""
+exit codes: 0 done; 1 failed, or a checkpoint or model could not be written; 2 wrong settings; 75 interrupted and saved;
+130 interrupted and nothing is saved. `jmarl configs settings` lists all settings."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

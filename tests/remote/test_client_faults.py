@@ -314,6 +314,31 @@ def test_sessions_of_a_server_that_was_away_are_closed_when_it_is_back(server):
         eventually(is_closed)
 
 
+@pytest.mark.parametrize("then", ["it is back", "it goes", "the client leaves"])
+def test_sessions_of_a_server_that_is_lost_twice_are_closed(then, server, tmp_path):
+    file = tmp_path / "servers.txt"
+    with running(OFFER) as backend:
+        file.write_text(backend.address)
+        far = make(SUM, servers=str(file)).engine
+        starts, lost = far.reset([{"start": n} for n in range(4)], range(4)), far.servers.all[backend.address]
+        far.servers.lose(lost, "by the test")
+        eventually(lambda: far.servers.refresh() or lost.ready)
+        assert len(starts) == len(lost.released) == len(backend.server.sessions) == 4
+        far.servers.lose(lost, "by the test")  # before they are closed
+        if then == "it goes":
+            file.write_text(server.address)
+
+        def is_closed():
+            far.servers.refresh()
+            return not len(backend.server.sessions) and list(far.servers.all) == [file.read_text()]
+
+        if then == "the client leaves":
+            far.close()
+            assert not len(backend.server.sessions)
+        else:
+            eventually(is_closed)
+
+
 def test_a_session_that_has_ended_costs_no_other_one(server):
     """Two joint actions continue from it, so it is to be copied."""
     far, here = make(SUM, servers=server.address).engine, LockStep(Sum()).engine

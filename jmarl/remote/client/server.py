@@ -48,7 +48,7 @@ class Server:
         self.reserved = 0  # further ones that are about to be opened
         self.released: deque[str] = deque()  # sessions that nobody needs any more
         self.lost: set[str] = set()  # sessions to close if the server is back
-        self.closing: list[grpc.Future] = []  # calls that close some
+        self.closing: dict[grpc.Future, list[str]] = {}  # calls that close some
         self.asked: grpc.Future | None = None  # for its description
         self.failures, self.reason = 0, "it has not answered yet"  # in a row; of the last one
         self.failed_at = self.not_before = self.full_until = 0.0  # on the monotonic clock

@@ -62,6 +62,10 @@ class Servers:
         if self.addresses.changed():
             for target in self._list():
                 tell(f"{self.name!r}: server {target} comes")
+        for server in self.all.values():
+            if not server.listed:  # it is not asked again whether it is back
+                server.released.extend(server.lost)
+                server.lost.clear()
         self.close_released()
         now = time.monotonic()
         self._ask(server for server in self.all.values() if server.listed and server.not_before <= now)
@@ -115,7 +119,7 @@ class Servers:
         if not (server.ready or server.sessions):
             return
         server.generation += 1
-        server.lost.update(server.sessions)
+        server.lost.update(server.sessions, server.released)
         server.sessions.clear()
         server.released.clear()
         server.connection.close()
@@ -252,11 +256,15 @@ class Servers:
     def close_released(self, wait: bool = False) -> None:
         """Close the sessions that nobody needs any more. wait: until the servers have done so."""
         for server in self.all.values():
-            server.closing = [future for future in server.closing if not future.done()]
+            for future in [future for future in server.closing if future.done()]:
+                sessions = server.closing.pop(future)
+                if server.listed and isinstance(reply_or_failure(future.result), Failure):
+                    server.lost.update(sessions)
             sessions = [server.released.popleft() for _ in range(len(server.released))]
             server.sessions.difference_update(sessions)
             if sessions:
-                server.closing.append(server.connection.start("Close", pb.CloseRequest(sessions=sessions), self.timeout))
+                future = server.connection.start("Close", pb.CloseRequest(sessions=sessions), self.timeout)
+                server.closing[future] = sessions
         for server in self.all.values() if wait else ():
             for future in server.closing:
                 reply_or_failure(future.result)
@@ -264,13 +272,16 @@ class Servers:
 
 def leave(servers: dict[str, Server]) -> None:
     """Close all sessions and connections: servers that end wait for open sessions."""
-    calls = [Call(server, "Close", pb.CloseRequest(sessions=server.sessions)) for server in servers.values() if server.sessions]
-    for future in [call.server.connection.start(*call[1:], LEAVE_SECONDS) for call in calls]:
+    futures = []
+    for server in servers.values():
+        if names := server.sessions.union(server.lost, *server.closing.values()):
+            futures.append(server.connection.start("Close", pb.CloseRequest(sessions=names), LEAVE_SECONDS))
+    for future in futures:
         reply_or_failure(future.result)
     for server in servers.values():
         server.generation += 1
-        server.sessions.clear()
-        server.released.clear()
+        for sessions in (server.sessions, server.lost, server.closing, server.released):
+            sessions.clear()
         server.connection.close()
 
 
