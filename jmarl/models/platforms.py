@@ -47,9 +47,13 @@ def use_panels(platform: str, rows: int, dtype: str, own_core: bool) -> bool:
     return platform == "cpu" and own_core and rows <= cpu.MAX_PANEL_ROWS and dtype == "float32"
 
 
-def fuses_decoding(platform: str, dtype: str, model: ModelConfig) -> bool:
-    """Return whether one token attends by cuDNN's kernel, see `gpu.attend_token`, which has no windows and no caps."""
-    is_plain = model.attention_cap is None and not any(model.sliding_layers)
+def fuses_decoding(platform: str, dtype: str, model: ModelConfig, tokens: int | None = None) -> bool:
+    """Return whether one token attends by cuDNN's kernel, see `gpu.attend_token`, which has no windows and no caps.
+
+    tokens: of a prompt and its completion at most, which a window may hold. None: not known.
+    """
+    sees_all = not any(model.sliding_layers) or (tokens is not None and tokens <= (model.sliding_window or 0))
+    is_plain = model.attention_cap is None and sees_all
     return platform in GPU and is_plain and gpu.fuses_attention(dtype, model.head_dim)
 
 

@@ -107,9 +107,10 @@ def _sample_on_devices(
     d = divide(count, group, model.row_parts)
     whole = mesh is None or mesh.shape["model"] == 1  # no array of a row is divided
     own_core = mesh is not None and mesh.size > 1 and whole
+    tokens = rows[0].shape[-1] + settings.max_new_tokens
     layouts: dict[str, Any] = {
         "panels": use_panels(program.platform, d.prompts * (group // d.over_group) // model.row_parts, dtype, own_core),
-        "fused": past is None and whole and fuses_decoding(program.platform, dtype, model),
+        "fused": past is None and whole and fuses_decoding(program.platform, dtype, model, tokens),
         "steps": steps_per_look(program.platform, settings.max_new_tokens),
         "chunk": steps_per_chunk(program.platform) if whole else 0,
         "keep_cache": program.keep_cache,
