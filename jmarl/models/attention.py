@@ -129,8 +129,8 @@ def group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int, cfg:
     def attention(q: Queries, k: Keys, v: Keys, slides: Bool[Array, ""] | None = None) -> tuple[Queries, None]:
         shape, groups = q.shape, (lengths.shape[0], s + g * t)
         arrays = *(x.reshape(*groups, *x.shape[1:]) for x in (q, k, v)), lengths
-        if slides is None or window is None:
-            heads = of_window(None, *arrays)
+        if slides is None or window is None or all(cfg.sliding_layers):
+            heads = of_window(None if slides is None else window, *arrays)
         else:
             heads = lax.cond(slides, *(functools.partial(of_window, x) for x in (window, None)), *arrays)
         return heads.reshape(shape), None

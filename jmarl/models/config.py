@@ -7,6 +7,7 @@ have costs it nothing.
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 
@@ -32,6 +33,15 @@ class RopeScaling:
     """Cosines and sines are multiplied by it (yarn and longrope)."""
     query_beta: float = 0.0
     """Queries at position t are multiplied by 1 + query_beta * log(1 + t // original_max_positions) (Ministral 3)."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what differs from the defaults, and of Llama 3's the fields that jmarl 0.1 wrote."""
+        always = (
+            ("factor", "original_max_positions", "low_freq_factor", "high_freq_factor") if self.kind == "llama3" else ("kind",)
+        )
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name in always or value != defaults[name]}
+        return {name: value for name, value in fields.items() if name != "kind" or self.kind != "llama3"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,4 +127,6 @@ class ModelConfig:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         later, programs = names[names.index("mlp_bias") :], names[names.index("fused_attention") :]
         gone = {*programs, *(name for name in later if fields[name] == defaults[name])}
-        return {name: value for name, value in fields.items() if name not in gone}
+        if (scaling := self.rope_scaling) is not None:
+            fields["rope_scaling"] = scaling.describe()
+        return json.loads(json.dumps({name: value for name, value in fields.items() if name not in gone}))

@@ -1,12 +1,7 @@
-"""Run the decoder of one agent: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""Run the decoder of one agent: RMSNorm, rotary positions, grouped-query attention, SwiGLU, and what families add to them.
 
-Parameters of one agent (letters as in `ModelConfig`; Q = H/K queries per key-value head, L layers)::
-
-    embed      [V, D]                      layers.attn_norm [L, D]            layers.mlp_norm         [L, D]
-    final_norm [D]                         layers.qkv [L, D, K * (Q+2) * h]   layers.gate, layers.up  [L, D, F]
-    lm_head    [D, V]  (untied only)       layers.out [L, K * Q * h, D]       layers.down             [L, F, D]
-                                           layers.qkv_bias [L, K * (Q+2) * h] layers.out_bias         [L, D]
-                                           layers.q_norm, layers.k_norm [L, h]
+The parameters are nested dicts of the arrays that `models/weights.py` describes; those of all layers are stacked [L, ...] under
+the name layers.
 
 Query, key and value are one matrix: key-value heads outermost, so that a mesh that divides their number splits between heads.
 Every weight is a plain matrix, because XLA copies or transposes weights with more axes, and their gradients. Layers are
@@ -17,8 +12,7 @@ Scoring (`completion_states`), prefill and decoding (`models/decoding.py`) run t
 `attention` argument, which is why sampled and rescored log-probabilities agree. Each prompt is computed once for all
 completions of its group. LoRA adapters are further parameters of the layers (`models/lora.py`).
 
-Left out: sliding windows, mixtures of experts, biases in the feed-forward layer; `jmarl.models.hub.hf_format` raises an
-error for such checkpoints.
+Left out: mixtures of experts, recurrent layers.
 """
 
 import functools
@@ -71,6 +65,11 @@ def normalize(cfg: ModelConfig, x: Float[Array, "*batch dim"], weight: Float[Arr
     if not cfg.norm_adds_one:
         return rms_norm(x, weight, cfg.rms_eps)
     return rms_norm(x.astype(jnp.float32), 1 + weight.astype(jnp.float32), cfg.rms_eps).astype(x.dtype)
+
+
+def scaled(x: Float[Array, "*shape"], scale: float) -> Float[Array, "*shape"]:
+    """Return x times a number, which would be rounded to the dtype of x before the product."""
+    return (x.astype(jnp.float32) * scale).astype(x.dtype)
 
 
 def product(x: Float[Array, "token d"], w: Float[Array, "d f"] | Panels) -> Float[Array, "token f"]:
@@ -147,7 +146,7 @@ class Block(nn.Module):
 
     def add(self, x: Hidden, out: Hidden) -> Hidden:
         """Add the output of attention or feed-forward layer to the hidden states."""
-        return x + out if self.cfg.residual_scale == 1.0 else x + self.cfg.residual_scale * out
+        return x + out if self.cfg.residual_scale == 1.0 else x + scaled(out, self.cfg.residual_scale)
 
     def attend(self, y: Hidden, angles: Angles, attention: Attention) -> tuple[Hidden, Any]:
         """Return the output of attention for normalized hidden states, and what `attention` returned beside the heads."""
@@ -169,7 +168,7 @@ class Block(nn.Module):
         if angles.query_scale is not None:
             queries = queries * angles.query_scale[:, None, None, None].astype(queries.dtype)
         if c.attention_scale is not None and (scale := c.attention_scale * math.sqrt(h)) != 1.0:
-            queries = queries * scale  # attention divides by sqrt(h)
+            queries = scaled(queries, scale)  # attention divides by sqrt(h)
         heads, state = attention(queries, rotate(keys, cos, sin), values)
         heads = heads.reshape(-1, k * q * h)
         out = self.add_adapter("o_proj", heads, self.linear("out", heads))
@@ -335,14 +334,14 @@ def logits_gradients(
     params: Params,
     hidden: Float[Array, "token dim"],
     d_logits: Float[Array, "token vocabulary"],
-    logits: Float[Array, "token vocabulary"] | None = None,
+    logits: Float[Array, "token vocabulary"],
     cap: float | None = None,
 ) -> tuple[Params, Float[Array, "token dim"]]:
     """Return the gradients of `logits` with respect to its weight, in float32, and to the hidden states.
 
     Both products read the compute dtype; autodiff would convert the weight to float32 instead. logits, cap: if they are capped.
     """
-    if cap is not None and logits is not None:
+    if cap is not None:
         d_logits = d_logits * (1 - jnp.square(logits / cap))
     d_logits = d_logits.astype(hidden.dtype)
     (name,) = output_weight(params)

@@ -59,7 +59,7 @@ def test_families_differ_in_biases_and_norms():
         ({"model_type": "mixtral"}, "unknown architecture 'mixtral'.*llama, qwen2, qwen3"),
         ({"model_type": None}, "unknown architecture None"),
         ({"model_type": "mistral", "mlp_bias": True}, "mistral checkpoint has mlp_bias=True"),
-        ({"model_type": "gemma4"}, "unknown architecture 'gemma4'.*the nearest is gemma2"),
+        ({"model_type": "gemma4"}, "unknown architecture 'gemma4'.*the nearest is gemma"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"rope_scaling": {"type": "proportional"}}, "rope type 'proportional'.*'default', 'linear', 'dynamic', 'llama3'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "no 'factor'"),
@@ -81,6 +81,34 @@ def test_a_sliding_window_that_is_not_in_use_is_fine():
     qwen = BASE | {"model_type": "qwen2", "sliding_window": 8}
     for unused in ({"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 2}):
         assert weights.config_from_hf(qwen | unused).family == "qwen2"
+
+
+GEMMA = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, sliding_window=16)  # all that a published file has
+
+
+def test_fields_that_published_files_leave_out_have_the_values_of_transformers():
+    outer = {"model_type": "gemma3", "text_config": GEMMA | {"model_type": "gemma3_text"}}
+    with pytest.warns(UserWarning, match="images are left out"):
+        cfg = weights.config_from_hf(outer)
+    assert (cfg.vocab_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim, cfg.max_positions) == (262_208, 8, 4, 256, 131_072)
+    with pytest.raises(ValueError, match="quantization_config"):
+        weights.config_from_hf({**outer, "quantization_config": {"bits": 8}})
+    small = {key: value for key, value in BASE.items() if key not in ("num_key_value_heads", "rms_norm_eps")}
+    cfg = weights.config_from_hf(small | {"model_type": "ministral3", "num_attention_heads": 8})
+    assert (cfg.rms_eps, cfg.num_kv_heads, cfg.rope_theta, cfg.rope_scaling.query_beta) == (1e-5, 8, 1e6, 0.1)
+    plain = BASE | {"model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    assert weights.config_from_hf(plain).attention_cap is None, "null is not left out"
+
+
+def test_descriptions_of_older_checkpoints_stay_and_all_are_json(tiny_config):
+    scaling = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=32)
+    older = tiny_config("llama", rope_scaling=RopeScaling("llama3", **scaling)).describe()
+    assert older["rope_scaling"] == scaling and set(older) == {
+        "family", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+        "max_positions", "rope_theta", "rope_scaling", "rms_eps", "tie_embeddings", "qkv_bias", "out_bias", "qk_norm",
+    }  # fmt: skip
+    new = tiny_config("gemma3_text", sliding_window=8, sliding_layers=(True, False)).describe()
+    assert new["sliding_layers"] == [True, False] and json.loads(json.dumps(new)) == new
 
 
 VLLM = {  # the weights of a layer in vLLM 0.33.0, model_executor/models/{llama,qwen2,qwen3}.py; biases and norms by family

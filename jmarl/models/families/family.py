@@ -54,6 +54,8 @@ def read_sliding(hf: Fields, slides: Callable[[int], bool]) -> dict[str, Any]:
     """Return the fields of sliding layers. slides: from the number of a layer, where the file has no `layer_types`."""
     count, window = hf["num_hidden_layers"], hf.get("sliding_window")
     kinds = hf.get("layer_types") or ["sliding_attention" if slides(n) else "full_attention" for n in range(count)]
+    if len(kinds) != count:
+        raise ValueError(f"layer_types has {len(kinds)} layers, and num_hidden_layers is {count}")
     if unknown := {*kinds} - {"sliding_attention", "full_attention"}:
         raise ValueError(f"layer_types has {sorted(unknown)}: jmarl knows sliding_attention and full_attention")
     sliding = tuple(kind == "sliding_attention" for kind in kinds)

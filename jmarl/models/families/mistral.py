@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from jmarl.models.families.family import Family, read_sliding
+from jmarl.models.families.rope import write_rope_parameters
 
+ROPE = {  # of Ministral 3
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 MISTRAL = Family(
     "MistralForCausalLM",
-    read=lambda hf: read_sliding(hf, lambda n: True),
+    read=lambda hf: read_sliding({**hf, "layer_types": None}, lambda n: True),
     write=lambda cfg: {"sliding_window": cfg.sliding_window},
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
 )
 MINISTRAL3 = Family(
     "Ministral3ForCausalLM",
-    read=lambda hf: read_sliding(hf, lambda n: True),
-    write=lambda cfg: {"sliding_window": cfg.sliding_window},
-    defaults={"head_dim": 128},
+    read=lambda hf: read_sliding({**hf, "layer_types": None}, lambda n: True),
+    write=lambda cfg: {"sliding_window": cfg.sliding_window, "rope_parameters": write_rope_parameters(cfg)},
+    defaults={"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_parameters": ROPE},
 )

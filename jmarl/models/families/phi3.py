@@ -25,7 +25,7 @@ PHI3 = Family(
     "Phi3ForCausalLM",
     read=_read,
     write=_write,
-    defaults={"original_max_position_embeddings": 4096},
+    defaults={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     modules={
         **dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj"),
         **dict.fromkeys(("gate", "up"), "mlp.gate_up_proj"),

@@ -92,6 +92,12 @@ def _amplitude(kind: str, rope: Mapping[str, Any]) -> float:
     return of(1.0)
 
 
+def scaled_sliding(hf: Mapping[str, Any]) -> dict[str, bool]:
+    """Return, for `Family.refuses`, whether the rotary embedding of sliding layers is scaled."""
+    sliding = (hf.get("rope_parameters") or {}).get("sliding_attention") or {}
+    return {"a scaled rotary embedding in sliding layers": sliding.get("rope_type", "default") != "default"}
+
+
 def write_rope(cfg: ModelConfig) -> dict[str, Any]:
     """Return the fields of a config.json that `read_rope` reads, in the old spelling."""
     fields: dict[str, Any] = {"rope_theta": cfg.rope_theta, "rope_scaling": write_scaling(cfg)}
@@ -103,12 +109,21 @@ def write_scaling(cfg: ModelConfig) -> dict[str, Any] | None:
     if (scaling := cfg.rope_scaling) is None:
         return None
     values = {theirs: getattr(scaling, ours) for ours, theirs in ROPE_FIELDS[scaling.kind].items()}
-    values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items() if value != 0.0}
+    values = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in values.items()
+        if value is False or value != 0.0
+    }
     return {"rope_type": scaling.kind} | values
+
+
+def write_rope_parameters(cfg: ModelConfig) -> dict[str, Any]:
+    """Return `rope_parameters` of full layers, as transformers 5 writes it."""
+    return {"rope_type": "default", "rope_theta": cfg.rope_theta} | (write_scaling(cfg) or {})
 
 
 def write_ropes_of_layers(cfg: ModelConfig) -> dict[str, Any]:
     """Return `rope_parameters` for full and sliding layers, as transformers 5 writes it."""
-    full = {"rope_type": "default", "rope_theta": cfg.rope_theta} | (write_scaling(cfg) or {})
+    full = write_rope_parameters(cfg)
     sliding = {"rope_type": "default", "rope_theta": cfg.sliding_rope_theta}
     return {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}

@@ -18,17 +18,18 @@ from jmarl.models.families.rope import need, partial_rotary, read_rope, write_ro
 
 REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
             "max_position_embeddings")  # fmt: skip
+OUTER = ("tie_word_embeddings", "quantization_config")  # that a model of text and images has outside its text part
 ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # ours -> Hugging Face's
 
 
 def config_from_hf(fields: Mapping[str, Any]) -> ModelConfig:
     """Convert a ``config.json``, in transformers' old (``rope_theta``) or new (``rope_parameters``) spelling."""
+    kind = None
     if isinstance(fields.get("text_config"), Mapping) and fields.get("model_type") not in FAMILIES:
-        kind, tied = fields.get("model_type"), {key: fields[key] for key in ("tie_word_embeddings",) if key in fields}
+        kind, tied = fields.get("model_type"), {key: fields[key] for key in OUTER if fields.get(key) is not None}
         fields = {**fields["text_config"], **tied}
-        warnings.warn(f"{kind}: only the text part is loaded, images are left out", stacklevel=2)
     family = family_of(fields)
-    hf = {**family.defaults, **{key: value for key, value in fields.items() if value is not None}}
+    hf = {key: value for key, value in {**family.defaults, **fields}.items() if value is not None}  # null: no default either
     for key in REQUIRED:
         need(hf, key)
     own = family.read(hf)
@@ -55,6 +56,8 @@ def config_from_hf(fields: Mapping[str, Any]) -> ModelConfig:
         "out_bias": bias,
         "activation": {theirs: ours for ours, theirs in ACTIVATIONS.items()}[_activation(hf)],
     }
+    if kind is not None:
+        warnings.warn(f"{kind}: only the text part is loaded, images are left out", stacklevel=2)
     return ModelConfig(**common | own)
 
 
@@ -81,7 +84,7 @@ def config_to_hf(cfg: ModelConfig, token_ids: Mapping[str, Any] | None = None) -
         **write_rope(cfg),
         "rms_norm_eps": cfg.rms_eps,
         "tie_word_embeddings": cfg.tie_embeddings,
-        "hidden_act" if cfg.activation == "silu" else "hidden_activation": activation,
+        "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act": activation,
         "attention_bias": cfg.out_bias,
         "torch_dtype": "float32",
         **family.write(cfg),
@@ -101,8 +104,9 @@ def family_of(hf: Mapping[str, Any]) -> Family:
     name = hf.get("model_type")
     if name in FAMILIES:
         return FAMILIES[name]
-    near = difflib.get_close_matches(str(name), FAMILIES, n=1)
-    nearest = f"; the nearest is {near[0]}" if near else ""
+    known = {name.removesuffix("_text"): name for name in FAMILIES}
+    near = difflib.get_close_matches(str(name).removesuffix("_text"), known, n=1)
+    nearest = f"; the nearest is {known[near[0]]}" if near else ""
     raise ValueError(f"unknown architecture {name!r} (model_type in config.json): jmarl knows {', '.join(FAMILIES)}{nearest}")
 
 
