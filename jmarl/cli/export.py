@@ -72,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+WITH_IMAGES = ("gemma3_text", "mistral", "ministral3")  # families that are also parts of models of text and images
+
+
 def has_adapters(source: Source) -> bool:
     """Return whether agents have adapters beside their merged weights."""
     if source.adapters is not None:
@@ -125,16 +128,19 @@ def write_adapters(source: Source, directory: Path) -> None:
 
 
 def base_names(source: Source, args: argparse.Namespace, directory: Path, final: Path) -> list[str]:
-    """Return the name or path of each agent's base as peft loads it. A base in another format is written to `base/`."""
-    from jmarl.models.hub.agents import SMOLLM2, load_agent, save_pretrained
+    """Return the name or path of each agent's base as peft loads it. A base in another format is written to `base/`. So is the text
+    part of a model of text and images, whose modules have other names."""
+    from jmarl.models.hub.agents import SMOLLM2, is_text_model, load_agent, save_pretrained
 
     models = list(args.base_model or (source.experiment.team.models if source.experiment else ()))
     models = models * len(source.agents) if len(models) == 1 else models
     if not models:
         raise ValueError(f"{source.text} does not say what its adapters are for: name the base with --base-model, or --merge")
     names = {}
+    families = dict(zip(models, (agent.config.family for agent in source.agents), strict=False))
     for model in dict.fromkeys(models):
-        if model != SMOLLM2 and not Path(model).is_file():
+        is_whole = families[model] not in WITH_IMAGES or is_text_model(model)
+        if model != SMOLLM2 and not Path(model).is_file() and is_whole:
             names[model] = str(Path(model).resolve()) if Path(model).is_dir() else model
             continue
         folder = "base" if len(set(models)) == 1 else f"base_{len(names)}"

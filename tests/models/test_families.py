@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jmarl.config import Sampling
 from jmarl.models import decoder
@@ -118,6 +120,28 @@ def test_saving_gives_back_every_bit(case, model_of, tmp_path):
     np.testing.assert_array_equal(torch_logits(saved, TOKENS), torch_logits(model, TOKENS))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["gemma3_text", "phi3", "olmo3"])
+def test_shards_in_bfloat16_are_saved_exactly_in_float32(case, tiny_dir, tmp_path):
+    """Also where a tied head is stored a second time. Modules of one tensor, as of Phi-3, are joined again."""
+    fields = FULL | CASES[case] | {"num_hidden_layers": 2, "layer_types": None, "tie_word_embeddings": True}
+    filed = tiny_dir(family_of(case), dtype="bfloat16", max_shard_size="24KB", **fields)
+    directory = Path(shutil.copytree(filed, tmp_path / "filed"))
+    shards = sorted(directory.glob("*.safetensors"))
+    tensors = {name: x for shard in shards for name, x in load_file(shard).items()}
+    save_file({**load_file(shards[-1]), "lm_head.weight": tensors["model.embed_tokens.weight"]}, shards[-1])
+    index = json.loads((path := directory / "model.safetensors.index.json").read_text())
+    index["weight_map"]["lm_head.weight"] = shards[-1].name
+    path.write_text(json.dumps(index))
+    agent = agents.load_agent(directory)
+    agents.save_pretrained(tmp_path / "saved", agent.config, agent.params, agent.tokenizer)
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert len(shards) > 2 and {x.dtype.name for x in tensors.values()} == {"bfloat16"}
+    assert saved.keys() == tensors.keys() and {x.dtype.name for x in saved.values()} == {"float32"}
+    for name, x in tensors.items():
+        np.testing.assert_array_equal(saved[name], x.astype(np.float32))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_completions_equal_those_of_transformers(case, model_of):
@@ -176,8 +200,6 @@ def test_gradients_equal_those_of_torch(case, model_of):
 @pytest.mark.parametrize("case", ["gemma3_text", "mistral", "ministral3"])
 def test_the_text_part_of_a_model_of_text_and_images_is_loaded(case, model_of, tiny_tokenizer, tmp_path):
     """In the names that transformers gives its tensors now, and in those of older files."""
-    from safetensors.numpy import save_file
-
     directory, model = model_of(case)
     agent = agents.load_agent(directory)
     text, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")

@@ -152,7 +152,8 @@ def joining_of(ids, lengths, taken):
 def compare(pool, expected, rows):
     """Compare rows, in slots, with the expected ones, as far as they are. Returns the number of their tokens."""
     out, count = jax.device_get(pool.out), 0
-    for a, (slot, row) in itertools.product(range(2), rows.items()):
+    for a, slot in itertools.product(range(2), rows):
+        row = rows[slot]
         mask = out.action_mask[a, slot]
         assert (mask <= expected.action_mask[a][row]).all()
         np.testing.assert_array_equal(out.tokens[a, slot][mask], expected.tokens[a][row][mask])

@@ -102,6 +102,12 @@ def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelCo
     return config_from_hf(read_json(path / "config.json")), tokenizer
 
 
+def is_text_model(name: str) -> bool:
+    """Return whether the directory or hub id is a model of text alone, by its ``config.json``."""
+    path = Path(name).expanduser()
+    return "text_config" not in read_json((path if path.is_dir() else _download(name, None, ["config.json"])) / "config.json")
+
+
 def check_readable(path: Path) -> None:
     """Raise PermissionError if this process may not read a model: the directory above it, itself, or a file in it. A path that
     does not exist is no error."""
