@@ -128,8 +128,11 @@ def write_adapters(source: Source, directory: Path) -> None:
 
 
 def base_names(source: Source, args: argparse.Namespace, directory: Path, final: Path) -> list[str]:
-    """Return the name or path of each agent's base as peft loads it. A base in another format is written to `base/`. So is the text
-    part of a model of text and images, whose modules have other names."""
+    """Return the name or path of each agent's base as peft loads it.
+
+    A base in another format is written to `base/`; so is the text part of a model of text and images, whose modules have other
+    names.
+    """
     from jmarl.models.hub.agents import SMOLLM2, is_text_model, load_agent, save_pretrained
 
     models = list(args.base_model or (source.experiment.team.models if source.experiment else ()))
