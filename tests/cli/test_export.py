@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jmarl import ExperimentConfig, load_agent, run_experiment, save_pretrained
+from jmarl.cli.export import base_names
 from jmarl.cli.main import main
 from jmarl.models import decoder
 
@@ -82,6 +84,25 @@ def test_adapters_of_models_and_of_the_checkpoint_are_the_same_and_name_their_ba
     assert weights[0] == weights[1] and settings[0] == settings[1]
     assert json.loads(settings[0])["base_model_name_or_path"] == str(Path("m0").resolve())
     assert len(weights[0]) < 0.7 * Path("lora/models/agent_0/adapter/adapter_model.safetensors").stat().st_size
+
+
+@pytest.mark.filterwarnings("ignore:gemma3")
+def test_a_base_of_text_and_images_is_written_as_its_text_part(tmp_path, tiny_config, tiny_tokenizer, random_agent):
+    """peft would look for the modules of the text model in the whole model, and find none."""
+    switches = dict(
+        norms_after=True, norm_adds_one=True, qk_norm=True, embed_scale=32**0.5, attention_scale=0.25,
+        activation="gelu_tanh", sliding_rope_theta=1e4,
+    )  # fmt: skip
+    agent = random_agent(tiny_config("gemma3_text", **switches), tiny_tokenizer, 0)
+    save_pretrained(tmp_path / "whole", agent.config, agent.params, tiny_tokenizer)
+    text = json.loads((tmp_path / "whole" / "config.json").read_text())
+    (tmp_path / "whole" / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    source = SimpleNamespace(experiment=None, agents=[agent])
+    for model in ("whole", "new/base"):
+        args = SimpleNamespace(base_model=[str(tmp_path / model)])
+        names = base_names(source, args, tmp_path / "new", tmp_path / "new")  # pyright: ignore[reportArgumentType]
+        assert names == [str((tmp_path / "new/base").resolve())]
+    assert json.loads((tmp_path / "new/base/config.json").read_text())["model_type"] == "gemma3_text"
 
 
 @pytest.mark.parametrize(("dtype", "step"), [("bfloat16", 2**-8), ("float16", 2**-11)])

@@ -42,6 +42,9 @@ CASES = {
     "qwen2": dict(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=3),
     "qwen3": dict(rope_parameters=YARN),
     "mistral": dict(sliding_window=WINDOW, tie_word_embeddings=False),
+    "ministral": dict(
+        sliding_window=WINDOW, layer_types=["full_attention", *["sliding_attention"] * 3] + ["full_attention"] * 2
+    ),
     "ministral3": dict(rope_parameters=YARN | MINISTRAL),
     "gemma2": dict(sliding_window=WINDOW, query_pre_attn_scalar=24),
     "gemma3_text": dict(sliding_window=WINDOW, query_pre_attn_scalar=16, rope_parameters=MIXED),
@@ -242,6 +245,16 @@ def test_the_text_part_of_a_loaded_model_is_taken_and_copied_back(model_of, tiny
     with pytest.warns(UserWarning, match="images are left out"):
         taken = agent_from_transformers(model, tiny_tokenizer)
     jax.tree.map(np.testing.assert_array_equal, taken.params, agent.params)
+
+
+@pytest.mark.long
+def test_the_context_of_longrope_is_that_of_its_short_factors(tiny_dir):
+    """A row then does not depend on the lengths of others."""
+    longer = LONGROPE | dict(original_max_position_embeddings=64)
+    directory = tiny_dir("phi3", rope_parameters=longer, original_max_position_embeddings=64, hidden_size=64)
+    with pytest.warns(UserWarning, match="up to 64 tokens, not 128: jmarl computes with longrope's short factors"):
+        agent = agents.load_agent(directory)
+    assert (agent.config.context, agent.config.max_positions) == (64, 128)
 
 
 def with_adapters(agent, targets):

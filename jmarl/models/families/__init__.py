@@ -17,7 +17,7 @@ from jmarl.models.families.family import Family
 from jmarl.models.families.gemma import GEMMA2, GEMMA3
 from jmarl.models.families.granite import GRANITE
 from jmarl.models.families.llama import LLAMA
-from jmarl.models.families.mistral import MINISTRAL3, MISTRAL
+from jmarl.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from jmarl.models.families.olmo import OLMO2, OLMO3
 from jmarl.models.families.phi3 import PHI3
 from jmarl.models.families.qwen2 import QWEN2
@@ -31,6 +31,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "mistral": MISTRAL,
+    "ministral": MINISTRAL,
     "ministral3": MINISTRAL3,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,

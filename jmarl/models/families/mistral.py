@@ -1,8 +1,8 @@
-"""Mistral 7B and its relatives, whose layers may all slide, and Ministral 3 (also the text part of Mistral 3)."""
+"""Mistral 7B and its relatives, whose layers all slide or none; Ministral 8B, some of whose layers slide; Ministral 3."""
 
 from __future__ import annotations
 
-from jmarl.models.families.family import Family, read_sliding
+from jmarl.models.families.family import Family, read_sliding, write_sliding
 from jmarl.models.families.rope import write_rope_parameters
 
 ROPE = {  # of Ministral 3
@@ -18,6 +18,12 @@ MISTRAL = Family(
     "MistralForCausalLM",
     read=lambda hf: read_sliding({**hf, "layer_types": None}, lambda n: True),
     write=lambda cfg: {"sliding_window": cfg.sliding_window},
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+)
+MINISTRAL = Family(
+    "MinistralForCausalLM",
+    read=lambda hf: read_sliding(hf, lambda n: True),
+    write=write_sliding,
     defaults={"num_key_value_heads": 8, "sliding_window": 4096},
 )
 MINISTRAL3 = Family(

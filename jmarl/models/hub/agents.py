@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 import uuid
+import warnings
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
@@ -197,6 +198,12 @@ def _open_directory(name: str, directory: Path) -> Agent:
     fields = read_json(directory / "config.json")
     config, tokenizer = config_from_hf(fields), load_tokenizer(directory)
     check_vocabulary(config, tokenizer, str(directory))
+    if config.context < config.max_positions:
+        warnings.warn(
+            f"{name}: prompts and completions have up to {config.context} tokens, not {config.max_positions}: "
+            "jmarl computes with longrope's short factors",
+            stacklevel=3,
+        )
     path = directory / "generation_config.json"
     generation = with_end_tokens(read_json(path) if path.is_file() else {}, fields, tokenizer)
     return Agent(name, config, stored_params(config, open_tensors(directory), str(directory)), tokenizer, generation)
