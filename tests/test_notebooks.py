@@ -26,6 +26,7 @@ NAMES = [
     "07_yaml_and_report",
     "08_how_to_size_a_run",
     "09_environments_and_teams_as_services",
+    "10_a_model_family_of_your_own",
 ]
 # What the first cell of every notebook reads. The tiny model learns each task at this rate within so many updates.
 SETTINGS = {"UPDATES": "24", "TOKENS": "8", "LEARNING_RATE": "1e-2"}
@@ -93,7 +94,7 @@ def execute(kernel, tmp_path) -> Callable[[str, str], Any]:
     return run
 
 
-def test_the_notebooks_are_the_nine_guides():
+def test_the_notebooks_are_the_ten_guides():
     assert [path.stem for path in NOTEBOOKS] == NAMES
 
 
@@ -247,3 +248,10 @@ def test_a_team_learns_on_a_server_that_is_replaced_and_becomes_one(execute):
         "[local.rewards == remote.rewards, [first.wait(), started[0][0].wait(), team.wait()], list(answers)]",
     )
     assert equal and codes == [-9, 0, 0] and answers == ["agent_0", "agent_1"]
+
+
+@pytest.mark.long
+@runs_a_kernel
+def test_a_new_family_computes_what_transformers_does_and_learns(execute):
+    distance, same, rewards = execute("10_a_model_family_of_your_own", "[distance, same, result.rewards]")
+    assert distance < 1e-4 and same and risen(rewards) > 0.1
