@@ -194,6 +194,8 @@ def card(source: Source, agent: int, dtype: str, base: str) -> str:
     head = ["---", f"library_name: {'peft' if base else 'transformers'}"]
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", start) and not Path(start).exists():
         head.append(f"base_model: {start}")
+    if license := license_of(start):
+        head.append(f"license: {license}")
     head += ["pipeline_tag: text-generation", "tags: [jmarl, multi-agent, reinforcement-learning]", "---", ""]
     run = source.directory.resolve().name if source.directory else "a team"
     what = f"{'Adapter' if base else 'Weights'} ({dtype}) of agent {agent} of {len(source.agents)}"
@@ -209,6 +211,16 @@ def card(source: Source, agent: int, dtype: str, base: str) -> str:
     if source.directory is not None and (source.directory / "metrics.jsonl").is_file():
         parts.append(curve_lines(source.directory / "metrics.jsonl"))
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+
+
+def license_of(model: str) -> str:
+    """Return the field `license` of the model card of a directory; empty if there is none."""
+    path = Path(model) / "README.md"
+    if not model or not path.is_file():
+        return ""
+    fields = re.match(r"---\n(.*?)\n---", path.read_text(encoding="utf-8"), flags=re.S)
+    found = re.search(r"^license: *(.+)$", fields[1], flags=re.M) if fields else None
+    return found[1].strip() if found else ""
 
 
 def place(source: Source) -> str:

@@ -124,6 +124,17 @@ def test_the_card_has_the_settings_and_the_curve(tmp_path):
     assert str(Path.cwd()) not in card
 
 
+@pytest.mark.parametrize("card", ["---\nlicense: apache-2.0\ntags: [x]\n---\n# A model\n", "# license: no field\n", None])
+def test_the_card_has_the_license_of_the_base(card, tmp_path):
+    path = Path("m0/README.md")
+    path.unlink(missing_ok=True)
+    if card:
+        path.write_text(card)
+    assert main(["export", "--model", "lora", "--output", str(tmp_path / "out")]) == 0
+    head = (tmp_path / "out" / "agent_0" / "README.md").read_text().split("---")[1]
+    assert ("license: apache-2.0" in head.splitlines()) == ("license" in head) == bool(card and card.startswith("---"))
+
+
 def test_what_cannot_be_exported_is_refused(tmp_path, capsys):
     assert main(["export", "--model", "m0", "--output", str(tmp_path / "out"), "--merge"]) == 2
     assert "--merge is for runs with LoRA, and m0 has no adapters" in capsys.readouterr().err
