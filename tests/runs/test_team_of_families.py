@@ -18,7 +18,7 @@ from jmarl.randomness import TRAIN, Randomness
 from jmarl.runs.train import train
 from jmarl.sampling.generate import SampleRequest, pad, sample_team, tokenize
 from jmarl.team import make_team, to_agents
-from tests.models.test_families import CASES, family_of
+from tests.families.test_families import CASES, family_of
 from tests.models.test_special_tokens import FAMILIES, tokenizer_of
 from tests.runs.test_faults import Signalling, assert_equal_runs
 

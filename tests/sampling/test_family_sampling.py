@@ -18,7 +18,7 @@ from jmarl.sampling import refill, sampler
 from jmarl.sampling.sampler import RowIds, SampleInputs
 from jmarl.sampling.stack_program import SampleProgram, sample_stack
 from jmarl.serving.rows import Joining, PoolProgram, admit, advance, empty_pool
-from tests.models.test_families import CASES, WINDOW, family_of
+from tests.families.test_families import CASES, WINDOW, family_of
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
 FAMILIES = {  # of two layers, one of each kind

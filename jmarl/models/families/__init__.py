@@ -8,7 +8,7 @@ To add one:
 3. If it computes something new: a static field of `models.config.ModelConfig` that costs other models nothing, a weight in
    `models.weights.WEIGHTS`, and the line of `models.decoder.Block` that reads them.
 
-tests/models/test_families.py then compares it with transformers.
+tests/families/test_families.py then compares it with transformers.
 """
 
 from __future__ import annotations

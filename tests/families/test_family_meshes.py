@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.test_families import CASES, FULL, family_of
+from tests.families.test_families import CASES, FULL, family_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINED = {"gemma3_text": {"layer_types": ["sliding_attention", "full_attention"]}, "phi3": {}}  # of two layers
