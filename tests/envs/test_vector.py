@@ -74,7 +74,7 @@ class Troubled(TextEnvironment):
     def step(self, state, messages, rng):
         message = messages[0]
         if message == "sleep":
-            time.sleep(60)
+            time.sleep(600)  # longer than any bound below
         if message == "die":
             os._exit(3)
         if message == "unanswered":
@@ -217,7 +217,7 @@ def test_the_pool_kills_calls_that_hang_and_repeats_lost_calls(tmp_path, monkeyp
     with Pool(Troubled(), workers=2, timeout=1.5, retries=1) as pool:
         began = time.monotonic()
         answer = first_answer(pool, messages)
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 300
         faults = answer.result.faults
         assert answer.result.invalid.tolist() == [False, True, True, False, True, False]
         assert "did not answer within 1.5 s, 2 times" in faults[1] and "lost its process (code 3), 2 times" in faults[2]

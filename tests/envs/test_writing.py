@@ -222,10 +222,10 @@ HOSTILE = ["so" * 500_000, "in " * 200_000, "\ud800\x00 " * 50, "İ" * 100_000, 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 @pytest.mark.parametrize("options", [{}, {"single": True}, {"substring": True}], ids=str)
 def test_hostile_texts_are_scored_quickly(text, options):
-    start = time.perf_counter()
+    start = time.process_time()
     for name in ("tldr", "arxiv"):
         play(make(name, **options), *[text] * (1 if "single" in options else 2))
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
 
 
 @settings(max_examples=60, deadline=None)
