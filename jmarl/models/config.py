@@ -15,8 +15,8 @@ from typing import Any
 class RopeScaling:
     """How frequencies of the rotary embedding are changed for longer contexts than those of pretraining.
 
-    llama3: low ones are divided by the factor, with a smooth transition. linear: all are divided. dynamic: theta grows with the
-    context (NTK). yarn: arXiv 2309.00071. longrope: each frequency has a factor, arXiv 2402.13753.
+    llama3: low ones are divided by the factor, with a smooth transition. linear: all are divided. dynamic: none up to
+    max_positions, which no row exceeds. yarn: arXiv 2309.00071. longrope: each has a factor, arXiv 2402.13753.
     """
 
     kind: str  # llama3 | linear | dynamic | yarn | longrope
@@ -27,8 +27,8 @@ class RopeScaling:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0
     truncate: bool = True
-    short_factors: tuple[float, ...] = ()  # longrope: up to original_max_positions, and beyond
-    long_factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()  # longrope, up to original_max_positions: see `ModelConfig.context`
+    long_factors: tuple[float, ...] = ()  # longrope, beyond: only kept for the files that are saved
     amplitude: float = 1.0
     """Cosines and sines are multiplied by it (yarn and longrope)."""
     query_beta: float = 0.0
