@@ -219,8 +219,8 @@ def license_of(model: str) -> str:
     if not model or not path.is_file():
         return ""
     fields = re.match(r"---\n(.*?)\n---", path.read_text(encoding="utf-8"), flags=re.S)
-    found = re.search(r"^license: *(.+)$", fields[1], flags=re.M) if fields else None
-    return found[1].strip() if found else ""
+    field = re.search(r"^license: *(.+)$", fields[1], flags=re.M) if fields else None
+    return field[1].strip() if field else ""
 
 
 def place(source: Source) -> str:
