@@ -208,7 +208,7 @@ class SeatServer:
             return error_reply(Refusal("EXECUTION_ERROR", f"{has_reward}, and the episode is over", request_id=name))
 
 
-def serve_seat(server: SeatServer, say: Callable[[str], None] = print, grace_s: float = 300.0) -> int:
+def serve_seat(server: SeatServer, grace_s: float = 300.0) -> int:
     """Serve until SIGTERM or Ctrl+C, and return the exit code. Then sessions under way have `grace_s` seconds to end; a second
     signal ends them at once."""
     ended = threading.Event()
@@ -216,11 +216,11 @@ def serve_seat(server: SeatServer, say: Callable[[str], None] = print, grace_s: 
     for number in numbers:
         signal.signal(number, lambda *_: ended.set())
     with server:
-        say(f"serving at {server.url}")
+        print(f"serving at {server.url}", flush=True)
         ended.wait()
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-        say(f"ending; {len(server.playing)} sessions have {grace_s:g} s to finish")
+        print(f"ending; {len(server.playing)} sessions have {grace_s:g} s to finish", flush=True)
         server.drain(grace_s)
     return 0
 
