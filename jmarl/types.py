@@ -91,6 +91,11 @@ class TextBatch(NamedTuple):
     tokens: jax.Array  # [A, P, 1, T] int32
     kinds: jax.Array  # [A, P, 1, T] int32: 0 padding, 1 written by the agent, 2 the environment's answer
 
+    @property
+    def action_mask(self) -> jax.Array:
+        """Tokens of texts: [A, P, 1, T] bool."""
+        return self.kinds > 0
+
 
 Data = Batch | CriticBatch | PreferenceBatch | TextBatch
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jmarl.algorithms.constraints import PER_AGENT
 from jmarl.config import Episodes, Sampling, TrainConfig, flat
-from jmarl.config.constraints import Constraint
+from jmarl.config.constraints import Constraint, off_unless
 
 DEFAULTS = flat(TrainConfig())
 USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "compute_dtype"}  # of the settings of episodes and sampling
@@ -66,6 +66,7 @@ TEAM: list[Constraint] = [
     ("algorithm", lambda s: s.num_agents == 1 or not s.row.for_teams,
      lambda s: f"algorithm={s.algorithm!r} is for a team of one, this one has {s.num_agents} agents: choose "
                f"{' or '.join(s.row.for_teams)}"),
+    off_unless("router_aux_coef", 0, lambda s: any(spec.config.num_experts for spec in s.team.stacks), "without experts"),
     *AGENTS,
 ]
 

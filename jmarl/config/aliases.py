@@ -40,6 +40,7 @@ OTHER_NAMES: dict[str, str] = {
     "eval_steps": "eval_every",
     "warmup_steps": "warmup_updates",
     "lr_scheduler_type": "lr_schedule",
+    "router_aux_loss_coef": "router_aux_coef",
     "adam_beta1": "adam_b1",
     "adam_beta2": "adam_b2",
     "adam_epsilon": "adam_eps",

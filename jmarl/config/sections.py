@@ -223,6 +223,8 @@ class Loss(Section):
     advantages and critic targets token by token; in other algorithms the sum over a completion enters its advantage."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
+    router_aux_coef: NotNegative = 0.0
+    """Weight of the load-balancing term of models with experts (arXiv 2101.03961); 0: it is only a metric."""
     bc_weight: NotNegative | None = None
     """Weight in sft of what agents wrote (behavior cloning); None: 1."""
     world_model_weight: NotNegative | None = None
@@ -314,7 +316,7 @@ class LoRA(Section):
     computed again, so ratios differ from 1 in the first step too."""
     lora_targets: str | None = None
     """Weights that have adapters, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj. all, and
-    None: all of these."""
+    None: all of these that a model has; experts have none."""
 
     @property
     def target_names(self) -> list[str]:

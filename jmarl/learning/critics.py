@@ -124,7 +124,7 @@ def _values(
         weights = decoder.compute_weights(params, model, jnp.dtype(dtype))
 
         def values(prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
-            return values_of(params, hidden_states(weights, model, prompts, lengths, tokens, "full")).reshape(tokens.shape)
+            return values_of(params, hidden_states(weights, model, prompts, lengths, tokens, "full")[0]).reshape(tokens.shape)
 
         return on_rows(values, model.row_parts, *rows)
 

@@ -19,7 +19,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.heads import cast_all_but_value_head
 from jmarl.models.sharding import sum_gradients
 from jmarl.models.stack import in_turn, per_agent
-from jmarl.objectives.objective import LossInputs, Objective, model_outputs, own_inputs, split_inputs
+from jmarl.objectives.objective import LossInputs, Objective, add_balance, model_outputs, own_inputs, split_inputs
 from jmarl.rl import masked
 from jmarl.types import Data, PerAgent, Running, StackState
 
@@ -45,7 +45,7 @@ def loss_inputs(update: Update, batch: Data, state: StackState, key: Key[Array, 
     """Return everything that the loss of one agent's batch needs, and metrics of the batch. Dropout consumes the key."""
     targets, metrics = update.objective.prepare(batch, state, update.model, update.algorithm)
     dropout = key if update.algorithm.lora.lora_dropout else None
-    return LossInputs(batch.prompts, batch.prompt_lengths, batch.tokens, targets, dropout), metrics
+    return LossInputs(batch.prompts, batch.prompt_lengths, batch.tokens, batch.action_mask, targets, dropout), metrics
 
 
 def gradients(update: Update, params: Any, inputs: LossInputs, base: Any) -> tuple[Any, AgentMetrics]:
@@ -57,7 +57,9 @@ def gradients(update: Update, params: Any, inputs: LossInputs, base: Any) -> tup
     weights, base = (x and cast_all_but_value_head(x, algorithm.compute_dtype) for x in (params, base))
 
     def loss(weights: Any, inputs: LossInputs) -> tuple[Float[Array, ""], AgentMetrics]:
-        return objective.loss(model_outputs(weights, inputs, base, model, algorithm), inputs.targets, algorithm)
+        outputs = model_outputs(weights, inputs, base, model, algorithm)
+        result = objective.loss(outputs, inputs.targets, algorithm)
+        return add_balance(result, outputs.load, parts * model.row_parts, algorithm.loss.router_aux_coef)
 
     def add(total: tuple[Any, AgentMetrics], part: tuple[Any, AgentMetrics]) -> tuple[Any, AgentMetrics]:
         return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, part)
@@ -97,10 +99,10 @@ def shuffle(epoch: Int[Array, ""], key: Key[Array, ""], inputs: LossInputs) -> L
     prompts, group, _ = inputs.tokens.shape
     of_prompts, of_group = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, SHUFFLE), epoch))
     order, columns = jax.random.permutation(of_prompts, prompts), jax.random.permutation(of_group, group)
-    tokens, targets = jax.tree.map(lambda x: x[order][:, columns], (inputs.tokens, inputs.targets))
-    return inputs._replace(
-        prompts=inputs.prompts[order], prompt_lengths=inputs.prompt_lengths[order], tokens=tokens, targets=targets
-    )
+    of_tokens = inputs.tokens, inputs.mask, inputs.targets
+    tokens, mask, targets = jax.tree.map(lambda x: x[order][:, columns], of_tokens)
+    prompts, lengths = inputs.prompts[order], inputs.prompt_lengths[order]
+    return inputs._replace(prompts=prompts, prompt_lengths=lengths, tokens=tokens, mask=mask, targets=targets)
 
 
 def minibatches(update: Update, inputs: LossInputs) -> tuple[LossInputs, Int[Array, " part"]]:

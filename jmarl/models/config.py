@@ -94,6 +94,15 @@ class ModelConfig:
     logit_divisor: float = 1.0
     logit_cap: float | None = None
     """Logits x become cap * tanh(x / cap)."""
+    num_experts: int = 0
+    """Feed-forward layers among which each token is routed to some. 0: there is one, for all tokens."""
+    experts_per_token: int = 0
+    expert_size: int = 0
+    """What F is of an expert."""
+    norm_top_probs: bool = False
+    """Divide the probabilities of a token's experts by their sum."""
+    dense_layers: tuple[bool, ...] = ()
+    """Which layers have one feed-forward layer although others have experts; empty: none."""
     fused_attention: bool = True
     """Attend by a GPU's own kernel where there is one; not for arrays that are split over devices inside an agent."""
     row_parts: int = 1
@@ -112,6 +121,16 @@ class ModelConfig:
     def queries_per_kv(self) -> int:
         """Number of query heads per key-value head."""
         return self.num_heads // self.num_kv_heads
+
+    def is_dense(self, layer: int) -> bool:
+        """Return whether a layer has one feed-forward layer for all tokens."""
+        return not self.num_experts or (bool(self.dense_layers) and self.dense_layers[layer])
+
+    @property
+    def period(self) -> int:
+        """After how many layers the kinds of layers repeat."""
+        count, kinds = self.num_layers, [self.is_dense(n) for n in range(self.num_layers)]
+        return next(p for p in range(1, count + 1) if count % p == 0 and kinds == kinds[:p] * (count // p))
 
     @property
     def context(self) -> int:

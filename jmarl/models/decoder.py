@@ -12,7 +12,9 @@ Scoring (`completion_states`), prefill and decoding (`models/decoding.py`) run t
 `attention` argument, which is why sampled and rescored log-probabilities agree. Each prompt is computed once for all
 completions of its group. LoRA adapters are further parameters of the layers (`models/lora.py`).
 
-Left out: mixtures of experts, recurrent layers.
+Layers may be of several kinds, whose weights are stacked by themselves; kinds repeat after `ModelConfig.period` layers.
+
+Left out: recurrent layers.
 """
 
 import functools
@@ -25,9 +27,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jmarl.models.attention import (
+from jmarl.models.config import ModelConfig
+from jmarl.models.layers.attention import (
     Angles,
     Attention,
     KeyValues,
@@ -40,58 +43,17 @@ from jmarl.models.attention import (
     rope_kinds,
     rotate,
 )
-from jmarl.models.config import ModelConfig
-from jmarl.models.cpu import Panels, panel_product
-from jmarl.models.gpu import matmul_precision
+from jmarl.models.layers.experts import Load, apply_experts, load_of, route
+from jmarl.models.layers.kinds import by_period, join_kinds, join_layers, layers_of_period
+from jmarl.models.layers.products import ACTIVATIONS, drop, normalize, product, scaled
 from jmarl.models.platforms import sum_by_token
 from jmarl.models.sharding import gather
-from jmarl.models.weights import LAYERS, WEIGHTS, Weight, shape_of, weights_of
+from jmarl.models.weights import LAYERS, WEIGHTS, Weight, has, shape_of, weights_of
 
 Params = dict[str, Any]
 
 
 Hidden = Float[Array, "token dim"]
-
-
-def rms_norm(x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], eps: float) -> Float[Array, "*batch dim"]:
-    """Normalize by the root mean square (arXiv 1910.07467), computed in float32."""
-    y = x.astype(jnp.float32)
-    y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
-    return scale * y.astype(x.dtype)
-
-
-def normalize(cfg: ModelConfig, x: Float[Array, "*batch dim"], weight: Float[Array, " dim"]) -> Float[Array, "*batch dim"]:
-    """Return `rms_norm` as a model computes it."""
-    if not cfg.norm_adds_one:
-        return rms_norm(x, weight, cfg.rms_eps)
-    return rms_norm(x.astype(jnp.float32), 1 + weight.astype(jnp.float32), cfg.rms_eps).astype(x.dtype)
-
-
-def scaled(x: Float[Array, "*shape"], scale: float) -> Float[Array, "*shape"]:
-    """Return x times a number, which would be rounded to the dtype of x before the product."""
-    return (x.astype(jnp.float32) * scale).astype(x.dtype)
-
-
-def product(x: Float[Array, "token d"], w: Float[Array, "d f"] | Panels) -> Float[Array, "token f"]:
-    """Return x times a weight, which may be cut into panels."""
-    precision = matmul_precision(x)
-    return panel_product(x, w, precision) if isinstance(w, Panels) else jnp.matmul(x, w, precision=precision)
-
-
-def drop(
-    x: Float[Array, "token d"],
-    key: PRNGKeyArray,
-    keep_rate: Float[Array, ""],
-    tokens: Int[Array, " token"] | None = None,
-    whole: Float[Array, "all_token 0"] | None = None,
-) -> Float[Array, "token d"]:
-    """Return x with some of its numbers 0 and the others larger. The key is consumed. For tokens and whole see `lora`."""
-    shape = x.shape if whole is None else (whole.shape[0], x.shape[1])
-    keep = jax.random.bernoulli(key, keep_rate, shape)
-    return jnp.where(keep if tokens is None else keep[tokens], x / keep_rate, 0)
-
-
-ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": functools.partial(nn.gelu, approximate=True)}
 
 
 def initial(cfg: ModelConfig, weight: Weight) -> nn.initializers.Initializer:
@@ -105,10 +67,11 @@ class Block(nn.Module):
     """One layer of the decoder, for any N tokens; `attention` decides which tokens see which."""
 
     cfg: ModelConfig
+    number: int = 0  # of a layer of its kind
 
     def has(self, name: str) -> bool:
-        """Return whether the architecture has a weight."""
-        return WEIGHTS[LAYERS + name].exists(self.cfg)
+        """Return whether the layer has a weight."""
+        return has(self.cfg, LAYERS + name, self.number)
 
     def weight(self, name: str) -> Any:
         """Return a weight, or its panels (whose shape `self.param` would refuse)."""
@@ -138,11 +101,18 @@ class Block(nn.Module):
         return out + product(product(x, adapter["a"]) * scale, adapter["b"]).reshape(out.shape)
 
     @nn.compact
-    def __call__(self, x: Hidden, angles: Angles, attention: Attention) -> tuple[Hidden, Any]:
-        """Return the layer's output, and what `attention` returned beside the heads."""
+    def __call__(
+        self, x: Hidden, angles: Angles, attention: Attention, counted: Bool[Array, " token"] | None = None
+    ) -> tuple[Hidden, tuple[Any, Load | None]]:
+        """Return the layer's output, what `attention` returned beside the heads, and the load of its experts by `counted`."""
         out, state = self.attend(self.norm("attn_norm", x), angles, attention)
         x = self.add(x, self.norm("attn_out_norm", out))
-        return self.add(x, self.norm("mlp_out_norm", self.feed_forward(self.norm("mlp_norm", x)))), state
+        y, load = self.norm("mlp_norm", x), None
+        if self.has("router"):
+            y, load = self.experts(y, counted)
+        else:
+            y = self.feed_forward(y)
+        return self.add(x, self.norm("mlp_out_norm", y)), (state, load)
 
     def add(self, x: Hidden, out: Hidden) -> Hidden:
         """Add the output of attention or feed-forward layer to the hidden states."""
@@ -186,6 +156,14 @@ class Block(nn.Module):
         y = ACTIVATIONS[self.cfg.activation](gate) * up
         return self.add_adapter("down_proj", y, self.linear("down", y))
 
+    def experts(self, y: Hidden, counted: Bool[Array, " token"] | None) -> tuple[Hidden, Load | None]:
+        """Return what each token's experts return for normalized hidden states, and their load."""
+        c = self.cfg
+        routes = route(y, self.weight("router"), c.experts_per_token, c.norm_top_probs)
+        gate, up, down = (self.weight(f"expert_{name}") for name in ("gate", "up", "down"))
+        out = apply_experts(y, routes, gate, up, down, ACTIVATIONS[c.activation])
+        return out, None if counted is None else load_of(routes, counted)
+
 
 def init_params(cfg: ModelConfig, key: PRNGKeyArray) -> Params:
     """Return random float32 parameters of one agent (normal, 0.02). The key is consumed."""
@@ -193,14 +171,16 @@ def init_params(cfg: ModelConfig, key: PRNGKeyArray) -> Params:
     x = jnp.zeros((1, cfg.hidden_size))
     angles = next(iter(rope(cfg, jnp.zeros(1, jnp.int32)).values()))
 
-    def init_layer(key: PRNGKeyArray) -> Params:
-        variables: Any = Block(cfg).init(key, x, angles, causal_attention(1))
+    def init_layer(number: int, key: PRNGKeyArray) -> Params:
+        variables: Any = Block(cfg, number).init(key, x, angles, causal_attention(1))
         return variables["params"]
 
     keys = {"embed": k_embed, "lm_head": k_head, "final_norm": key}
     weights = {name: weight for name, weight in weights_of(cfg).items() if not name.startswith(LAYERS)}
     params: Params = {name: initial(cfg, w)(keys[name], shape_of(cfg, w.axes)) for name, w in weights.items()}
-    return params | {"layers": jax.vmap(init_layer)(jax.random.split(k_layers, cfg.num_layers))}
+    layer_keys = jax.random.split(k_layers, cfg.num_layers)
+    kinds = [jax.vmap(functools.partial(init_layer, n))(layer_keys[n :: cfg.period]) for n in range(cfg.period)]
+    return params | {"layers": join_kinds(kinds)}
 
 
 def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
@@ -229,34 +209,51 @@ def run_layers(
     attention: Callable[..., tuple[Queries, Any]],
     remat: str | None = "full",
     past: KeyValues | None = None,
-) -> tuple[Hidden, Any]:
-    """Scan over all layers. Return hidden states, and what `attention` returned beside the heads, stacked [L, ...].
+    counted: Bool[Array, " token"] | None = None,
+) -> tuple[Hidden, Any, Load | None]:
+    """Scan over all layers. Return hidden states, what `attention` returned beside the heads, stacked [L, ...], and the load of
+    experts.
 
     Args:
       attention: an `Attention`; with `past`, stacked [L, ...], it gets each layer's part as an argument of that name, and of a
         model with sliding layers `slides`.
       remat: a key of `REMAT`. None: no gradient is taken. Layers are then read by their number, because for several agents XLA
         would transpose what a scan reads, and copy all weights.
+      counted: which tokens count in the load of experts. None: there is none.
     """
     kinds, angles = rope_kinds(cfg), rope(cfg, positions)
     several = len(angles) > 1
-    numbers = jnp.array([list(angles).index(kind) for kind in kinds]) if several else None
     tables = jax.tree.map(lambda *x: jnp.stack(x), *angles.values()) if several else angles[kinds[0]]
-
-    def layer(x: Hidden, inputs: tuple[Params, dict[str, Any], Any]) -> tuple[Hidden, Any]:
-        w, arguments, kind = inputs
-        w = gather(cast(w, x.dtype), cfg)  # of one layer at a time
-        own = tables if kind is None else jax.tree.map(lambda table: table[kind], tables)
-        return Block(cfg).apply({"params": w}, x, own, functools.partial(attention, **arguments))
-
+    inputs = dict(params["layers"])
+    if several:
+        inputs["rope kind"] = jnp.array([list(angles).index(kind) for kind in kinds])
     arguments: dict[str, Any] = {} if past is None else {"past": past}
     if any(cfg.sliding_layers):
         arguments["slides"] = jnp.array(cfg.sliding_layers)
-    inputs = params["layers"], arguments, numbers
+    inputs = by_period(inputs | arguments, cfg)
+
+    def layer(number: int, x: Hidden, w: Params) -> tuple[Hidden, Any]:
+        kind, own = w.pop("rope kind", None), {name: w.pop(name) for name in arguments}
+        w = gather(cast(w, x.dtype), cfg)  # of one layer at a time
+        rotation = tables if kind is None else jax.tree.map(lambda table: table[kind], tables)
+        return Block(cfg, number).apply({"params": w}, x, rotation, functools.partial(attention, **own), counted)
+
+    def period(x: Hidden, inputs: Params) -> tuple[Hidden, list[Any]]:
+        outs = []
+        for number, w in enumerate(layers_of_period(inputs, cfg)):
+            run = functools.partial(layer, number)
+            x, out = (run if remat is None else jax.checkpoint(run, policy=REMAT[remat], prevent_cse=False))(x, w)
+            outs.append(out)
+        return x, outs
+
     if remat is None:
         take = functools.partial(lax.dynamic_index_in_dim, axis=0, keepdims=False)
-        return lax.scan(lambda x, i: layer(x, jax.tree.map(lambda w: take(w, i), inputs)), x, jnp.arange(cfg.num_layers))
-    return lax.scan(jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False), x, inputs)
+        count = jnp.arange(cfg.num_layers // cfg.period)
+        x, outs = lax.scan(lambda x, i: period(x, jax.tree.map(lambda w: take(w, i), inputs)), x, count)
+    else:
+        x, outs = lax.scan(period, x, inputs)
+    loads = [load for _, load in outs if load is not None]
+    return x, join_layers([state for state, _ in outs]), join_layers(loads)
 
 
 @jax.custom_vjp
@@ -296,8 +293,10 @@ def completion_states(
     lengths: Int[Array, " prompt"],
     tokens: Int[Array, "prompt group token"],
     remat: str = "full",
-) -> Float[Array, "prompt group token dim"]:
-    """Return the final hidden states of completions; each token sees its prompt and the tokens of its row up to itself.
+    counted: Bool[Array, "prompt position_and_token"] | None = None,
+) -> tuple[Float[Array, "prompt group token dim"], Load | None]:
+    """Return the final hidden states of completions, where each token sees its prompt and the tokens of its row up to itself,
+    and the load of experts.
 
     Prompts and rows go through every layer together: the weights are read once, every product is of one matrix of all tokens,
     and only attention separates them. Each prompt is computed once per group, also in the backward pass.
@@ -306,15 +305,17 @@ def completion_states(
       prompts: padded on the right.
       lengths: number of tokens of each prompt.
       remat: a key of `REMAT`.
+      counted: as of `run_layers`, of each prompt's S positions and its rows.
     """
     (p, s), (_, g, t) = prompts.shape, tokens.shape
     flat = jnp.concatenate([prompts, tokens.reshape(p, g * t)], 1)
     row_positions = jnp.broadcast_to((lengths[:, None] + jnp.arange(t))[:, None], (p, g, t)).reshape(p, g * t)
     positions = jnp.concatenate([jnp.broadcast_to(jnp.arange(s), (p, s)), row_positions], 1)
     attention = group_attention(lengths, s, g, t, cfg)
-    x, _ = run_layers(params, cfg, embedded(params, cfg, flat.reshape(-1)), positions.reshape(-1), attention, remat)
+    x, counted = embedded(params, cfg, flat.reshape(-1)), None if counted is None else counted.reshape(-1)
+    x, _, load = run_layers(params, cfg, x, positions.reshape(-1), attention, remat, counted=counted)
     x = x.reshape(p, s + g * t, -1)[:, s:].reshape(p, g, t, -1)
-    return final_states(params, cfg, x)
+    return final_states(params, cfg, x), load
 
 
 def output_weight(params: Params) -> Params:
@@ -355,5 +356,5 @@ def forward(params: Params, cfg: ModelConfig, tokens: Int[Array, " token"]) -> F
     """Return the logits of one plain sequence, for parity tests and small uses."""
     params = jax.tree.map(jnp.asarray, params)
     t = tokens.shape[0]
-    x, _ = run_layers(params, cfg, embedded(params, cfg, tokens), jnp.arange(t), causal_attention(t, cfg))
+    x, *_ = run_layers(params, cfg, embedded(params, cfg, tokens), jnp.arange(t), causal_attention(t, cfg))
     return logits(params, final_states(params, cfg, x), cfg.logit_cap)

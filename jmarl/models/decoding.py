@@ -14,7 +14,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jmarl.models.attention import (
+from jmarl.models.config import ModelConfig
+from jmarl.models.cpu import Panels, cut_panels, split_panels
+from jmarl.models.decoder import (
+    Block,
+    Hidden,
+    Params,
+    cast,
+    embedded,
+    final_states,
+    logits,
+    run_layers,
+)
+from jmarl.models.layers.attention import (
     MASKED,
     Angles,
     Attention,
@@ -29,19 +41,8 @@ from jmarl.models.attention import (
     rope,
     rope_kinds,
 )
-from jmarl.models.config import ModelConfig
-from jmarl.models.cpu import Panels, cut_panels, split_panels
-from jmarl.models.decoder import (
-    Block,
-    Hidden,
-    Params,
-    cast,
-    embedded,
-    final_states,
-    logits,
-    product,
-    run_layers,
-)
+from jmarl.models.layers.kinds import place_of
+from jmarl.models.layers.products import product
 from jmarl.models.lora import join_axes_by_input, join_by_input
 from jmarl.models.platforms import attend_token
 from jmarl.models.sharding import gather
@@ -109,7 +110,7 @@ def prefill(
 
     past = None if before is None else before.cache
     x = embedded(params, cfg, prompts.reshape(-1))
-    _, cache = run_layers(params, cfg, x, positions.reshape(-1), attention, None, past)
+    _, cache, _ = run_layers(params, cfg, x, positions.reshape(-1), attention, None, past)
     return Prefix(cache, jnp.concatenate([before_mask, jnp.arange(s) < lengths[:, None]], 1))
 
 
@@ -151,19 +152,22 @@ def decode_view(
         adapters of one input are then joined too, for fewer kernels; a CPU gains nothing.
     """
     rest = cast({name: w for name, w in params.items() if name != "layers"}, dtype)
-    stacked = params["layers"], prefix.cache
 
     def of_prompts(cache: KeyValues) -> KeyValues:
         return KeyValues(jnp.einsum("kphs->pskh", cache.keys), jnp.einsum("kpsh->pskh", cache.values)) if fused else cache
 
-    def layer(i: Int[Array, ""] | int) -> tuple[Params, KeyValues]:
-        w, cache = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False).astype(dtype), stacked)
+    def take(tree: Any, i: int) -> Any:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, layer_numbers[i], 0, keepdims=False).astype(dtype), tree)
+
+    def layer(n: int) -> tuple[Params, KeyValues]:
+        places = {name: place_of(cfg, name, n) for name in params["layers"]}
+        w, cache = {name: take(params["layers"][name], i) for name, i in places.items() if i is not None}, take(prefix.cache, n)
         w = gather(w, cfg)  # after the slice: whole layers are then in memory once
         w = join_by_input(w, cfg) if fused else w
         w = {name: cut_panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()}
         return w, of_prompts(cache)
 
-    layers, panels = [layer(i) for i in layer_numbers], None
+    layers, panels = [layer(n) for n in range(cfg.num_layers)], None
     if cut and isinstance(head := cut_panels(rest["lm_head"] if "lm_head" in rest else rest["embed"].T), Panels):
         panels = split_panels(head)
     return DecodeView(rest, layers, prefix.mask, rope(cfg, jnp.arange(prefix.mask.shape[1] + capacity)), panels)
@@ -177,7 +181,8 @@ def view_axes(axes: Params, cfg: ModelConfig, fused: bool = False) -> DecodeView
     rest = {name: axis for name, axis in axes.items() if name != "layers"}
     output = axes["lm_head"] if "lm_head" in axes else axes["embed"]
     layer = join_axes_by_input(axes["layers"], cfg) if fused else axes["layers"]
-    return DecodeView(rest, [(layer, 0)] * cfg.num_layers, 0, 0, output)  # pyright: ignore[reportArgumentType]
+    layers = [({name: x for name, x in layer.items() if place_of(cfg, name, n) is not None}, 0) for n in range(cfg.num_layers)]
+    return DecodeView(rest, layers, 0, 0, output)  # pyright: ignore[reportArgumentType]
 
 
 def init_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike, fused: bool = False) -> Cache:
@@ -329,13 +334,13 @@ def decode_step(
     angles = jax.tree.map(lambda table: table[at], view.rope)
     x, new_cache = embedded(view.params, cfg, tokens.reshape(-1)), []
 
-    @jax.jit  # traced once, not once per layer
+    @partial(jax.jit, static_argnums=0)  # traced once for each kind, not once per layer
     def layer(
-        x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, angles: Angles, seen: Array, t: Int[Array, "..."]
+        number: int, x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, angles: Angles, seen: Array, t: Int[Array, "..."]
     ) -> tuple[Hidden, KeyValues]:
         token_attention = _fused_token_attention if fused else partial(_token_attention, cap=cfg.attention_cap)
-        out: Any = Block(cfg).apply({"params": w}, x, angles, token_attention(prompt, row, seen, t))
-        return out
+        out: Any = Block(cfg, number).apply({"params": w}, x, angles, token_attention(prompt, row, seen, t))
+        return out[0], out[1][0]
 
     capacity = cache[0].keys.shape[-1]  # unless fused
     sliding = cfg.sliding_layers or (False,) * cfg.num_layers
@@ -347,7 +352,7 @@ def decode_step(
     }
     place = t if fused or clock is None else clock % capacity
     for n, ((w, prompt), row) in enumerate(zip(view.layers, cache, strict=True)):
-        x, layer_cache = layer(x, w, prompt, row, angles[kinds[n]], masks[sliding[n]], place)
+        x, layer_cache = layer(n % cfg.period, x, w, prompt, row, angles[kinds[n]], masks[sliding[n]], place)
         new_cache.append(layer_cache)
     x = final_states(view.params, cfg, x)
     if view.output_panels is None:

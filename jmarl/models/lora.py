@@ -11,7 +11,7 @@ A stack has one base: each extra agent costs only its adapters and activations. 
 separately, so no agent has a copy of W, and under `vmap` the tokens of all agents meet W in one product. The reference of a KL
 term is the base alone.
 
-Left out: adapters of embeddings and of the output weight, trained biases, different bases for agents of one stack.
+Left out: adapters of embeddings, of the output weight and of experts, trained biases, different bases for agents of one stack.
 """
 
 import functools
@@ -27,7 +27,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 from jmarl.config import LORA_TARGETS, LoRA
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import is_placed, is_shared, share_params, unstack
-from jmarl.models.weights import ADAPTERS, shape_of
+from jmarl.models.weights import ADAPTERS, LAYERS, layers_with, shape_of
 from jmarl.types import Shared, StackState
 
 ALPHA = "lora_alpha"  # a leaf [L] among the layers
@@ -44,8 +44,22 @@ class AdapterKind(NamedTuple):
 
 
 def target_shapes(cfg: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return the numbers of inputs and outputs of every linear layer that can have an adapter."""
-    return {name: (shape_of(cfg, x.inputs)[0], shape_of(cfg, x.outputs)[0]) for name, x in ADAPTERS.items()}
+    """Return the numbers of inputs and outputs of every linear layer that can have an adapter, as all layers have it."""
+    own = {name: x for name, x in ADAPTERS.items() if len(layers_with(cfg, LAYERS + x.leaf)) == cfg.num_layers}
+    return {name: (shape_of(cfg, x.inputs)[0], shape_of(cfg, x.outputs)[0]) for name, x in own.items()}
+
+
+def targets_in(cfg: ModelConfig, settings: LoRA) -> tuple[str, ...]:
+    """Return the names of the layers that have adapters. Raises ValueError if the model cannot have one that is named."""
+    able, names = target_shapes(cfg), settings.modules
+    if names == LORA_TARGETS:
+        return tuple(name for name in names if name in able)
+    if missing := [name for name in names if name not in able]:
+        raise ValueError(
+            f"lora_targets={settings.lora_targets!r} is not allowed: {','.join(missing)} of a model with experts cannot have "
+            f"adapters; set all, or some of {','.join(able)}"
+        )
+    return names
 
 
 def init_adapters(cfg: ModelConfig, settings: LoRA, key: PRNGKeyArray) -> dict[str, Any]:
@@ -54,7 +68,7 @@ def init_adapters(cfg: ModelConfig, settings: LoRA, key: PRNGKeyArray) -> dict[s
     a is uniform within 1 / sqrt(D) (He's initialization with a = sqrt(5)), b is 0.
     """
     layers, shapes, rank = {}, target_shapes(cfg), settings.lora_rank
-    for name in settings.modules:
+    for name in targets_in(cfg, settings):
         d, f = shapes[name]
         key_a = jax.random.fold_in(key, LORA_TARGETS.index(name))
         a = jax.random.uniform(key_a, (cfg.num_layers, d, rank), minval=-1.0, maxval=1.0) / math.sqrt(d)
@@ -65,7 +79,7 @@ def init_adapters(cfg: ModelConfig, settings: LoRA, key: PRNGKeyArray) -> dict[s
 def num_trained(cfg: ModelConfig, settings: LoRA) -> int:
     """Return the number of parameters of one agent's adapters."""
     shapes = target_shapes(cfg)
-    return cfg.num_layers * settings.lora_rank * sum(sum(shapes[name]) for name in settings.modules)
+    return cfg.num_layers * settings.lora_rank * sum(sum(shapes[name]) for name in targets_in(cfg, settings))
 
 
 def adapt(params: Any, cfg: ModelConfig, settings: LoRA, agents: int, key: PRNGKeyArray) -> Any:
@@ -77,7 +91,7 @@ def adapt(params: Any, cfg: ModelConfig, settings: LoRA, agents: int, key: PRNGK
     if base is None:
         base, trained = share_params([unstack(params, a) for a in range(agents)]), {}
     if trained:
-        _check_adapters(params, settings)
+        _check_adapters(params, cfg, settings)
         return params
     alpha = jnp.full(cfg.num_layers, settings.lora_alpha or settings.lora_rank, jnp.float32)
     base = base | {"layers": base["layers"] | {ALPHA: Shared(alpha)}}
@@ -85,10 +99,10 @@ def adapt(params: Any, cfg: ModelConfig, settings: LoRA, agents: int, key: PRNGK
     return join(base, jax.vmap(functools.partial(init_adapters, cfg, settings))(keys))
 
 
-def _check_adapters(model: Any, settings: LoRA) -> None:
+def _check_adapters(model: Any, cfg: ModelConfig, settings: LoRA) -> None:
     """Raise ValueError unless the model has the adapters that the settings describe."""
     have = describe(model)
-    want = AdapterKind(settings.lora_rank, settings.lora_alpha or settings.lora_rank, settings.modules)
+    want = AdapterKind(settings.lora_rank, settings.lora_alpha or settings.lora_rank, targets_in(cfg, settings))
     if have != want:
         raise ValueError(
             f"the parameters have adapters of rank {have.rank}, alpha {have.alpha:g} for {','.join(have.targets)}, and the "

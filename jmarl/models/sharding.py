@@ -52,6 +52,8 @@ MESH_AXES = {  # what an axis means, of weights the letters of `models.weights` 
     "D": "data",
     "K": "model",
     "F": "model",
+    "M": "model",  # of each expert
+    "E": None,  # experts stay together: blocks of tokens read any of them
     "V": "model",
     None: None,  # layers, and all that stays whole
 }

@@ -3,9 +3,9 @@
 Shapes and initial values (`decoder`), the axes that a mesh divides (`sharding`), the tensors of files (`hub.hf_format`,
 `hub.gguf`), the layers that can have adapters (`lora`, `hub.peft`) and the number of parameters. No jax: the loader reads it.
 
-Letters: V vocabulary, D model, F feed-forward, K key-value heads, Q queries per key-value head, P = Q + 2 (the queries, the key
-and the value of a key-value head), h size of a head. Letters without a space between them are one axis: ``D KPh`` is a matrix
-[D, K * P * h].
+Letters: V vocabulary, D model, F feed-forward, E experts, M feed-forward of an expert, K key-value heads, Q queries per
+key-value head, P = Q + 2 (the queries, the key and the value of a key-value head), h size of a head. Letters without a space
+between them are one axis: ``D KPh`` is a matrix [D, K * P * h].
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jmarl.models.config import ModelConfig
 
-LAYERS = "layers."  # begins the names of weights that each layer has; their first axis is that of the layers
+LAYERS = "layers."  # begins the names of weights of layers; their first axis is that of the layers that have them
 PARTS = {"q": slice(None, -2), "k": -2, "v": -1}  # of the axis P
 
 
@@ -25,6 +25,7 @@ class Weight(NamedTuple):
     modules: Mapping[str, str]  # module -> the axes of its tensor in Hugging Face's files; a family names the modules
     initial: str = "normal"  # 0.02 times normal | zeros | norm: what changes nothing
     exists: Callable[[ModelConfig], bool] = lambda cfg: True
+    layers: str = "all"  # | dense | routed: those that have it
 
 
 def _norm(name: str, exists: Callable[[ModelConfig], bool] = lambda cfg: True, axes: str = "D") -> Weight:
@@ -45,26 +46,42 @@ WEIGHTS: dict[str, Weight] = {
     "layers.out_bias": Weight("D", {"o": "D"}, "zeros", lambda cfg: cfg.out_bias),
     "layers.attn_out_norm": _norm("attn_out_norm", lambda cfg: cfg.norms_after),
     "layers.mlp_norm": _norm("mlp_norm", lambda cfg: cfg.norms_before),
-    "layers.gate": Weight("D F", {"gate": "F D"}),
-    "layers.gate_bias": Weight("F", {"gate": "F"}, "zeros", lambda cfg: cfg.mlp_bias),
-    "layers.up": Weight("D F", {"up": "F D"}),
-    "layers.up_bias": Weight("F", {"up": "F"}, "zeros", lambda cfg: cfg.mlp_bias),
-    "layers.down": Weight("F D", {"down": "D F"}),
-    "layers.down_bias": Weight("D", {"down": "D"}, "zeros", lambda cfg: cfg.mlp_bias),
+    "layers.gate": Weight("D F", {"gate": "F D"}, layers="dense"),
+    "layers.gate_bias": Weight("F", {"gate": "F"}, "zeros", lambda cfg: cfg.mlp_bias, "dense"),
+    "layers.up": Weight("D F", {"up": "F D"}, layers="dense"),
+    "layers.up_bias": Weight("F", {"up": "F"}, "zeros", lambda cfg: cfg.mlp_bias, "dense"),
+    "layers.down": Weight("F D", {"down": "D F"}, layers="dense"),
+    "layers.down_bias": Weight("D", {"down": "D"}, "zeros", lambda cfg: cfg.mlp_bias, "dense"),
+    "layers.router": Weight("D E", {"router": "E D"}, layers="routed"),
+    "layers.expert_gate": Weight("E D M", {"expert_gate": "E M D"}, layers="routed"),
+    "layers.expert_up": Weight("E D M", {"expert_up": "E M D"}, layers="routed"),
+    "layers.expert_down": Weight("E M D", {"expert_down": "E D M"}, layers="routed"),
     "layers.mlp_out_norm": _norm("mlp_out_norm", lambda cfg: cfg.norms_after),
     "lm_head": Weight("D V", {"lm_head": "V D"}, exists=lambda cfg: not cfg.tie_embeddings),
 }
 
 
+def has(cfg: ModelConfig, name: str, layer: int = 0) -> bool:
+    """Return whether an architecture has a weight, of those of layers in this one."""
+    weight = WEIGHTS[name]
+    return weight.exists(cfg) and (weight.layers == "all" or (weight.layers == "dense") == cfg.is_dense(layer))
+
+
+def layers_with(cfg: ModelConfig, name: str) -> list[int]:
+    """Return the numbers of the layers that have a weight."""
+    return [n for n in range(cfg.num_layers) if has(cfg, name, n)]
+
+
 def weights_of(cfg: ModelConfig) -> dict[str, Weight]:
     """Return the weights that an architecture has."""
-    return {name: weight for name, weight in WEIGHTS.items() if weight.exists(cfg)}
+    return {name: weight for name, weight in WEIGHTS.items() if layers_with(cfg, name)}
 
 
 def sizes_of(cfg: ModelConfig) -> dict[str, int]:
     """Return the size that each letter stands for."""
     heads = {"K": cfg.num_kv_heads, "Q": cfg.queries_per_kv, "P": cfg.queries_per_kv + 2, "h": cfg.head_dim}
-    return {"V": cfg.vocab_size, "D": cfg.hidden_size, "F": cfg.intermediate_size} | heads
+    experts = {"E": cfg.num_experts, "M": cfg.expert_size}
+    return {"V": cfg.vocab_size, "D": cfg.hidden_size, "F": cfg.intermediate_size} | heads | experts
 
 
 def shape_of(cfg: ModelConfig, axes: str) -> tuple[int, ...]:
@@ -75,7 +92,7 @@ def shape_of(cfg: ModelConfig, axes: str) -> tuple[int, ...]:
 
 def param_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every leaf of the parameters of one agent, e.g. ``layers.down`` -> [L, F, D]."""
-    layers = {name: (cfg.num_layers,) if name.startswith(LAYERS) else () for name in WEIGHTS}
+    layers = {name: (len(layers_with(cfg, name)),) if name.startswith(LAYERS) else () for name in WEIGHTS}
     return {name: (*layers[name], *shape_of(cfg, weight.axes)) for name, weight in weights_of(cfg).items()}
 
 
@@ -101,5 +118,5 @@ ADAPTERS: dict[str, Adapter] = {
     f"{module}_proj": Adapter(name.removeprefix(LAYERS), module, axes.split()[1], axes.split()[0])
     for name, weight in WEIGHTS.items()
     for module, axes in weight.modules.items()
-    if name.startswith(LAYERS) and " " in axes
+    if name.startswith(LAYERS) and " " in axes and weight.layers != "routed"
 }

@@ -17,6 +17,7 @@ from jmarl.algorithms import Algorithm
 from jmarl.models import decoder, lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of
+from jmarl.models.layers.experts import Load, balance
 from jmarl.models.rows import Division, divide, divided, divided_prompts, own_part
 from jmarl.sampling.scoring import hidden_states
 from jmarl.types import Running
@@ -32,6 +33,7 @@ class LossInputs(NamedTuple):
     prompts: Int[Array, "prompt prompt_token"]
     prompt_lengths: Int[Array, " prompt"]
     tokens: Int[Array, "prompt group token"]
+    mask: TokenMask  # tokens of completions, not padding
     targets: Any  # a pytree of the objective's own, with leaves [prompt, ...]
     dropout: Key[Array, ""] | None = None  # where adapters have dropout
     places: lora.Places | None = None  # of the tokens in the batch, where this device has a part of it and there is dropout
@@ -45,6 +47,7 @@ class Outputs(NamedTuple):
     hidden: Float[Array, "prompt_group_token dim"]
     tokens: Int[Array, "prompt group token"]
     logit_cap: float | None  # of the model
+    load: Load | None = None  # of the experts, if the model has any
 
     @property
     def values(self) -> PerToken:
@@ -82,8 +85,23 @@ def model_outputs(params: Any, inputs: LossInputs, base: Any, model: ModelConfig
     if inputs.dropout is not None:
         params = lora.with_dropout(params, inputs.dropout, algorithm.lora.lora_dropout, inputs.places)
     weights = decoder.compute_weights(params, model, jnp.dtype(algorithm.compute_dtype))
-    hidden = hidden_states(weights, model, inputs.prompts, inputs.prompt_lengths, inputs.tokens, algorithm.remat)
-    return Outputs(params, weights, hidden, inputs.tokens, model.logit_cap)
+    rows, counted = (inputs.prompts, inputs.prompt_lengths, inputs.tokens), inputs.mask if model.num_experts else None
+    hidden, load = hidden_states(weights, model, *rows, algorithm.remat, counted)
+    return Outputs(params, weights, hidden, inputs.tokens, model.logit_cap, load)
+
+
+def add_balance(
+    result: tuple[Float[Array, ""], Metrics], load: Load | None, parts: int, coef: float
+) -> tuple[Float[Array, ""], Metrics]:
+    """Return loss and metrics with the load-balancing term of the experts, a mean over the parts of a batch.
+
+    load: None: unchanged. coef: its weight in the loss."""
+    if load is None:
+        return result
+    loss, metrics = result
+    term = balance(load) / parts
+    total = {"loss": metrics["loss"] + coef * term} if coef else {}
+    return loss + coef * term if coef else loss, metrics | total | {"router_balance": term}
 
 
 def own_inputs(inputs: LossInputs, parts: int, objective: Objective) -> LossInputs:
@@ -93,9 +111,9 @@ def own_inputs(inputs: LossInputs, parts: int, objective: Objective) -> LossInpu
     prompts, group, _ = inputs.tokens.shape
     d = divide(prompts, group, parts, objective.splits_groups)
     cut = partial(divided if objective.splits_groups else divided_prompts, d=d)
-    tokens, targets = jax.tree.map(cut, (inputs.tokens, inputs.targets))
+    of_tokens = jax.tree.map(cut, (inputs.tokens, inputs.mask, inputs.targets))
     lengths = jnp.maximum(divided_prompts(inputs.prompt_lengths, d), 1)
-    own = own_part(LossInputs(divided_prompts(inputs.prompts, d), lengths, tokens, targets), parts)
+    own = own_part(LossInputs(divided_prompts(inputs.prompts, d), lengths, *of_tokens), parts)
     if inputs.dropout is None:
         return own
     return own._replace(dropout=inputs.dropout, places=own_places(inputs, d, parts))
@@ -141,5 +159,6 @@ def split_inputs(inputs: LossInputs, n: int, objective: Objective, setting: str 
         by_part = jnp.swapaxes(x.reshape(prompts // over_prompts, over_prompts, *x.shape[1:]), 0, 1)
         return jnp.repeat(by_part, over_group, 0)
 
-    tokens, targets = jax.tree.map(cut if objective.splits_groups else repeat, (inputs.tokens, inputs.targets))
-    return LossInputs(repeat(inputs.prompts), repeat(inputs.prompt_lengths), tokens, targets, keys)
+    of_tokens = inputs.tokens, inputs.mask, inputs.targets
+    tokens, mask, targets = jax.tree.map(cut if objective.splits_groups else repeat, of_tokens)
+    return LossInputs(repeat(inputs.prompts), repeat(inputs.prompt_lengths), tokens, mask, targets, keys)

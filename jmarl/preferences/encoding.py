@@ -256,7 +256,7 @@ def _token_numbers(params: Any, batch: Data, *, model: ModelConfig, algorithm: A
         weights = decoder.compute_weights(params, model, jnp.dtype(algorithm.compute_dtype))
 
         def numbers(prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
-            hidden = hidden_states(weights, model, prompts, lengths, tokens, "full")
+            hidden, _ = hidden_states(weights, model, prompts, lengths, tokens, "full")
             return numbers_of_tokens(Outputs(params, weights, hidden, tokens, model.logit_cap), algorithm)
 
         return on_rows(numbers, model.row_parts, *rows)

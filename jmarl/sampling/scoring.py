@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
+from jmarl.models.layers.experts import Load
 
 CHUNK = {"float32": 512, "bfloat16": 1024}  # tokens whose logits [CHUNK, V] are in memory together, by compute dtype: each
 # chunk adds to a gradient [V, D] in float32, which in bfloat16 on a GPU takes longer than to compute it
@@ -183,8 +184,9 @@ def hidden_states(
     lengths: Int[HostOrDevice, " prompt"],
     tokens: Int[HostOrDevice, "prompt group token"],
     remat: str,
-) -> Float[Array, "prompt_group_token hidden"]:
-    """Return the final hidden states [P * G * T, D] from which the tokens of completions are predicted.
+    counted: Bool[Array, "prompt group token"] | None = None,
+) -> tuple[Float[Array, "prompt_group_token hidden"], Load | None]:
+    """Return the final hidden states [P * G * T, D] from which the tokens of completions are predicted, and the experts' load.
 
     Args:
         params: parameters of one agent in the compute dtype.
@@ -193,12 +195,17 @@ def hidden_states(
         lengths: lengths of the prompts.
         tokens: token ids of the completions.
         remat: what the backward pass stores, see `decoder.REMAT`.
+        counted: the tokens that count in the load of experts, beside those of prompts. None: there is no load.
     """
     prompts, lengths, tokens = map(jnp.asarray, (prompts, lengths, tokens))
     p, g, t = tokens.shape
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, 1)  # [P, 1]
     inputs = jnp.concatenate([jnp.broadcast_to(last[:, None], (p, g, 1)), tokens[..., :-1]], -1)
-    return decoder.completion_states(params, cfg, prompts, lengths - 1, inputs, remat).reshape(p * g * t, -1)
+    if counted is not None:
+        of_prompts = jnp.arange(prompts.shape[1]) < lengths[:, None] - 1
+        counted = jnp.concatenate([of_prompts, counted.reshape(p, g * t)], 1)
+    hidden, load = decoder.completion_states(params, cfg, prompts, lengths - 1, inputs, remat, counted)
+    return hidden.reshape(p * g * t, -1), load
 
 
 def score(
@@ -215,7 +222,7 @@ def score(
 
     Arguments as for `hidden_states`. A temperature of 0 (greedy) counts as 1, as in the sampler.
     """
-    hidden = hidden_states(params, cfg, prompts, lengths, tokens, remat)
+    hidden, _ = hidden_states(params, cfg, prompts, lengths, tokens, remat)
     flat = token_scores(params, hidden, jnp.asarray(tokens).reshape(-1), temperature or 1.0, cfg.logit_cap)
     return Scores(*(x.reshape(tokens.shape) for x in flat))
 

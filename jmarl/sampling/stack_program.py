@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Int
 from jmarl.config import Sampling
 from jmarl.hardware import dtype_on
 from jmarl.models import decoding
-from jmarl.models.attention import KeyValues
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
+from jmarl.models.layers.attention import KeyValues
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, steps_per_look, use_panels
 from jmarl.models.rows import divide, divided, divided_prompts, joined
 from jmarl.models.sharding import DeviceMesh, model_on, on_devices, spec_of, state_specs

@@ -19,8 +19,10 @@ from jmarl.files.checkpoint import Checkpointer
 from jmarl.learning import critics
 from jmarl.learning.optimizer import steps_done
 from jmarl.learning.team_update import update_team
-from jmarl.models import attention, decoder
+from jmarl.models import decoder
 from jmarl.models.heads import values_of
+from jmarl.models.layers import attention
+from jmarl.models.layers.products import rms_norm
 from jmarl.models.stack import unstack
 from jmarl.objectives.policy import POLICY, initial_running, penalizes_tokens
 from jmarl.objectives.values import ACTOR_CRITIC, OWN_CRITIC, explained_variance
@@ -169,7 +171,7 @@ def test_ippo_has_an_advantage_for_each_token(agents, separate):
         for a in range(2):
             params, mine = jax.tree.map(jnp.asarray, (unstack(stack.params, a), unstack(batches[0], a)))
             arrays = (mine.prompts, mine.prompt_lengths, mine.tokens)
-            hidden = scoring.hidden_states(params, agents[a].config, *arrays, "full")
+            hidden, _ = scoring.hidden_states(params, agents[a].config, *arrays, "full")
             values = np.asarray(values_of(params, hidden)).reshape(mine.tokens.shape)
             np.testing.assert_allclose(mine.values, values, rtol=1e-4, atol=1e-5)
             targets = targets_of(unstack(before.stacks[0].running, a), mine, agents[a].config, cfg)
@@ -207,8 +209,8 @@ def test_a_critic_of_type_q_reads_up_to_the_last_token(agents, row):
         assert np.flatnonzero(targets.mask[p, g]).tolist() == [n]
         sequence = np.concatenate([batch.prompts[p, : batch.prompt_lengths[p]], batch.tokens[p, g, :n]])
         plain = attention.causal_attention(len(sequence))
-        x, _ = decoder.run_layers(params, model, params["embed"][sequence], jnp.arange(len(sequence)), plain)
-        last = decoder.rms_norm(x, params["final_norm"], model.rms_eps)[-1]
+        x, *_ = decoder.run_layers(params, model, params["embed"][sequence], jnp.arange(len(sequence)), plain)
+        last = rms_norm(x, params["final_norm"], model.rms_eps)[-1]
         assert batch.values[p, g, 0] == pytest.approx(float(values_of(params, last)), rel=1e-4, abs=1e-4)
 
 
@@ -287,7 +289,7 @@ def test_a_value_head_shares_the_gradient(agents):
     values = inputs.targets.values
 
     def value_loss(p):
-        hidden = scoring.hidden_states(p, model, mine.prompts, mine.prompt_lengths, mine.tokens, "full")
+        hidden, _ = scoring.hidden_states(p, model, mine.prompts, mine.prompt_lengths, mine.tokens, "full")
         error = (values.targets - values_of(p, hidden).reshape(values.mask.shape)) ** 2
         return jnp.sum(jnp.where(values.mask, error, 0)) / values.mask.sum()
 

@@ -86,7 +86,7 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
         arrays = tuple(map(jnp.asarray, (mine.prompts, mine.prompt_lengths, mine.tokens)))
         ref = np.asarray(scoring.score(unstack(stack.reference, a), model, *arrays).logprobs, np.float64)
         critic = unstack(jax.tree.map(jnp.asarray, (before.critics[0] if separate else stack).params), a)
-        values = np.asarray(values_of(critic, scoring.hidden_states(critic, model, *arrays, "full")))
+        values = np.asarray(values_of(critic, scoring.hidden_states(critic, model, *arrays, "full")[0]))
         values = values.reshape(mine.tokens.shape).astype(np.float64)
         on_device, running = jax.tree.map(jnp.asarray, mine), unstack(stack.running, a)
         inputs, _ = loss_inputs(on_device, running, model, setup.algorithm, reference=unstack(stack.reference, a))

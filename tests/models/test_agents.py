@@ -171,7 +171,7 @@ def test_prefix_and_decode_paths_give_the_logits_of_forward(case, tiny_dir):
 
     @jax.jit
     def scored(params):
-        hidden = decoder.completion_states(params, cfg, padded[None], jnp.array([n]), jnp.asarray(TOKENS[n:])[None, None])
+        hidden, _ = decoder.completion_states(params, cfg, padded[None], jnp.array([n]), jnp.asarray(TOKENS[n:])[None, None])
         return decoder.logits(params, hidden[0, 0])
 
     np.testing.assert_allclose(scored(params), expected[n:], atol=1e-4)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from jmarl.config import Sampling
-from jmarl.models import attention, decoding, gpu, platforms
+from jmarl.models import decoding, gpu, platforms
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
+from jmarl.models.layers import attention
 from jmarl.plan.plan import describe_team
 from jmarl.sampling.choice import top_p_threshold
 from jmarl.sampling.sampler import SampleInputs, sample

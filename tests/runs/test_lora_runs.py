@@ -21,8 +21,9 @@ from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.learning.team_update import update_team
-from jmarl.models import attention, decoder, lora
+from jmarl.models import decoder, lora
 from jmarl.models.hub import agents as weights
+from jmarl.models.layers import attention
 from jmarl.models.stack import share_params, unstack
 from jmarl.runs.prepare import start
 from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of

@@ -349,7 +349,7 @@ def test_a_reward_model_reads_its_score_after_the_last_token(team):
     def by_itself(n, c, k):
         params = unstack(with_head, n)
         ids = jnp.array([[*c.prompt, *c.rows[k]]])
-        behind = hidden_states(params, spec.config, ids, jnp.array([ids.shape[1]]), jnp.zeros((1, 1, 1), jnp.int32), "full")
+        behind = hidden_states(params, spec.config, ids, jnp.array([ids.shape[1]]), jnp.zeros((1, 1, 1), jnp.int32), "full")[0]
         return values_of(params, behind)[0]
 
     for i, c in enumerate(coded):

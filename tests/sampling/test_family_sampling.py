@@ -26,6 +26,7 @@ FAMILIES = {  # of two layers, one of each kind
     "gemma2": SLIDING | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "smollm3": {"no_rope_layers": [1, 0]},
     "ministral3": {},
+    "qwen3_moe mixed": {},
 }
 NEW, GROUP, PROMPTS, WIDTH, SLOTS = 32, 8, 2, 16, 6
 STOP = np.arange(3, 35, dtype=np.int32)  # a token in ten ends its row, so lengths differ

@@ -11,6 +11,7 @@ import pytest
 
 from jmarl.config import Sampling
 from jmarl.models import cpu, decoder
+from jmarl.models.layers.products import product
 from jmarl.plan import hlo
 from jmarl.sampling import choice, sampler, scoring
 from jmarl.sampling.sampler import RowIds, SampleInputs
@@ -441,8 +442,8 @@ def test_a_product_with_panels_equals_the_product(rows, columns):
         (part,) = cut.parts
         assert part.shape == (columns // 64, 48, 64)
         np.testing.assert_array_equal(part[0], w[:, :64])
-    np.testing.assert_allclose(decoder.product(x, cut), x @ w, atol=1e-5)
-    broken = decoder.product(x.at[0, 0].set(jnp.inf).at[0, 1].set(-jnp.inf), cut)
+    np.testing.assert_allclose(product(x, cut), x @ w, atol=1e-5)
+    broken = product(x.at[0, 0].set(jnp.inf).at[0, 1].set(-jnp.inf), cut)
     assert not np.isfinite(broken[0]).all()
     np.testing.assert_allclose(broken[1:], (x @ w)[1:], atol=1e-5)  # an overflow stays in its row
 
@@ -453,7 +454,7 @@ def test_a_product_with_split_panels_equals_the_product(number, sizes):
     x, w = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(8, 16), (16, number * 64)]))
     panels = cpu.split_panels(cpu.cut_panels(w))
     assert [part.shape for part in panels.parts] == [(size, 16, 64) for size in sizes]
-    np.testing.assert_allclose(decoder.product(x, panels), x @ w, atol=1e-5)
+    np.testing.assert_allclose(product(x, panels), x @ w, atol=1e-5)
 
 
 @pytest.mark.long

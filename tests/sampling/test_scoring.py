@@ -138,7 +138,7 @@ def test_no_buffer_of_all_logits(tiny_config, monkeypatch, chunk, holds):
 
     def sum_of_losses(params):
         summed = lambda logp, entropy, data: (jnp.sum(data * (logp + entropy)), {})  # noqa: E731
-        hidden = scoring.hidden_states(params, cfg, *ones, "dots")
+        hidden, _ = scoring.hidden_states(params, cfg, *ones, "dots")
         return scoring.score_loss(params, hidden, ones[2], jnp.ones((p, g, t)), summed)[0]
 
     for loss in (sum_of_scores, sum_of_losses):

@@ -16,6 +16,8 @@ MODULES = {  # of `models.weights` -> their names in most families' files; those
     **{name: f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")},
     **{name: f"self_attn.{name}" for name in ("q_norm", "k_norm")},
     **{name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    "router": "mlp.gate",
+    **{f"expert_{name}": f"mlp.experts.*.{name}_proj" for name in ("gate", "up", "down")},  # * is the number of the expert
 }
 
 

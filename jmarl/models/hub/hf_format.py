@@ -6,6 +6,7 @@ filed, so saving gives back the last bit.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -15,7 +16,7 @@ import numpy as np
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.families import FAMILIES
-from jmarl.models.weights import LAYERS, PARTS, WEIGHTS, Weight, param_shapes, sizes_of, weights_of
+from jmarl.models.weights import LAYERS, PARTS, WEIGHTS, layers_with, param_shapes, sizes_of, weights_of
 
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
 TEXT_PARTS = {  # beginnings of names in files of text and images -> of a text model
@@ -24,6 +25,10 @@ TEXT_PARTS = {  # beginnings of names in files of text and images -> of a text m
     "model.language_model.": "model.",
     "lm_head.": "lm_head.",
 }
+STACKED = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "down_proj": ("down_proj",),
+}  # experts as transformers 5 has them in memory
 NOT_WEIGHTS = ".rotary_emb.inv_freq"  # a constant in old Llama checkpoints
 
 
@@ -59,28 +64,35 @@ def filed_tensors(cfg: ModelConfig) -> dict[str, Filed]:
     """Return every tensor of an architecture in Hugging Face's files."""
     filed: dict[str, Filed] = {}
     weights = weights_of(cfg)
-    layers = [name for name in weights if name.startswith(LAYERS)]
-    places = [(name, None) for name in weights if name not in layers]
-    places += [(name, n) for n in range(cfg.num_layers) for name in layers]
-    for leaf, layer in places:
-        for module, axes in weights[leaf].modules.items():
-            name = FAMILIES[cfg.family].module(module) + (".bias" if leaf.endswith("_bias") else ".weight")
-            name = name if layer is None else f"model.layers.{layer}.{name}"
-            filed[name] = _with_slot(cfg, filed.get(name), (leaf, layer), weights[leaf], module, axes)
+    layers = {name: layers_with(cfg, name) for name in weights if name.startswith(LAYERS)}
+    places: list[tuple[str, int | None]] = [(name, None) for name in weights if name not in layers]
+    places += [(name, n) for n in range(cfg.num_layers) for name in layers if n in layers[name]]
+    for (leaf, layer), (module, axes) in [(place, item) for place in places for item in weights[place[0]].modules.items()]:
+        name = FAMILIES[cfg.family].module(module) + (".bias" if leaf.endswith("_bias") else ".weight")
+        place = () if layer is None else (layers[leaf].index(layer),)
+        name = name if layer is None else f"model.layers.{layer}.{name}"
+        if "*" in name:  # a tensor for each expert
+            for n in range(cfg.num_experts):
+                filed[name.replace("*", str(n))] = _with_slot(cfg, None, leaf, (*place, n), module, axes[2:])
+        else:
+            filed[name] = _with_slot(cfg, filed.get(name), leaf, place, module, axes)
     return filed
 
 
-def _with_slot(
-    cfg: ModelConfig, before: Filed | None, place: tuple[str, int | None], weight: Weight, module: str, axes: str
-) -> Filed:
-    """Return a tensor with the rows of one more module of a weight. axes: of these rows."""
+def _with_slot(cfg: ModelConfig, before: Filed | None, leaf: str, place: tuple[int, ...], module: str, axes: str) -> Filed:
+    """Return a tensor with the rows of one more module of a weight.
+
+    Args:
+      before: the tensor without them.
+      place: in the stack of layers, and the expert if each has a tensor of its own.
+      axes: of the rows.
+    """
     sizes, letters = sizes_of(cfg), axes.replace(" ", "")
     shape = tuple(math.prod(sizes[letter] for letter in word) for word in axes.split())
     first = before.shape[0] if before else 0
-    leaf, layer = place
-    part: list[Any] = [] if layer is None else [layer]
+    part: list[Any] = [*place]
     order = []
-    for letter in weight.axes.replace(" ", ""):
+    for letter in WEIGHTS[leaf].axes.replace(" ", "")[len(place) > 1 :]:
         part.append(PARTS[module] if letter == "P" else slice(None))
         order += [letters.index(x) for x in ("Q" if letter == "P" else letter) if x in letters]
     slot = Slot(leaf, tuple(part), tuple(sizes[x] for x in letters), tuple(order), slice(first, first + shape[0]))
@@ -222,6 +234,32 @@ def text_part(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if not any(name.startswith(("language_model.", "model.language_model.")) for name in tensors):
         return tensors
     return {text_name(name): tensor for name, tensor in tensors.items() if name.startswith(tuple(TEXT_PARTS))}
+
+
+def tensors_of_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays with one for each expert, as files have them; of other models unchanged. See `STACKED`."""
+    split: dict[str, Any] = {}
+    for name, array in tensors.items():
+        before, _, kind = name.rpartition(".experts.")
+        if kind not in STACKED:
+            split[name] = array
+            continue
+        rows = array.shape[1] // len(STACKED[kind])
+        for (i, module), n in itertools.product(enumerate(STACKED[kind]), range(array.shape[0])):
+            split[f"{before}.experts.{n}.{module}.weight"] = array[n, i * rows : (i + 1) * rows]
+    return split
+
+
+def stacked_experts(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return those of some names that stack the tensors of experts. Inverts `tensors_of_experts`."""
+    stacks = {}
+    for name in names:
+        before, _, kind = name.rpartition(".experts.")
+        if kind in STACKED:
+            modules = [f"{before}.experts.{{}}.{module}.weight" for module in STACKED[kind]]
+            experts = next(n for n in itertools.count() if modules[0].format(n) not in tensors)
+            stacks[name] = np.stack([np.concatenate([tensors[x.format(n)] for x in modules]) for n in range(experts)])
+    return stacks
 
 
 def check_names(names: Iterable[str], expected_names: Iterable[str], where: str) -> None:

@@ -17,7 +17,16 @@ import numpy as np
 
 from jmarl.models.hub.agents import Agent, check_vocabulary, load_tokenizer, with_end_tokens
 from jmarl.models.hub.config_json import config_from_hf
-from jmarl.models.hub.hf_format import EMBED, HEAD, Tensor, params_from_tensors, tensors_from_params, text_name
+from jmarl.models.hub.hf_format import (
+    EMBED,
+    HEAD,
+    Tensor,
+    params_from_tensors,
+    stacked_experts,
+    tensors_from_params,
+    tensors_of_experts,
+    text_name,
+)
 
 FAST = "AutoTokenizer.from_pretrained(...) of a model with a tokenizer.json"
 
@@ -49,7 +58,8 @@ def agent_from_transformers(model: TransformersModel, tokenizer: Any = None) -> 
     """
     name, fields = model.config.name_or_path or type(model).__name__, model.config.to_dict()
     config = config_from_hf(fields)
-    tensors = {key: Tensor(tuple(x.shape), partial(_to_numpy, x, f"{key} of {name}")) for key, x in model.state_dict().items()}
+    arrays = tensors_of_experts(model.state_dict())
+    tensors = {key: Tensor(tuple(x.shape), partial(_to_numpy, x, f"{key} of {name}")) for key, x in arrays.items()}
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
     check_fast(tokenizer)
     check_vocabulary(config, tokenizer, name)
@@ -59,8 +69,9 @@ def agent_from_transformers(model: TransformersModel, tokenizer: Any = None) -> 
 
 def copy_to_transformers(agent: Agent, model: TransformersModel) -> None:
     """Copy the weights of an agent into the `transformers` model that it was taken from, in the types of the model."""
-    tensors = tensors_from_params(agent.config, agent.params)
-    for name, tensor in model.state_dict().items():
+    theirs, tensors = model.state_dict(), tensors_from_params(agent.config, agent.params)
+    tensors |= stacked_experts(tensors, theirs)
+    for name, tensor in theirs.items():
         name = text_name(name)
         source = tensors.get(name, tensors[EMBED] if name == HEAD else None)
         if source is None:  # a buffer
