@@ -26,6 +26,7 @@ from jaxtyping import install_import_hook
 # Check the types and shapes in annotations of the rooms of pure functions, here and in no user's run. Before they are imported.
 # Not of `models.hub`, which has no arrays: a check takes longer than most of its functions.
 MODELS = [f"jmarl.models.{path.stem}" for path in (Path(__file__).parents[1] / "jmarl" / "models").glob("*.py")]
+MODELS += ["jmarl.models.layers"]
 ROOMS_WITH_SHAPES = ["jmarl.types", "jmarl.rl", *MODELS, "jmarl.sampling", "jmarl.objectives", "jmarl.learning"]
 install_import_hook(ROOMS_WITH_SHAPES, "beartype.beartype")
 
