@@ -98,7 +98,8 @@ def test_the_load_balancing_term_equals_that_of_transformers(agent, tiny_dir):
     rng, lengths, written = np.random.default_rng(2), np.array([7, 4]), np.array([5, 3])
     prompts, tokens = rng.integers(3, 320, (2, 7)), rng.integers(3, 320, (2, 1, 6))
     mask = np.arange(6) < written[:, None, None]
-    _, load = scoring.hidden_states(agent.params, agent.config, prompts, lengths, tokens, "full", jnp.asarray(mask))
+    params = jax.tree.map(jnp.asarray, agent.params)
+    _, load = scoring.hidden_states(params, agent.config, prompts, lengths, tokens, "full", jnp.asarray(mask))
     rows = [
         np.concatenate([prompts[i, :n], tokens[i, 0, : t - 1]]) for i, (n, t) in enumerate(zip(lengths, written, strict=True))
     ]
