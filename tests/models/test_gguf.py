@@ -1,19 +1,17 @@
 """GGUF files hold the same model as a Hugging Face directory; the real SmolLM2 predicts English."""
 
-import json
 import sys
 
-import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from jmarl.models import decoder
 from jmarl.models.hub import agents as weights
 from jmarl.models.hub import gguf as gguf_weights
 from jmarl.models.hub.tokenize import chat_prompt
+from tests.gguf_files import permute, tokenizer_fields, write_gguf
 
 TOKENS = np.random.default_rng(0).integers(0, 320, 40)
 CASES = {
@@ -27,80 +25,6 @@ SENTENCE = (
     "The sun was setting over the small village, and the children were running home along the river "
     "because their mother had promised to tell them a story before dinner."
 )
-
-
-def permute(rows, heads):
-    """Permute Llama's query and key rows as llama.cpp's converter does."""
-    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def write_gguf(path, directory, quantization="F32", change=lambda fields, tensors: None):
-    """Write the model of a Hugging Face directory as llama.cpp's converter does, after `change(fields, tensors)`."""
-    hf, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
-    arch = hf["model_type"]
-    rope = hf.get("rope_parameters") or {"rope_theta": 10000.0}
-    fields = {
-        "general.architecture": arch,
-        f"{arch}.block_count": hf["num_hidden_layers"],
-        f"{arch}.context_length": hf["max_position_embeddings"],
-        f"{arch}.embedding_length": hf["hidden_size"],
-        f"{arch}.feed_forward_length": hf["intermediate_size"],
-        f"{arch}.attention.head_count": hf["num_attention_heads"],
-        f"{arch}.attention.head_count_kv": hf["num_key_value_heads"],
-        f"{arch}.attention.key_length": hf["head_dim"],
-        f"{arch}.attention.layer_norm_rms_epsilon": hf["rms_norm_eps"],
-        f"{arch}.rope.freq_base": rope["rope_theta"],
-        **tokenizer_fields(directory, pre="smollm" if arch == "llama" else "qwen2"),
-    }
-    names = gguf.get_tensor_name_map({v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[arch], hf["num_hidden_layers"])
-    heads = {"q_proj": hf["num_attention_heads"], "k_proj": hf["num_key_value_heads"]}
-    out = {}
-    for name, array in tensors.items():
-        projection = name.split(".")[-2]
-        if arch == "llama" and projection in heads:
-            array = permute(array, heads[projection])
-        out[names.get_name(name, try_suffixes=(".weight", ".bias"))] = array
-    change(fields, out)
-    write_file(path, fields, out, quantization)
-    return path
-
-
-def tokenizer_fields(directory, pre):
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    vocab = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
-    special = {token["content"] for token in tokenizer["added_tokens"]}
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": vocab,
-        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in vocab],
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.padding_token_id": 0,
-        "tokenizer.chat_template": (directory / "chat_template.jinja").read_text(),
-    }
-
-
-def write_file(path, fields, tensors, quantization):
-    writer = gguf.GGUFWriter(path, fields["general.architecture"])
-    adders = {
-        bool: writer.add_bool,
-        int: writer.add_uint32,
-        float: writer.add_float32,
-        str: writer.add_string,
-        list: writer.add_array,
-    }
-    for name, value in fields.items():
-        if name != "general.architecture":
-            adders[type(value)](name, value)
-    for name, array in tensors.items():
-        kind = gguf.GGMLQuantizationType["F32" if array.ndim == 1 else quantization]
-        writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.fixture
@@ -256,23 +180,25 @@ def narrow(fields, tensors):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (put(general__architecture="gemma"), "unknown architecture 'gemma': jmarl knows llama, qwen2, qwen3"),
+        (put(general__architecture="gemma"), "unknown architecture 'gemma': jmarl knows llama, qwen2, qwen3, mistral3"),
         (drop("llama.embedding_length"), "no llama.embedding_length"),
         (drop("blk.1.ffn_up.weight"), "1 tensor is missing: model.layers.1.mlp.up_proj.weight"),
         (drop("token_embd.weight"), "missing: token_embd.weight"),
         (lambda f, t: t.update({"blk.0.extra.weight": np.ones((2, 2), np.float32)}), "unknown.*: blk.0.extra.weight"),
         (narrow, r"up_proj.weight has shape \(62, 32\), the config asks for \(64, 32\)"),
-        (lambda f, t: t.update({"rope_freqs.weight": np.ones(8, np.float32)}), "rotary scaling .*safetensors"),
-        (put(llama__rope__scaling__type="yarn"), "rotary scaling"),
-        (put(llama__rope__dimension_count=8), "part of the head"),
+        (lambda f, t: t.update({"rope_freqs.weight": np.arange(1, 9, dtype=np.float32)}), "not Llama 3's.*safetensors"),
+        (put(llama__rope__scaling__type="ntk"), "m.gguf: rope type 'ntk' is not supported"),
+        (put(llama__attention__temperature_scale=0.1), "attention.temperature_scale"),
+        (put(llama__rope__dimension_count=8), "m.gguf: .*partial_rotary_factor=0.5"),
         (put(llama__expert_count=8), "experts"),
         (put(llama__attention__sliding_window=64), "a sliding window"),
         (put(split__count=2), "split over several files"),
         (
-            put(tokenizer__ggml__pre="dbrx"),
-            "'gpt2' with pre-tokenizer 'dbrx' is unknown: jmarl reads 'gpt2' with smollm, qwen2",
+            put(tokenizer__ggml__pre="bloom"),
+            "'gpt2' with pre-tokenizer 'bloom' is unknown: jmarl reads 'llama' and 'gpt2' with smollm, refact, qwen2,",
         ),
-        (put(tokenizer__ggml__model="llama"), "tokenizer 'llama' with"),
+        (put(tokenizer__ggml__model="t5"), "tokenizer 't5' with"),
+        (put(tokenizer__ggml__model="llama"), "no tokenizer.ggml.scores"),
         (drop("tokenizer.ggml.merges"), "no tokenizer.ggml.merges"),
     ],
 )

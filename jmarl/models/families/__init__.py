@@ -14,7 +14,8 @@ tests/families/test_families.py then compares it with transformers.
 from __future__ import annotations
 
 from jmarl.models.families.family import Family
-from jmarl.models.families.gemma import GEMMA2, GEMMA3
+from jmarl.models.families.gemma import GEMMA2
+from jmarl.models.families.gemma3 import GEMMA3
 from jmarl.models.families.granite import GRANITE
 from jmarl.models.families.llama import LLAMA
 from jmarl.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL

@@ -40,9 +40,12 @@ class Family(NamedTuple):
     modules: Mapping[str, str] = {}
     """Names that differ from `MODULES`. Modules of one name are one tensor in the files, row above row."""
     gguf: str = ""
-    """llama.cpp's name of the architecture. Empty: GGUF files are refused."""
+    """llama.cpp's name of the architecture. Empty: no GGUF file has this one."""
     neighbors_in_gguf: bool = False
     """In GGUF rotary pairs of queries and keys are neighbors."""
+    read_gguf: Callable[[Fields], dict[str, Any]] = _nothing
+    """Return fields of a config.json that only this family has, from the metadata of a GGUF file (without the architecture's
+    name). They go before those that `hub.gguf` reads, `model_type`, too."""
 
     def module(self, name: str) -> str:
         """Return the name of a module in files."""

@@ -1,7 +1,6 @@
-"""Gemma 2, and Gemma 3 (its text models, and the text part of the others).
+"""Gemma 2, and what Gemma 3 has in common with it.
 
-Weights of norms are stored less 1. Attention and feed-forward layer are normalized before and after. Some layers slide; in
-Gemma 3 these have a rotary base of their own, and queries and keys are normalized.
+Weights of norms are stored less 1. Attention and feed-forward layer are normalized before and after. Some layers slide.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import Any
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.families.family import Family, Fields, read_sliding, write_sliding
-from jmarl.models.families.rope import scaled_sliding, write_ropes_of_layers
 
 MODULES = {
     "mlp_norm": "pre_feedforward_layernorm",
@@ -27,9 +25,10 @@ DEFAULTS = {  # of transformers' classes, which published files leave out
     "sliding_window": 4096,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+LAYERS_27B = (46, 62)  # of Gemma 2 and 3
 
 
-def _read(hf: Fields) -> dict[str, Any]:
+def read(hf: Fields) -> dict[str, Any]:
     return {
         "norms_after": True,
         "norm_adds_one": True,
@@ -40,7 +39,7 @@ def _read(hf: Fields) -> dict[str, Any]:
     }
 
 
-def _write(cfg: ModelConfig) -> dict[str, Any]:
+def write(cfg: ModelConfig) -> dict[str, Any]:
     assert cfg.attention_scale is not None
     scalar = round(cfg.attention_scale**-2, 6)
     return {
@@ -51,37 +50,25 @@ def _write(cfg: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _refuses(hf: Fields) -> dict[str, Any]:
+def refuses(hf: Fields) -> dict[str, Any]:
     return {"use_bidirectional_attention": hf.get("use_bidirectional_attention", False)}
 
 
-def _read3(hf: Fields) -> dict[str, Any]:
-    pattern, ropes = hf.get("sliding_window_pattern", 6), hf.get("rope_parameters", {})
-    local = ropes.get("sliding_attention", {}).get("rope_theta") or hf.get("rope_local_base_freq", 10_000.0)
-    return {**_read(hf), "qk_norm": True, "sliding_rope_theta": local} | read_sliding(hf, lambda n: (n + 1) % pattern > 0)
+def read_gguf(meta: Fields) -> dict[str, Any]:
+    """Return what a GGUF file does not say of the scale of attention, as llama.cpp knows it: by the number of layers."""
+    heads, hidden = meta["attention.head_count"], meta["embedding_length"]
+    scalar = hidden // heads if meta["block_count"] in LAYERS_27B else meta["attention.key_length"]
+    caps = {"attn_logit_softcapping", "final_logit_softcapping"} & {*meta}
+    return {"query_pre_attn_scalar": scalar, **{cap: meta[cap] for cap in caps}}
 
 
 GEMMA2 = Family(
     "Gemma2ForCausalLM",
-    read=lambda hf: {**_read(hf), **read_sliding(hf, lambda n: n % 2 == 0)},
-    write=_write,
-    refuses=_refuses,
+    read=lambda hf: {**read(hf), **read_sliding(hf, lambda n: n % 2 == 0)},
+    write=write,
+    refuses=refuses,
     defaults={**DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     modules=MODULES,
-)
-GEMMA3 = Family(
-    "Gemma3ForCausalLM",
-    read=_read3,
-    write=lambda cfg: {**_write(cfg), "rope_local_base_freq": cfg.sliding_rope_theta, **write_ropes_of_layers(cfg)},
-    refuses=lambda hf: _refuses(hf) | scaled_sliding(hf),
-    defaults={
-        **DEFAULTS,
-        "rope_theta": 1_000_000.0,
-        "vocab_size": 262_208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "max_position_embeddings": 131_072,
-    },
-    modules=MODULES,
+    gguf="gemma2",
+    read_gguf=lambda meta: {"sliding_window": meta.get("attention.sliding_window", 4096), **read_gguf(meta)},
 )

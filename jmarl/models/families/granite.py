@@ -20,4 +20,14 @@ GRANITE = Family(
         "attention_multiplier": cfg.attention_scale,
         "logits_scaling": cfg.logit_divisor,
     },
+    refuses=lambda hf: {"position_embedding_type='nope'": hf.get("position_embedding_type") == "nope"},
+    gguf="granite",
+    neighbors_in_gguf=True,
+    read_gguf=lambda meta: {
+        "embedding_multiplier": meta["embedding_scale"],
+        "residual_multiplier": meta["residual_scale"],
+        "attention_multiplier": meta["attention.scale"],
+        "logits_scaling": meta["logit_scale"],
+        "position_embedding_type": "rope" if meta.get("rope.scaling.finetuned", True) else "nope",  # its switch of llama.cpp
+    },
 )

@@ -1,4 +1,6 @@
-"""Mistral 7B and its relatives, whose layers all slide or none; Ministral 8B, some of whose layers slide; Ministral 3."""
+"""Mistral 7B and its relatives, whose layers all slide or none; Ministral 8B, some of whose layers slide; Ministral 3.
+
+In GGUF the first two are Llama."""
 
 from __future__ import annotations
 
@@ -31,4 +33,8 @@ MINISTRAL3 = Family(
     read=lambda hf: read_sliding({**hf, "layer_types": None}, lambda n: True),
     write=lambda cfg: {"sliding_window": cfg.sliding_window, "rope_parameters": write_rope_parameters(cfg)},
     defaults={"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_parameters": ROPE},
+    gguf="mistral3",
+    neighbors_in_gguf=True,
+    # of Mistral Small 3, too
+    read_gguf=lambda meta: {"model_type": "ministral3" if meta.get("rope.scaling.type") == "yarn" else "mistral"},
 )

@@ -19,7 +19,14 @@ def _read3(hf: Fields) -> dict[str, Any]:
     return NORMS | sliding | ({"sliding_rope_theta": theta} if sliding else {})
 
 
-OLMO2 = Family("Olmo2ForCausalLM", read=lambda hf: NORMS, defaults={"rms_norm_eps": 1e-5}, modules=MODULES)
+OLMO2 = Family(
+    "Olmo2ForCausalLM",
+    read=lambda hf: NORMS,
+    defaults={"rms_norm_eps": 1e-5},
+    modules=MODULES,
+    gguf="olmo2",
+    read_gguf=lambda meta: {"model_type": "olmo3" if meta.get("attention.sliding_window") else "olmo2"},
+)
 OLMO3 = Family(
     "Olmo3ForCausalLM",
     read=_read3,

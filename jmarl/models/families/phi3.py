@@ -30,4 +30,5 @@ PHI3 = Family(
         **dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj"),
         **dict.fromkeys(("gate", "up"), "mlp.gate_up_proj"),
     },
+    gguf="phi3",
 )

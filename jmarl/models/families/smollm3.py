@@ -29,4 +29,6 @@ SMOLLM3 = Family(
     read=_read,
     write=_write,
     defaults={"tie_word_embeddings": True, "rope_theta": 2_000_000.0, "num_key_value_heads": 4},
+    gguf="smollm3",
+    neighbors_in_gguf=True,
 )

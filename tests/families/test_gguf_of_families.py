@@ -1,0 +1,101 @@
+"""GGUF files of every family hold the model that they were made of. `tests.gguf_files` says what the converter changes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl.models import decoder
+from jmarl.models.families import FAMILIES
+from jmarl.models.hub import agents
+from tests.gguf_files import write_gguf
+
+TOKENS = np.random.default_rng(0).integers(3, 320, 24)
+WINDOW = 7
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)
+MINISTRAL = dict(original_max_position_embeddings=8, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
+LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+LONGROPE = dict(
+    rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.5, 2.0, 2.5, 3.0, 3.5], long_factor=[2.0] * 6,
+    original_max_position_embeddings=64, partial_rotary_factor=0.75,
+)  # fmt: skip
+MIXED = dict(
+    sliding_attention={"rope_type": "default", "rope_theta": 1e4},
+    full_attention={"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+)
+CASES = {
+    "llama": dict(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, **LLAMA3}, mlp_bias=True),
+    "qwen2": dict(rope_parameters=YARN | {"attention_factor": 1.25}),
+    "qwen3": dict(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}),
+    "mistral": dict(sliding_window=None, tie_word_embeddings=False),
+    "ministral3": dict(rope_parameters=YARN | MINISTRAL, num_hidden_layers=2),
+    "gemma2": dict(sliding_window=WINDOW, query_pre_attn_scalar=16),
+    "gemma3_text": dict(sliding_window=WINDOW, query_pre_attn_scalar=16, rope_parameters=MIXED, num_hidden_layers=6),
+    "phi3": dict(rope_parameters=LONGROPE, hidden_size=64, sliding_window=WINDOW, tie_word_embeddings=False),
+    "smollm3": dict(rope_parameters={"rope_type": "default", "rope_theta": 1e6}, num_hidden_layers=4),
+    "olmo2": dict(tie_word_embeddings=False),
+    "olmo3": dict(sliding_window=WINDOW, rope_parameters=dict(MIXED, full_attention=YARN), num_hidden_layers=4),
+    "granite": dict(
+        hidden_size=64, embedding_multiplier=6.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=5.0
+    ),
+}
+AS_LLAMA = {"mistral", "ministral"}  # nothing in a GGUF file says which it is
+forward = jax.jit(decoder.forward, static_argnums=1)
+
+
+@pytest.fixture(scope="module")
+def files(tiny_dir, tmp_path_factory):
+    """`files(family)`: the directory of a tiny random model, and the GGUF file of it."""
+    folder, made = tmp_path_factory.mktemp("gguf"), {}
+
+    def make(family):
+        if family not in made:
+            directory = tiny_dir(family, **dict(attention_dropout=0.0) | CASES[family])
+            made[family] = directory, write_gguf(folder / f"{family}.gguf", directory)
+        return made[family]
+
+    return make
+
+
+def torch_logits(directory, **options):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager", **options)
+    with torch.no_grad():
+        return model.eval()(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
+
+
+def test_every_family_has_a_gguf_file():
+    assert {*CASES} | AS_LLAMA == {*FAMILIES}
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_a_gguf_file_holds_the_same_model(family, files):
+    directory, path = files(family)
+    agent, expected = agents.load_agent(path), agents.load_agent(directory)
+    same = {"family": "llama"} if family in AS_LLAMA else {}
+    assert agent.config == dataclasses.replace(expected.config, **same)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), agent.params, expected.params)
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_logits_of_a_gguf_file_equal_those_of_transformers(family, files):
+    directory, path = files(family)
+    agent, expected = agents.load_agent(path), torch_logits(directory)
+    assert np.abs(expected).max() > 0.3
+    np.testing.assert_allclose(forward(agent.params, agent.config, jnp.asarray(TOKENS)), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2", "gemma3_text", "phi3"])
+def test_transformers_reads_the_same_files(family, files):
+    """Its loader knows these families, without rotary scaling and scales of attention: these are given to it."""
+    from transformers import AutoConfig
+
+    directory, path = files(family)
+    theirs = torch_logits(path.parent, gguf_file=path.name, config=AutoConfig.from_pretrained(directory))
+    np.testing.assert_allclose(theirs, torch_logits(directory), atol=1e-4)
