@@ -68,6 +68,8 @@ def metadata(hf):
         "rope.freq_base": None if kind == "gemma2" else rope["rope_theta"],
         "rope.freq_base_swa": sliding.get("rope_theta"),
     }
+    if ARCHITECTURES.get(kind, kind) in PERMUTED:
+        fields |= {"vocab_size": hf["vocab_size"], "rope.dimension_count": hf["head_dim"]}
     if rope.get("rope_type") in ("linear", "yarn"):
         fields |= {scaling + "type": rope["rope_type"], scaling + "factor": rope["factor"]}
     if rope.get("rope_type") == "yarn":
@@ -89,7 +91,6 @@ def of_phi3(hf, rope):
 
 
 EXTRA = {
-    "llama": lambda hf, rope: {"vocab_size": hf["vocab_size"], "rope.dimension_count": hf["head_dim"]},
     "gemma2": lambda hf, rope: {
         "attn_logit_softcapping": hf["attn_logit_softcapping"],
         "final_logit_softcapping": hf["final_logit_softcapping"],
@@ -108,7 +109,6 @@ EXTRA = {
         "logit_scale": hf["logits_scaling"],
     },
     "ministral3": lambda hf, rope: {
-        "rope.dimension_count": hf["head_dim"],
         "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
         "attention.temperature_scale": rope["llama_4_scaling_beta"],
     },

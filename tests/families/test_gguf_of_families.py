@@ -91,11 +91,73 @@ def test_logits_of_a_gguf_file_equal_those_of_transformers(family, files):
     np.testing.assert_allclose(forward(agent.params, agent.config, jnp.asarray(TOKENS)), expected, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2", "gemma3_text", "phi3"])
 def test_transformers_reads_the_same_files(family, files):
-    """Its loader knows these families, without rotary scaling and scales of attention: these are given to it."""
+    """Its loader knows these families, but not their rotary scaling and scales of attention: it is given the config.json."""
     from transformers import AutoConfig
 
     directory, path = files(family)
-    theirs = torch_logits(path.parent, gguf_file=path.name, config=AutoConfig.from_pretrained(directory))
-    np.testing.assert_allclose(theirs, torch_logits(directory), atol=1e-4)
+    config = {} if family in AS_LLAMA else {"config": AutoConfig.from_pretrained(directory)}
+    np.testing.assert_allclose(torch_logits(path.parent, gguf_file=path.name, **config), torch_logits(directory), atol=1e-4)
+
+
+# --- what files do not say ---------------------------------------------------------------------------------------------
+
+
+def test_mistral_small_3_is_mistral(tiny_dir, tmp_path):
+    """Its files have the architecture of Ministral 3, without YaRN."""
+    fields = dict(CASES["ministral3"], rope_parameters=YARN | MINISTRAL)
+
+    def change(fields, tensors):
+        for key in [key for key in fields if "scaling" in key or "temperature" in key]:
+            del fields[key]
+
+    path = write_gguf(tmp_path / "small.gguf", tiny_dir("ministral3", **fields), change=change)
+    config = agents.load_agent(path).config
+    assert (config.family, config.rope_scaling, config.sliding_layers) == ("mistral", None, ())
+
+
+@pytest.mark.parametrize(("layers", "scalar"), [(26, 16), (46, 8), (62, 8)])
+def test_gemmas_of_27_billion_weights_scale_attention_by_the_width(layers, scalar):
+    """Of heads times hidden size, whatever the size of a head: as llama.cpp, which knows them by the number of layers."""
+    meta = {"attention.head_count": 4, "embedding_length": 32, "block_count": layers, "attention.key_length": 16}
+    for name in ("gemma2", "gemma3_text"):
+        assert FAMILIES[name].read_gguf(meta)["query_pre_attn_scalar"] == scalar
+
+
+def test_gemma2_slides_where_a_file_does_not_say_how_far(tiny_dir, tmp_path):
+    path = write_gguf(
+        tmp_path / "gemma2.gguf", tiny_dir("gemma2", **CASES["gemma2"]), change=lambda fields, _: fields.pop(
+            "gemma2.attention.sliding_window"
+        ),
+    )  # fmt: skip
+    config = agents.load_agent(path).config
+    assert (config.sliding_window, config.sliding_layers) == (4096, (True, False))
+
+
+@pytest.mark.parametrize(("period", "sliding"), [(3, (True, True, False, True)), (1, ()), (0, (True,) * 4)])
+def test_a_pattern_of_sliding_layers_may_be_a_period(period, sliding, tiny_dir, tmp_path):
+    def change(fields, _):
+        fields["olmo2.attention.sliding_window_pattern"] = period
+
+    path = write_gguf(tmp_path / "olmo3.gguf", tiny_dir("olmo3", **CASES["olmo3"]), change=change)
+    assert agents.load_agent(path).config.sliding_layers == sliding
+
+
+def test_granite_that_does_not_rotate_is_refused(tiny_dir, tmp_path):
+    def change(fields, _):
+        fields["granite.rope.scaling.finetuned"] = False
+
+    path = write_gguf(tmp_path / "granite.gguf", tiny_dir("granite", **CASES["granite"]), change=change)
+    with pytest.raises(ValueError, match="granite.gguf: .*has position_embedding_type='nope'"):
+        agents.load_agent(path)
+
+
+@pytest.mark.parametrize("key", ["attention.scale", "embedding_scale", "residual_scale", "logit_scale"])
+def test_granite_without_a_scale_is_refused(key, tiny_dir, tmp_path):
+    path = write_gguf(
+        tmp_path / "granite.gguf", tiny_dir("granite", **CASES["granite"]), change=lambda f, _: f.pop(f"granite.{key}")
+    )
+    with pytest.raises(ValueError, match=f"the metadata has no granite.{key}"):
+        agents.load_agent(path)

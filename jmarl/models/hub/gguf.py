@@ -159,7 +159,7 @@ def _config(meta: Metadata, tensors: Mapping[str, Any]) -> ModelConfig:
         raise ValueError("1 tensor is missing: token_embd.weight")
     heads, hidden, arch = meta["attention.head_count"], meta["embedding_length"], meta.arch
     head_dim = meta.get("attention.key_length", hidden // heads)
-    window, rope = meta.get("attention.sliding_window") or None, _rope(meta, tensors)
+    window, types = meta.get("attention.sliding_window") or None, _layer_types(meta)
     cfg = config_from_hf({
         "model_type": GGUF[arch],
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
@@ -170,18 +170,21 @@ def _config(meta: Metadata, tensors: Mapping[str, Any]) -> ModelConfig:
         "num_key_value_heads": meta.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": meta["context_length"],
-        "rope_parameters": rope,
+        "rope_parameters": _rope(meta, tensors),
         "partial_rotary_factor": meta.get("rope.dimension_count", head_dim) / head_dim,
         "rms_norm_eps": meta["attention.layer_norm_rms_epsilon"],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_output.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "sliding_window": window,
-        "layer_types": _layer_types(meta),
+        "layer_types": types,
         **FAMILIES[GGUF[arch]].read_gguf(meta),
     })  # fmt: skip
     scale = "attention.temperature_scale" in meta and not (cfg.rope_scaling and cfg.rope_scaling.query_beta)
-    unsupported = {"a sliding window": bool(window) and not cfg.sliding_layers, "attention.temperature_scale": scale}
+    unsupported = {
+        "a sliding window": bool(window) and not types and not cfg.sliding_layers,
+        "attention.temperature_scale": scale,
+    }
     refuse(unsupported, f"this {arch} file", UNREAD)
     return cfg
 
@@ -240,11 +243,10 @@ def gguf_tokenizer(meta: Metadata, cfg: ModelConfig) -> Any:
     tokenizer = _sentencepiece(meta) if model == "llama" else _byte_level(meta, PRE_TOKENIZERS[pre])
     vocab, strips = tokenizer.get_vocab(), model == "llama" and meta.arch == "phi3"
     for kind, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
+        options = {"special": kind == CONTROL, "normalized": False}
         added = [token for token, t in zip(tokens, types, strict=True) if t == kind and token in vocab]
-        add([
-            AddedToken(token, special=kind == CONTROL, normalized=False, rstrip=strips and token not in KEEPS_BLANKS)
-            for token in added
-        ])  # fmt: skip
+        rstrips = [strips and token not in KEEPS_BLANKS and not token.isspace() for token in added]
+        add([AddedToken(token, rstrip=rstrip, **options) for token, rstrip in zip(added, rstrips, strict=True)])
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {role: meta.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
     special = {role: tokens[i] for role, i in ids.items() if i is not None}
@@ -286,12 +288,14 @@ def _byte_level(meta: Metadata, pre: PreTokenizer) -> Any:
 
 def _sentencepiece(meta: Metadata) -> Any:
     """Return a byte-pair tokenizer that merges as SentencePiece does. What a file does not say is as in transformers: where a
-    blank is put before a text, and that Gemma merges in the order of its tokens."""
+    blank is put before a text, that Gemma merges in the order of its tokens, and that its tokens of blanks are merged, too."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers.tokenization_utils_base import generate_merges
 
-    vocab = {token if token.strip(" ") else BLANK * len(token): i for token, i in _vocabulary(meta).items()}
-    scores = [-i for i in range(len(meta[TOKENS]))] if meta.arch.startswith("gemma") else meta["tokenizer.ggml.scores"]
+    vocab, scores = _vocabulary(meta), meta["tokenizer.ggml.scores"]
+    if meta.arch.startswith("gemma"):
+        vocab = {token if token.strip(" ") else BLANK * len(token): i for token, i in vocab.items()}
+        scores = [-i for i in range(len(scores))]
     merges = generate_merges(vocab, {token: scores[i] for token, i in vocab.items()})
     unknown, prefix = meta.get("tokenizer.ggml.unknown_token_id"), meta.get("tokenizer.ggml.add_space_prefix", True)
     unk = None if unknown is None else meta[TOKENS][unknown]
