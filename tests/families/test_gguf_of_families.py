@@ -24,7 +24,7 @@ LONGROPE = dict(
     original_max_position_embeddings=64, partial_rotary_factor=0.75,
 )  # fmt: skip
 MIXED = dict(
-    sliding_attention={"rope_type": "default", "rope_theta": 1e4},
+    sliding_attention={"rope_type": "default", "rope_theta": 2e4},
     full_attention={"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 )
 CASES = {

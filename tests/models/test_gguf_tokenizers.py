@@ -129,7 +129,7 @@ def test_text_is_split_as_in_transformers(pre, tiny_tokenizer, tiny_dir, tmp_pat
 
     tokenizer = agents.load_agent(write_gguf(tmp_path / "m.gguf", tiny_dir("llama"), change=change)).tokenizer
     split, _ = tokenizer.backend_tokenizer.pre_tokenizer
-    text = "They'LL say 123456 HTTPServer's  x/y//\n\n\t caf\u00e9's e\u0301 \u65e5\u672c!?\r\n  end "
+    text = "They'LL say 123456 HTTPServer's  x/y//\n!\n/\n\t caf\u00e9's e\u0301 \u65e5\u672c!?\r\n  end "
     theirs = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[pre]), behavior="isolated")
     assert split.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
     assert tokenizer.backend_tokenizer.model.ignore_merges == PRE[pre]
