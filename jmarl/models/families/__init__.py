@@ -4,7 +4,7 @@ To add one:
 
 1. Write ``NAME.py`` with a `Family`: what its config.json says (`read`), how that is written back (`write`), and the names of
    its modules that differ from Llama's (`modules`).
-2. Name it in `FAMILIES` by the `model_type` of its config.json.
+2. Name it in `FAMILIES` by the `model_type` of its config.json; its fields of GGUF say how llama.cpp files it, if it does.
 3. If it computes something new: a static field of `models.config.ModelConfig` that costs other models nothing, a weight in
    `models.weights.WEIGHTS`, and the line of `models.decoder.Block` that reads them.
 
