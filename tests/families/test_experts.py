@@ -46,11 +46,12 @@ def applied_densely(chosen, x, shares, gate, up, down):
 
 @pytest.mark.parametrize("routes", ROUTES)
 def test_blocks_compute_what_all_experts_compute_for_their_tokens(routes, monkeypatch):
-    """Also the gradients. Blocks of 1 row and of several, multiplied 3 at a time."""
+    """Also the gradients. Blocks of 1 row and of several, multiplied 3 at a time; and a few tokens with all experts."""
     monkeypatch.setattr(experts, "BLOCKS_AT_ONCE", 3)
     rng = np.random.default_rng(0)
-    for tokens, size in ((1, 1), (5, 1), (160, 4)):
-        assert experts.block_rows(tokens * CHOICES, NUM) == size
+    for tokens, size, dense in ((1, 1, False), (5, 1, True), (5, 1, False), (160, 4, False)):
+        monkeypatch.setattr(experts, "FEW_TOKENS", 100 if dense else 0)
+        assert experts.block_rows(tokens * CHOICES, NUM) == size and experts.is_dense(tokens, CHOICES, NUM) == dense
         x = jnp.asarray(rng.normal(size=(tokens, DIM)), jnp.float32)
         shares = jnp.asarray(rng.uniform(size=(tokens, CHOICES)), jnp.float32)
         inputs, chosen = (x, shares, *weights(rng)), jnp.asarray(ROUTES[routes](rng, tokens))
@@ -64,9 +65,9 @@ def test_blocks_compute_what_all_experts_compute_for_their_tokens(routes, monkey
 
 @pytest.mark.parametrize("routes", ROUTES)
 def test_each_block_has_one_expert(routes):
-    for tokens, size in ((7, 1), (7, 4), (64, 8)):
+    for tokens in (1, 7, 64, 500):
         chosen = ROUTES[routes](np.random.default_rng(1), tokens).reshape(-1)
-        place, expert = experts.make_blocks(jnp.asarray(chosen), NUM, size)
+        size, (place, expert) = experts.block_rows(len(chosen), NUM), experts.make_blocks(jnp.asarray(chosen), NUM)
         assert len({*np.asarray(place).tolist()}) == len(chosen) and place.max() < len(expert) * size
         np.testing.assert_array_equal(np.asarray(expert)[np.asarray(place) // size], chosen)
 
@@ -76,9 +77,10 @@ def test_operations_grow_with_the_experts_of_a_token_and_not_with_all():
 
     def operations(num, choices, tokens=2048):
         rows = experts.block_rows(tokens * choices, num)
-        blocks = jax.eval_shape(lambda: experts.make_blocks(jnp.zeros(tokens * choices, jnp.int32), num, rows))
+        blocks = jax.eval_shape(lambda: experts.make_blocks(jnp.zeros(tokens * choices, jnp.int32), num))
         return blocks.expert.shape[0] * rows
 
+    assert not experts.is_dense(2048, 8, 128) and experts.is_dense(64, 8, 128) and not experts.is_dense(4, 8, 128)
     assert operations(128, 8) <= 1.15 * operations(16, 8)
     assert operations(128, 8) == pytest.approx(4 * operations(128, 2), rel=0.15)
 

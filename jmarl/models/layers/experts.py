@@ -5,7 +5,10 @@ one of its experts) are sorted by expert into blocks. All rows of a block have o
 matrices, and operations grow with the experts of a token, not with all. Blocks are multiplied a few at a time, so that few
 weights are copied at once. Each expert fills its last block in part: `block_rows` keeps that below an eighth of the slots.
 
-Left out: a kernel that reads the weights of a block where they are. XLA copies them once for each block.
+A few tokens, as in a decode step, take less time with all experts, if most are chosen anyway: their weights are then read once,
+and XLA copies those of each block before it reads them (`is_dense`).
+
+Left out: a kernel that reads the weights of a block where they are.
 """
 
 from collections.abc import Callable
@@ -20,6 +23,8 @@ from jmarl.models.gpu import matmul_precision
 
 MAX_BLOCK = 256  # rows
 BLOCKS_AT_ONCE = 16
+FEW_TOKENS = 256  # with fewer, a GPU waits for the weights of a product and not for its operations
+BYTES_OF_BLOCKS = 3  # the weights of a block are read, written and read again
 
 
 class Routes(NamedTuple):
@@ -58,9 +63,20 @@ def block_rows(slots: int, experts: int) -> int:
     return min(MAX_BLOCK, 1 << max(0, (slots // (8 * experts)).bit_length() - 1))
 
 
-def make_blocks(experts: Int[Array, " slot"], num_experts: int, size: int) -> Blocks:
-    """Return the blocks of slots with these experts. size: B."""
+def is_dense(tokens: int, choices: int, experts: int) -> bool:
+    """Return whether tokens are multiplied with all experts, as fewer bytes are read for it."""
+    return tokens <= FEW_TOKENS and experts <= BYTES_OF_BLOCKS * num_blocks(tokens * choices, experts)
+
+
+def num_blocks(slots: int, experts: int) -> int:
+    """Return a number of blocks that is never too small."""
+    return min(slots, slots // block_rows(slots, experts) + experts)
+
+
+def make_blocks(experts: Int[Array, " slot"], num_experts: int) -> Blocks:
+    """Return the blocks of slots with these experts."""
     slots = len(experts)
+    size, count = block_rows(slots, num_experts), num_blocks(slots, num_experts)
     order = jnp.argsort(experts)
     ordered = experts[order]
     first = jnp.searchsorted(ordered, jnp.arange(num_experts + 1))
@@ -68,7 +84,6 @@ def make_blocks(experts: Int[Array, " slot"], num_experts: int, size: int) -> Bl
     begins = jnp.concatenate([jnp.zeros(1, ends.dtype), ends[:-1]])
     rows = begins[ordered] * size + jnp.arange(slots) - first[ordered]
     place = jnp.zeros(slots, rows.dtype).at[order].set(rows, unique_indices=True)
-    count = min(slots, slots // size + num_experts)  # never fewer than there are
     blocks = jnp.arange(-(-count // BLOCKS_AT_ONCE) * BLOCKS_AT_ONCE if count > BLOCKS_AT_ONCE else count)
     return Blocks(place, jnp.minimum(jnp.searchsorted(ends, blocks, side="right"), num_experts - 1))
 
@@ -84,7 +99,15 @@ def apply_experts(
     """Return the weighted sum of what each token's experts (SwiGLU) return."""
     (n, d), k, num_experts = x.shape, routes.experts.shape[1], len(gate)
     size, precision = block_rows(n * k, num_experts), matmul_precision(x)
-    blocks = make_blocks(routes.experts.reshape(-1), num_experts, size)
+    if is_dense(n, k, num_experts):
+        shares = (
+            jnp.zeros((n, num_experts), x.dtype).at[jnp.arange(n)[:, None], routes.experts].set(routes.weights.astype(x.dtype))
+        )
+        each = jnp.broadcast_to(x, (num_experts, n, d))  # else it is one product, for which XLA transposes the weights
+        gates, ups = (jnp.einsum("end,edm->enm", each, w, precision=precision) for w in (gate, up))
+        y = activation(gates) * ups * shares.T[..., None]
+        return jnp.einsum("enm,emd->nd", y, down, precision=precision)
+    blocks = make_blocks(routes.experts.reshape(-1), num_experts)
     slots = jnp.broadcast_to(x[:, None], (n, k, d)).reshape(n * k, d)
     rows = jnp.zeros((len(blocks.expert) * size, d), x.dtype).at[blocks.place].set(slots, unique_indices=True)
 
