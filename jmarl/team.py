@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -109,7 +109,7 @@ class Team:
             raise TypeError(f"give one model per agent, such as [{str(models)!r}] * 2, got {models!r}")
         if any(not isinstance(model, str | Path) for model in models):
             raise TypeError("give names or directories of models; `Team.of` makes a team of loaded agents")
-        loaded = {str(model): open_agent(model) for model in models}
+        loaded = {model: open_agent(model) for model in map(str, models)}
         return cls.of([loaded[str(model)] for model in models], shared_weights=shared_weights)
 
     @classmethod
@@ -128,6 +128,12 @@ class Team:
         """Return this team on a mesh."""
         return dataclasses.replace(self, stacks=tuple(dataclasses.replace(spec, mesh=mesh) for spec in self.stacks))
 
+    def in_context(self, long: bool | Literal["auto"]) -> Team:
+        """Return this team with all its models in a context, see `ModelConfig.in_context`."""
+        stacks = [dataclasses.replace(spec, config=spec.config.in_context(long)) for spec in self.stacks]
+        models = [x and x._replace(config=x.config.in_context(long)) for x in (self.critic, self.reward_model)]
+        return self if long == "auto" else Team(tuple(stacks), self.agents, *models)
+
     @property
     def num_agents(self) -> int:
         """Number of agents; agents of several runs that share a stack count once."""
@@ -141,7 +147,6 @@ class Team:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return, as JSON, what must be equal when a run resumes from a checkpoint."""
-
         return [
             dict(
                 config=s.config.describe(),
@@ -264,13 +269,9 @@ def stack_agents(stacks: Sequence[StackSpec], agents: Sequence[Agent], lora: boo
     lora: agents of a stack share one copy of their parameters, which must be equal.
     """
     stack = share_params if lora else stack_params
-    return [
-        stack(
-            [agents[roles[0]].params for roles in spec.members],
-            None if spec.mesh is None else partial(state_shardings, spec.mesh),
-        )
-        for spec in stacks
-    ]
+    shardings = [None if spec.mesh is None else partial(state_shardings, spec.mesh) for spec in stacks]
+    models = [[agents[roles[0]].params for roles in spec.members] for spec in stacks]
+    return [stack(params, sharding) for params, sharding in zip(models, shardings, strict=True)]
 
 
 def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool = False) -> tuple[Team, list[Any]]:
@@ -310,8 +311,9 @@ def map_stacks(state: TeamState, f: Callable[[StackState], StackState]) -> TeamS
 
 
 def on_mesh(team: Team, run: Run, devices: Sequence[Any] | None = None) -> Team:
-    """Return a team on the devices that the settings of a run name, of those given or of this process."""
-    return team.on(mesh_for(run.mesh, [len(spec.members) for spec in team.stacks], run.strategy, devices))
+    """Return a team on the devices, of those given or of this process, and in the context that the settings of a run name."""
+    mesh = mesh_for(run.mesh, [len(spec.members) for spec in team.stacks], run.strategy, devices)
+    return team.in_context(run.long_context).on(mesh)
 
 
 def place_params(team: Team, params: Sequence[Any]) -> list[Any]:

@@ -104,7 +104,7 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
 def prompt_lines(team: Team, run: Run) -> list[str]:
     """Return lines with the number of tasks and the first prompts."""
     items, cfg = run.task.items, run.cfg
-    lines = [f"{plural(len(items), 'task')} to train on, {len(run.task.held_out)} held out; {agents_line(team)}"]
+    lines = [f"{plural(len(items), 'task')} to train on, {len(run.task.held_out)} held out; {agents_line(run.team)}"]
     lines += [run.task.overlap] if run.task.overlap else []
     if level := sandbox_level(describe(run.task.env)):
         lines.append(f"sandbox level {level}")
@@ -165,8 +165,8 @@ def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
     algorithm, train = run.setup.algorithm, run.cfg
     texts = algorithm.row.data == "texts"
     kind = "text" if texts else "pair"
-    tokens = encode_tokens(team, data[:SHOWN], algorithm, train).tokens
-    lines = [f"{plural(len(data), kind)} to train on, {len(held_out)} held out; {agents_line(team)}"]
+    tokens = encode_tokens(run.team, data[:SHOWN], algorithm, train).tokens
+    lines = [f"{plural(len(data), kind)} to train on, {len(held_out)} held out; {agents_line(run.team)}"]
     lines += [run.task.overlap] if run.task.overlap else []
     lines.append("trained tokens are in ⟦ ⟧, separated by |; " + LEGEND)
     weights = {1: algorithm.bc_weight, 2: algorithm.world_model_weight} if texts else {}

@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     described = {name: load_description(name) for name in dict.fromkeys(names)}
     team = describe_team([(name, *described[name]) for name in names], cfg.team.shared_weights)
     prompt_tokens, eval_items = measure_prompts(cfg, team, args.prompt_tokens)
+    team = in_chosen_context(team, cfg.train, prompt_tokens)
     where = f"{count} x " * (count > 1) + (gpu.name if gpu else "the CPU of this machine")
     print(
         f"compiling {cfg.train.algorithm} for {where}: prompts of {prompt_tokens} tokens, {eval_items} held-out tasks",
@@ -172,6 +173,13 @@ def find_settings(cfg: Any, path: str, team: Any, gpu: Any, sizes: tuple[int, in
             print("\n".join(["", *lines_of(plan), f"written to {path}: jmarl train --config {path}"]))
             return 0
     raise ValueError(f"nothing that was tried fits on the {gpu.name}: set lora_rank, a smaller model, or shorter completions")
+
+
+def in_chosen_context(team: Any, cfg: Any, prompt_tokens: int) -> Any:
+    """Return a team in the context that a run chooses for prompts of this length, see `Run.long_context`."""
+    longest, configs = prompt_tokens + cfg.sampling.max_new_tokens, [spec.config for spec in team.stacks]
+    is_long = any(config.has_two_contexts and longest > config.context for config in configs)
+    return team.in_context("auto" if cfg.run.long_context == "auto" and not is_long else is_long or cfg.run.long_context)
 
 
 def measure_prompts(cfg: Any, team: Any, prompt_tokens: int | None) -> tuple[int, int]:

@@ -32,6 +32,11 @@ class Run(Section):
     the available devices."""
     strategy: Literal["fsdp", "ddp"] = "fsdp"
     """How the axis `data` of the mesh divides an agent: fsdp: rows and weights; ddp: rows only, each device has all weights."""
+    long_context: bool | Literal["auto"] = "auto"
+    """Of models with longrope (Phi-3.5, Phi-4-mini), which have factors for short and for long contexts: whether all rows,
+    short ones too, are computed with the long factors. auto: if a first prompt with max_new_tokens (of all turns with
+    history=append), or a given example, has more tokens than the short ones are for. Where prompts are not known before they
+    are played, and outside of runs: no."""
     log_every: Count = 10
     """Updates between text samples and histograms in TensorBoard."""
     max_completions_mb: CountOrOff = 100

@@ -117,6 +117,8 @@ def sample_texts(
     shown: special tokens that the texts have in any case.
     """
     settings, chat, group = cfg.eval_sampling(), cfg.episodes.chat_settings, cfg.run.eval_generations
+    long = cfg.run.long_context
+    teams = [[agent._replace(config=agent.config.in_context(long)) for agent in agents] for agents in teams]
     players = [player for agents in teams for player in players_of(agents)]
     agents = [player.agent for player in players]
 

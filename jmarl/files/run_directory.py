@@ -28,7 +28,8 @@ from jmarl.types import StackState, TeamState
 logger = logging.getLogger(__name__)
 C = TypeVar("C", bound=TrainConfig)
 
-CHOSEN = ("compute_dtype", "remat", "micro_batches", "chat_date")  # settings that may be auto, and are chosen when a run starts
+# Settings that may be auto, and are chosen when a run starts.
+CHOSEN = ("compute_dtype", "remat", "micro_batches", "chat_date", "long_context")
 
 
 def checkpoints_of(cfg: TrainConfig) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,8 @@ class RopeScaling:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0
     truncate: bool = True
-    short_factors: tuple[float, ...] = ()  # longrope, up to original_max_positions: see `ModelConfig.context`
-    long_factors: tuple[float, ...] = ()  # longrope, beyond: only kept for the files that are saved
+    short_factors: tuple[float, ...] = ()  # longrope, where no row has more than original_max_positions
+    long_factors: tuple[float, ...] = ()  # longrope, where one may have: see `ModelConfig.long_context`
     amplitude: float = 1.0
     """Cosines and sines are multiplied by it (yarn and longrope)."""
     query_beta: float = 0.0
@@ -109,6 +109,9 @@ class ModelConfig:
     """On a mesh, see `models.sharding`: devices that divide the rows of a batch."""
     splits_weights: bool = False
     """On a mesh: whether each of them has a part of the hidden axis of the weights, which are gathered where they are used."""
+    long_context: bool = False
+    """Compute with longrope's long factors, in all rows however short: one choice for a run, so that a row does not depend on
+    the lengths of others. See `in_context`."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -134,10 +137,19 @@ class ModelConfig:
 
     @property
     def context(self) -> int:
-        """Number of tokens that a prompt and its completion may have. Those of longrope's short factors are used, so that a row
-        does not depend on the lengths of others."""
+        """Number of tokens that a prompt and its completion may have."""
+        scaling, short = self.rope_scaling, self.has_two_contexts and not self.long_context
+        return scaling.original_max_positions if scaling and short else self.max_positions
+
+    @property
+    def has_two_contexts(self) -> bool:
+        """Whether longrope has factors for short and for long contexts."""
         scaling = self.rope_scaling
-        return scaling.original_max_positions if scaling and scaling.kind == "longrope" else self.max_positions
+        return scaling is not None and scaling.kind == "longrope" and scaling.original_max_positions < self.max_positions
+
+    def in_context(self, long: bool | Literal["auto"]) -> ModelConfig:
+        """Return the architecture with `long_context`, if it has two contexts. auto: as it is."""
+        return self if long == "auto" or not self.has_two_contexts else dataclasses.replace(self, long_context=long)
 
     def describe(self) -> dict[str, Any]:
         """Return the architecture as JSON; without the fields of programs, and without those that jmarl 0.1 did not have where

@@ -162,7 +162,8 @@ class Comparator:
         self.writers, self.initial = team, initial
         if kind == "model":
             agent = load_agent(cfg.preference.comparator_model or "")
-            self.writers, self.initial = make_team([agent] * team.num_agents, shared_weights=True)
+            writers, self.initial = make_team([agent] * team.num_agents, shared_weights=True)
+            self.writers = writers.in_context(cfg.run.long_context)
 
     def answer(self, params: Sequence[Any], items: Sequence[dict], env: Environment, number: int, round_: int) -> Candidates:
         """Return the comparator's completions of items.

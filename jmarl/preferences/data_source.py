@@ -28,6 +28,7 @@ from jmarl.preferences.encoding import (
     with_team_margin,
 )
 from jmarl.rollout.experience import DataExperience, Source
+from jmarl.sampling.generate import NO_LIMIT
 from jmarl.team import Team
 from jmarl.types import Batches, Data, TeamState
 
@@ -57,6 +58,16 @@ def encode_tokens(team: Team, data: Sequence, algorithm: Algorithm, cfg: TrainCo
     """Return data as token ids, without the reference."""
     encode_data = encode_trajectories if algorithm.row.data == "texts" else encode_pairs
     return Examples(encode_data(team, data, cfg.episodes.chat_settings))
+
+
+def needs_long_context(team: Team, data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> bool:
+    """Return whether an example has more tokens than the short one of a model's two contexts has room for."""
+    if not any(spec.config.has_two_contexts for spec in team.stacks):
+        return False
+    limits = [spec.config.context if spec.config.has_two_contexts else NO_LIMIT for spec in team.agent_specs]
+    examples = encode_tokens(team.in_context(long=True), data, algorithm, cfg).tokens
+    rows = [(len(part.prompt) + max(map(len, part.rows)), limits[n]) for parts in examples for n, part in enumerate(parts)]
+    return any(length > limit for length, limit in rows)
 
 
 def add_reference(team: Team, params: Sequence[Any], examples: Examples, algorithm: Algorithm) -> Examples:

@@ -178,8 +178,8 @@ def fit_reward_model(
     result = fit(team, training, cfg, params=start, eval_data=held_out)
     if result.interrupted:
         raise Interrupted(f"while a reward model was trained, after {int(result.state.step)} of {cfg.run.num_updates} updates")
-    model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], resolve(cfg))
-    values = model.values(encode_pairs(team, training, chat=False, special=()))
+    model = RewardModel(result.team, [model_of(stack) for stack in result.state.stacks], resolve(cfg))
+    values = model.values(encode_pairs(result.team, training, chat=False, special=()))
     return model._replace(mean=float(values.mean()), std=float(max(values.std(), 1e-6))), result
 
 

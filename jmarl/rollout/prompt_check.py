@@ -66,6 +66,17 @@ def items_that_fit(
     return items, eval_items, shared_line(prompts, eval_prompts, "tasks")
 
 
+def needs_long_context(team: Team, env: Environment, items: Sequence[dict], cfg: TrainConfig) -> bool:
+    """Return whether a prompt leaves no room for a completion in the short one of a model's two contexts, or for those of all
+    turns if later ones read them."""
+    if not isinstance(env, RewardEnvironment) or not any(spec.config.has_two_contexts for spec in team.stacks):
+        return False
+    prompts, completions = env.first_prompts(items), cfg.episodes.num_turns if cfg.episodes.history == "append" else 1
+    check_number_of_agents(team, prompts)
+    cfg = cfg.replace(max_new_tokens=completions * cfg.sampling.max_new_tokens)
+    return any(team.agent_specs[x.agent].config.has_two_contexts for x in long_prompts(team, prompts, cfg))
+
+
 def fitting(
     team: Team, env: RewardEnvironment, items: Sequence[Any], cfg: TrainConfig, name: str
 ) -> tuple[Sequence[Any], Sequence[Sequence[Any]]]:

@@ -43,6 +43,7 @@ def fit(
     with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
         run, state = prepare(cfg, team, Task(None, data, eval_data), params=params, wandb_config=wandb_config)
         source = run.make_source(state)
+    team = team.in_context(run.cfg.run.long_context)
     if run.cfg.run.replay_rollout:
         return FitResult(team, repeat_update(run, source, state)[0], [], None, None)
     result, log = run_training(run, source, state, wandb_config)

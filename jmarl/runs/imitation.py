@@ -193,5 +193,5 @@ def imitate(agents: Sequence[Agent], demonstrations: Sequence[Sequence[Trajector
         result = fit(team, trajectories, own, params=params)
         if result.interrupted:
             raise Interrupted(f"while agent {n} imitated, after {int(result.state.step)} of {cfg.run.num_updates} updates")
-        new_agents[n] = agents_of(team, policies(result.state))[0]._replace(name=agent.name)
+        new_agents[n] = agents_of(result.team, policies(result.state))[0]._replace(name=agent.name)
     return new_agents

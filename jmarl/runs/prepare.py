@@ -40,6 +40,7 @@ from jmarl.models.sharding import DeviceMesh
 from jmarl.models.stack import map_own, to_host, unstack
 from jmarl.models.weights import num_params
 from jmarl.preferences.data_source import add_reference, batch_size, data_source, encode_tokens, longest_batches
+from jmarl.preferences.data_source import needs_long_context as data_needs_long_context
 from jmarl.preferences.encoding import AgentTokens, Examples
 from jmarl.preferences.pair_rounds import Rounds, pair_source
 from jmarl.preferences.pairs import Trajectory, shared_examples
@@ -47,7 +48,7 @@ from jmarl.preferences.reward_model import Fit, LearnedRounds, policy_config, wi
 from jmarl.processes import exchange
 from jmarl.rollout.chunks import divided
 from jmarl.rollout.experience import Source
-from jmarl.rollout.prompt_check import items_that_fit
+from jmarl.rollout.prompt_check import items_that_fit, needs_long_context
 from jmarl.runs.checks import check_data, check_fit, check_run, check_team, environment_of
 from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update, updates_of
 from jmarl.runs.rollouts import rollout_source, with_empty_slots
@@ -79,7 +80,7 @@ def prepare(
     given = exchange.from_first(partial(resolve_resume, cfg))  # files are read by one process
     cfg = of_this_process(exchange.from_first(partial(resolve_auto, given)))
     cfg = choose_mesh(team, cfg)
-    task, data = checked_task(cfg, team, task, wandb_config)
+    task, data, cfg = checked_task(cfg, team, task, wandb_config)
     check_equal(cfg, data, team)
     team = on_mesh(team, cfg.run)
     first_words(team, task, cfg, team.stacks[0].mesh)
@@ -117,9 +118,9 @@ def check_equal(cfg: TrainConfig, data: Any, team: Team) -> None:
                 )
 
 
-def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, Any]:
-    """Check the arguments of a run. Returns the task with an `Environment` and lists of what fits the agents' contexts, and the
-    fingerprint of all that was given."""
+def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, Any, TrainConfig]:
+    """Check the arguments of a run. Returns the task with an `Environment` and lists of what fits the agents' contexts, the
+    fingerprint of all that was given, and the settings with the context, see `Run.long_context`."""
     if task.env is None:
         check_fit(cfg, wandb_config)
         check_data(task.items, cfg)
@@ -127,15 +128,35 @@ def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | 
             check_data(task.held_out, cfg)
         check_team(team, cfg)
         keep_programs(say if cfg.run.progress else None)
-        return task._replace(overlap=shared_examples(task.items, task.held_out)), fingerprint.of_data(task.items)
+        is_long = partial(data_needs_long_context, team, [*task.items, *task.held_out], policy_algorithm(cfg), cfg)
+        cfg = in_chosen_context(team, cfg, is_long)
+        return task._replace(overlap=shared_examples(task.items, task.held_out)), fingerprint.of_data(task.items), cfg
     env = environment_of(team, task.env, cfg)
     items, held_out = read_rows(task.items), read_rows(() if task.held_out is None else task.held_out)
     check_run(items, cfg, wandb_config)
     keep_programs(say if cfg.run.progress else None)
     check_team(team, cfg)
     data = fingerprint.of_data(items)
-    items, held_out, overlap = items_that_fit(team, env, items, held_out, cfg)
-    return task._replace(env=env, items=items, held_out=held_out, overlap=overlap), data
+    cfg = in_chosen_context(team, cfg, partial(needs_long_context, team, env, [*items, *held_out], cfg))
+    items, held_out, overlap = items_that_fit(team.in_context(cfg.run.long_context), env, items, held_out, cfg)
+    return task._replace(env=env, items=items, held_out=held_out, overlap=overlap), data, cfg
+
+
+def in_chosen_context(team: Team, cfg: TrainConfig, is_long: Callable[[], bool]) -> TrainConfig:
+    """Return settings that say whether models with two contexts compute in the long one: it is chosen here, once for a run.
+
+    is_long: whether the run needs it, for auto. Raises ValueError if it is set and no model has two."""
+    models = [*(spec.config for spec in team.stacks), *(x.config for x in (team.critic, team.reward_model) if x is not None)]
+    if cfg.run.long_context is True and not any(config.has_two_contexts for config in models):
+        raise ValueError(
+            "long_context=True has no effect: no model of the team has factors of longrope for short and for long contexts; "
+            "remove it"
+        )
+    if cfg.run.long_context != "auto" or not is_long():
+        return cfg
+    if cfg.run.progress:
+        say("computes with longrope's long factors, in all rows (long_context=True): prompts need them")
+    return cfg.replace(long_context=True)
 
 
 def choose_mesh(team: Team, cfg: TrainConfig, num_runs: int = 1) -> TrainConfig:

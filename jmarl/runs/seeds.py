@@ -131,13 +131,15 @@ def prepare_seeds(
     check_seeds(seeds, cfg)
     cfg = resolve_resume(cfg, seeds)
     cfg = choose_mesh(team, resolve_auto(cfg, cfg.for_seed(int(seeds[0]))), len(seeds))
-    cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
-    task, data = checked_task(cfgs[0].replace(progress=cfg.run.progress), team, task, None)
+    cfgs = [cfg.for_seed(int(seed)) for seed in seeds]
+    task, data, first = checked_task(cfgs[0].replace(progress=cfg.run.progress), team, task, None)
+    cfg, *cfgs = (own.replace(long_context=first.run.long_context) for own in (cfg, *cfgs))
+    team = team.in_context(cfg.run.long_context)
     mesh = sharding.mesh_for(cfg.run.mesh, [len(s.members) * len(cfgs) for s in team.stacks], cfg.run.strategy)
     first_words(team, task, cfg, mesh)
     setup, states = start_seeds(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs)
     identity = identity_of(setup, states[0], task.env, data)
-    runs = choose_for_all(Runs(setup._replace(cfg=cfg), cfgs, mesh), states[0], task)
+    runs = choose_for_all(Runs(setup._replace(cfg=cfg), tuple(cfgs), mesh), states[0], task)
     return Run(runs.joint_setup, task, identity, lambda _: seeds_source(runs, task)), runs, states
 
 

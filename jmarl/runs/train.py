@@ -52,6 +52,7 @@ def train(
     with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
         run, state = prepare(cfg, team, task, params=params, wandb_config=wandb_config, fit=fit)
         source = run.make_source(state)
+    team = team.in_context(run.cfg.run.long_context)
     if run.cfg.run.replay_rollout:
         state, experience = repeat_update(run, source, state)
         return TrainResult(team, state, [mean_return(experience.rollout)] if run.plays else [], None, None)

@@ -41,6 +41,7 @@ def generate(
         ValueError: if there is not one list of prompts per agent, or if the lists differ in length.
     """
     cfg = TrainConfig() if cfg is None else cfg
+    team = team.in_context(cfg.run.long_context)
     count = check_prompts(team, prompts)
     settings, randomness = cfg.eval_sampling(), Randomness(cfg.run.seed, 0, EVAL)
     asked = [[as_prompt(prompt) for prompt in row] for row in prompts]  # messages are now texts, None is still None

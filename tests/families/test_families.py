@@ -255,16 +255,6 @@ def test_the_text_part_of_a_loaded_model_is_taken_and_copied_back(model_of, tiny
     jax.tree.map(np.testing.assert_array_equal, taken.params, agent.params)
 
 
-@pytest.mark.long
-def test_the_context_of_longrope_is_that_of_its_short_factors(tiny_dir):
-    """A row then does not depend on the lengths of others."""
-    longer = LONGROPE | dict(original_max_position_embeddings=64)
-    directory = tiny_dir("phi3", rope_parameters=longer, original_max_position_embeddings=64, hidden_size=64)
-    with pytest.warns(UserWarning, match="up to 64 tokens, not 128: jmarl computes with longrope's short factors"):
-        agent = agents.load_agent(directory)
-    assert (agent.config.context, agent.config.max_positions) == (64, 128)
-
-
 def with_adapters(agent, targets):
     """Return an agent's parameters with random adapters of rank 3, alpha 6."""
     rng, layers = np.random.default_rng(2), dict(agent.params["layers"])

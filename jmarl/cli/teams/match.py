@@ -253,7 +253,8 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
     temperature = run.run.eval_temperature if args.temperature is None else args.temperature
     cfg = TrainConfig(sampling=dataclasses.replace(run.sampling, **sampling), episodes=episodes)
     mesh = run.run.mesh if args.mesh is None else args.mesh
-    cfg = cfg.replace(eval_temperature=temperature, mesh=mesh, strategy=run.run.strategy, progress=False)
+    devices = {"mesh": mesh, "strategy": run.run.strategy}
+    cfg = cfg.replace(eval_temperature=temperature, long_context=run.run.long_context, progress=False, **devices)
     return on_platform(cfg, jax.default_backend())
 
 

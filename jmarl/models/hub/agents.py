@@ -200,8 +200,9 @@ def _open_directory(name: str, directory: Path) -> Agent:
     check_vocabulary(config, tokenizer, str(directory))
     if config.context < config.max_positions:
         warnings.warn(
-            f"{name}: prompts and completions have up to {config.context} tokens, not {config.max_positions}: "
-            "jmarl computes with longrope's short factors",
+            f"{name}: a prompt and its completion have up to {config.context} tokens with longrope's short factors, and up to "
+            f"{config.max_positions} with the long ones: runs on prompts that need these take them; elsewhere set "
+            "long_context=True",
             stacklevel=3,
         )
     path = directory / "generation_config.json"

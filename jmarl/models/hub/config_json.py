@@ -68,7 +68,7 @@ def config_to_hf(cfg: ModelConfig, token_ids: Mapping[str, Any] | None = None) -
     """
     if cfg.family not in FAMILIES:
         raise ValueError(f"family={cfg.family!r} has no Hugging Face layout: jmarl knows {', '.join(FAMILIES)}")
-    family = FAMILIES[cfg.family]
+    family, cfg = FAMILIES[cfg.family], cfg.in_context(long=False)  # a choice of runs, not of files
     activation = ACTIVATIONS[cfg.activation]
     hf = {
         "architectures": [family.architecture],

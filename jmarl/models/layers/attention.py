@@ -184,6 +184,9 @@ def rope_frequencies(cfg: ModelConfig, kind: str = "full") -> Float[Array, " hal
         return 1.0 / cfg.sliding_rope_theta**exponents
     if cfg.rope_scaling is None:
         return 1.0 / cfg.rope_theta**exponents
+    if cfg.rope_scaling.kind == "longrope":
+        factors = cfg.rope_scaling.long_factors if cfg.long_context else cfg.rope_scaling.short_factors
+        return 1.0 / (jnp.array(factors) * cfg.rope_theta**exponents)
     return SCALED[cfg.rope_scaling.kind](cfg.rope_scaling, cfg.rope_theta, exponents)
 
 
@@ -219,11 +222,7 @@ def _yarn(s: RopeScaling, theta: float, exponents: Array) -> Array:
     return freq / s.factor * ramp + freq * (1 - ramp)
 
 
-def _longrope(s: RopeScaling, theta: float, exponents: Array) -> Array:
-    return 1.0 / (jnp.array(s.short_factors) * theta**exponents)
-
-
-SCALED = {"llama3": _llama3, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "longrope": _longrope}
+SCALED = {"llama3": _llama3, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn}
 
 
 def rotate(
