@@ -23,6 +23,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.hub.config_json import config_from_hf, config_to_hf
 from jmarl.models.hub.hf_format import read_params, stored_params, tensor_views
 from jmarl.models.hub.tokenize import stop_ids
+from jmarl.models.hub.vocabulary import check_vocabulary, tokenizer_for
 from jmarl.models.hub.weight_files import open_tensors, read_json, save_tensors, write_json
 
 __all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "open_agent", "save_pretrained"]
@@ -196,8 +197,8 @@ def save_tokenizer(directory: Path, tokenizer: Any) -> None:
 
 def _open_directory(name: str, directory: Path) -> Agent:
     fields = read_json(directory / "config.json")
-    config, tokenizer = config_from_hf(fields), load_tokenizer(directory)
-    check_vocabulary(config, tokenizer, str(directory))
+    config = config_from_hf(fields)
+    tokenizer = tokenizer_for(config, load_tokenizer(directory), str(directory))
     if config.context < config.max_positions:
         warnings.warn(
             f"{name}: a prompt and its completion have up to {config.context} tokens with longrope's short factors, and up to "
@@ -240,13 +241,6 @@ def load_tokenizer(directory: Path) -> Any:
     return PreTrainedTokenizerFast.from_pretrained(directory)
 
 
-def check_vocabulary(config: ModelConfig, tokenizer: Any, where: str) -> None:
-    """Raise a ValueError if the tokenizer has more tokens than the model. where: begins the message."""
-    size = max(tokenizer.get_vocab().values()) + 1
-    if size > config.vocab_size:
-        raise ValueError(f"{where}: the tokenizer has {size} tokens but the model's vocabulary only {config.vocab_size}")
-
-
 # --- other sources of models -------------------------------------------------------------------------------------------
 
 
@@ -254,7 +248,7 @@ def _load_gguf(name: str, path: Path) -> Agent:
     from jmarl.models.hub.gguf import load_gguf
 
     config, params, tokenizer, ends = load_gguf(path)
-    check_vocabulary(config, tokenizer, str(path))
+    tokenizer = tokenizer_for(config, tokenizer, str(path))
     return Agent(name, config, params, tokenizer, with_end_tokens({"eos_token_id": ends}, {}, tokenizer))
 
 

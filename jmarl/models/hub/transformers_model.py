@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jmarl.models.hub.agents import Agent, check_vocabulary, load_tokenizer, with_end_tokens
+from jmarl.models.hub.agents import Agent, load_tokenizer, with_end_tokens
 from jmarl.models.hub.config_json import config_from_hf
 from jmarl.models.hub.hf_format import (
     EMBED,
@@ -27,6 +27,7 @@ from jmarl.models.hub.hf_format import (
     tensors_of_experts,
     text_name,
 )
+from jmarl.models.hub.vocabulary import tokenizer_for
 
 FAST = "AutoTokenizer.from_pretrained(...) of a model with a tokenizer.json"
 
@@ -62,7 +63,7 @@ def agent_from_transformers(model: TransformersModel, tokenizer: Any = None) -> 
     tensors = {key: Tensor(tuple(x.shape), partial(_to_numpy, x, f"{key} of {name}")) for key, x in arrays.items()}
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
     check_fast(tokenizer)
-    check_vocabulary(config, tokenizer, name)
+    tokenizer = tokenizer_for(config, tokenizer, name)
     generation = with_end_tokens(model.generation_config.to_diff_dict(), fields, tokenizer)
     return Agent(name, config, params_from_tensors(config, tensors, name), tokenizer, generation)
 
