@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jmarl.cli.export import no_vllm
 from jmarl.models import decoder
 from jmarl.models.config import RopeScaling
-from jmarl.models.families import FAMILIES
 from jmarl.models.hub import agents as weights
-from jmarl.models.hub import hf_format
 
 LLAMA3_ROPE = dict(
     rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -109,28 +106,6 @@ def test_descriptions_of_older_checkpoints_stay_and_all_are_json(tiny_config):
     }  # fmt: skip
     new = tiny_config("gemma3_text", sliding_window=8, sliding_layers=(True, False)).describe()
     assert new["sliding_layers"] == [True, False] and json.loads(json.dumps(new)) == new
-
-
-VLLM = {  # the weights of a layer in vLLM 0.33.0, model_executor/models/{llama,qwen2,qwen3}.py; biases and norms by family
-    "all": ["mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight", "input_layernorm.weight",
-            "post_attention_layernorm.weight", *(f"self_attn.{x}_proj.weight" for x in "qkvo")],
-    "llama": [f"self_attn.{x}_proj.bias" for x in "qkvo"],
-    "qwen2": [f"self_attn.{x}_proj.bias" for x in "qkv"],
-    "qwen3": [*(f"self_attn.{x}_proj.bias" for x in "qkv"), "self_attn.q_norm.weight", "self_attn.k_norm.weight"],
-}  # fmt: skip
-
-
-def test_every_weight_and_architecture_is_one_of_vllm(tiny_config):
-    """Biases after the attention of Qwen3 are none: `jmarl export` says so."""
-    around = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
-    for family in ("llama", "qwen2", "qwen3"):
-        for bias in (False, True):
-            biases = dict(qkv_bias=bias or family == "qwen2", out_bias=bias and family != "qwen2")
-            cfg = tiny_config(family, tie_embeddings=False, **biases)
-            known = around | {f"model.layers.{n}.{name}" for n in (0, 1) for name in (*VLLM["all"], *VLLM[family])}
-            unknown = {name for name in hf_format.filed_tensors(cfg) if name not in known}
-            assert {name.split(".", 3)[-1] for name in unknown} == ({"self_attn.o_proj.bias"} if no_vllm(cfg) else set())
-        assert FAMILIES[family].architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 def test_configs_are_equal_after_a_round_trip_or_raise_an_error(tiny_config):
