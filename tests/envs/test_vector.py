@@ -281,7 +281,7 @@ from jmarl.envs.pool import Pool
 from tests.envs.test_vector import Troubled
 
 if __name__ == "__main__":
-    with Pool(Troubled(), workers=2, timeout=2, retries=1, start_timeout=8) as pool:
+    with Pool(Troubled(), workers=2, timeout=2, retries=1, start_timeout=40) as pool:
         states = [state for state, _ in pool.reset([{}] * 4, range(4))]
         for name, wait in (("SIGKILL", 0.5), ("SIGKILL", 0.0), ("SIGSTOP", 0.5)):
             for count in (1, 2):
