@@ -64,9 +64,8 @@ def run(args: argparse.Namespace) -> int:
         temporary.rename(output)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for i, agent in enumerate(source.agents):
-        if no_vllm(agent.config):
-            to_stderr(f"agent {i} opens in transformers and not in vLLM, whose Qwen3 has no biases after attention")
+    for line in lines_of_vllm(source):
+        to_stderr(line)
     kind = "adapter" if as_adapters else "whole model"
     to_stderr(f"{output} has {plural(len(source.agents), kind)} in {args.dtype}, from {source.text}")
     return 0
@@ -84,7 +83,19 @@ def has_adapters(source: Source) -> bool:
 
 def no_vllm(config: ModelConfig) -> bool:
     """Return whether vLLM lacks a weight of an architecture (it fails for unknown ones). Read in the sources of 0.33.0."""
-    return config.family == "qwen3" and config.out_bias
+    return config.family in ("qwen3", "qwen3_moe") and config.out_bias
+
+
+def lines_of_vllm(source: Source) -> list[str]:
+    """Return what one must know to open the agents in vLLM, which chooses longrope's factors once, by its longest row."""
+    lines = []
+    for i, config in enumerate(agent.config for agent in source.agents):
+        if no_vllm(config):
+            lines.append(f"agent {i} opens in transformers and not in vLLM, whose Qwen3 has no biases after attention")
+        if config.has_two_contexts and source.cfg is not None and source.cfg.run.long_context is not True:
+            length = config.in_context(long=False).context
+            lines.append(f"agent {i} learned with longrope's short factors: open it in vLLM with --max-model-len {length}")
+    return lines
 
 
 def write_agents(source: Source, directory: Path, final: Path, args: argparse.Namespace, as_adapters: bool) -> None:

@@ -17,8 +17,9 @@ ATTENTION = [f"self_attn.{x}_proj" for x in "qkvo"]
 LLAMA = [f"{x}.weight" for x in (*ATTENTION, *MLP, "input_layernorm", "post_attention_layernorm")]
 GEMMA = [*LLAMA, "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"]
 QK_NORM = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
+EXPERTS = ["mlp.gate.weight", *(f"mlp.experts.{n}.{x}_proj.weight" for n in range(4) for x in ("gate", "up", "down"))]
 ATTENTION_BIASES, MLP_BIASES = ([f"{x}.bias" for x in modules] for modules in (ATTENTION, MLP))
-# The weights of a layer in vLLM 0.33.0, model_executor/models/{llama,qwen2,qwen3,mistral,gemma2,gemma3,phi3,granite}.py.
+# The weights of a layer in vLLM 0.33.0, model_executor/models/{llama,qwen2,qwen3,qwen3_moe,mistral,gemma2,gemma3,phi3,granite}.py.
 VLLM = {
     "llama": [*LLAMA, *ATTENTION_BIASES, *MLP_BIASES],
     "granite": [*LLAMA, *ATTENTION_BIASES, *MLP_BIASES],
@@ -26,6 +27,7 @@ VLLM = {
     "ministral3": LLAMA,
     "qwen2": [*LLAMA, *ATTENTION_BIASES[:3]],
     "qwen3": [*LLAMA, *ATTENTION_BIASES[:3], *QK_NORM],
+    "qwen3_moe": [x for x in (*LLAMA, *ATTENTION_BIASES[:3], *QK_NORM, *EXPERTS) if not x.startswith(tuple(MLP))],
     "gemma2": [*GEMMA, *ATTENTION_BIASES],
     "gemma3_text": [*GEMMA, *ATTENTION_BIASES, *QK_NORM],
     "phi3": [x for x in LLAMA if x[:11] not in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate_pr", "mlp.up_proj")]
@@ -49,6 +51,7 @@ def has_biases(family: str) -> bool:
 def config_of(family: str, biases: bool):
     own = dict(rope_theta=1e4, head_dim=8, original_max_position_embeddings=128) if family == "phi3" else {}
     own |= {"tie_word_embeddings": family == "gemma2"}  # of which vLLM knows no other
+    own |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16) if family == "qwen3_moe" else {}
     fields = CONFIG | own | {"model_type": family, "attention_bias": biases, "mlp_bias": biases and family in MLP_BIAS}
     return agents.config_from_hf(fields)
 
@@ -71,7 +74,18 @@ def test_every_weight_is_one_of_vllm(family):
 def test_every_family_is_one_of_vllm():
     assert {*VLLM, *BY_TRANSFORMERS} == {*FAMILIES}
     architectures = {FAMILIES[family].architecture.removesuffix("ForCausalLM") for family in VLLM}
-    assert architectures == {"Llama", "Granite", "Mistral", "Ministral3", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Phi3"}
+    assert architectures == {
+        "Llama",
+        "Granite",
+        "Mistral",
+        "Ministral3",
+        "Qwen2",
+        "Qwen3",
+        "Qwen3Moe",
+        "Gemma2",
+        "Gemma3",
+        "Phi3",
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)

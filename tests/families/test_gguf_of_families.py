@@ -71,7 +71,7 @@ def torch_logits(directory, **options):
 
 
 def test_every_family_has_a_gguf_file():
-    assert {*CASES} | AS_LLAMA == {*FAMILIES}
+    assert {*CASES} | AS_LLAMA | {"qwen3_moe"} == {*FAMILIES}  # experts are refused
 
 
 @pytest.mark.parametrize("family", CASES)

@@ -11,6 +11,8 @@ import pytest
 
 import jmarl
 from jmarl.cli import plan
+from jmarl.cli.export import lines_of_vllm
+from jmarl.cli.teams.sources import Source
 from jmarl.config import Sampling, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.models import decoder
@@ -143,6 +145,14 @@ def test_completions_that_later_turns_read_are_counted(agent):
     team, env, cfg = Team.of([agent]), RewardEnvironment(reward, default_formatter).for_agents(1), settings(num_turns=2)
     items, read = [{"prompt": FEW}], cfg.replace(history="append")
     assert [needs_long_context(team, env, items, x) for x in (cfg, read)] == [False, True]
+
+
+def test_an_export_says_which_factors_vllm_must_take(agent):
+    """vLLM 0.33.0 takes the long ones unless its longest row fits the short ones, layers/rotary_embedding/phi3_*.py."""
+    runs = [settings(), settings(long_context=False), settings(long_context=True), None]
+    lines = [lines_of_vllm(Source([agent], "here", cfg)) for cfg in runs]
+    line = "agent 0 learned with longrope's short factors: open it in vLLM with --max-model-len 16"
+    assert lines == [[line], [line], [], []]
 
 
 def test_a_plan_is_in_the_context_of_its_run(agent):

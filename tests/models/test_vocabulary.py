@@ -8,9 +8,9 @@ import pytest
 import jmarl
 from jmarl.config import TrainConfig
 from jmarl.models.hub import agents
+from jmarl.models.hub.special_tokens import tokenizer_for
 from jmarl.models.hub.tokenize import decode, encode_prompt
 from jmarl.models.hub.transformers_model import agent_from_transformers
-from jmarl.models.hub.vocabulary import tokenizer_for
 from jmarl.team import Team
 
 VOCAB, IMAGE = 320, "<image_soft_token>"

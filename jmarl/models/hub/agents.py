@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.config_json import config_from_hf, config_to_hf
 from jmarl.models.hub.hf_format import read_params, stored_params, tensor_views
+from jmarl.models.hub.special_tokens import check_vocabulary, tokenizer_for
 from jmarl.models.hub.tokenize import stop_ids
-from jmarl.models.hub.vocabulary import check_vocabulary, tokenizer_for
 from jmarl.models.hub.weight_files import open_tensors, read_json, save_tensors, write_json
 
 __all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "open_agent", "save_pretrained"]

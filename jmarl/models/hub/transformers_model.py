@@ -27,7 +27,7 @@ from jmarl.models.hub.hf_format import (
     tensors_of_experts,
     text_name,
 )
-from jmarl.models.hub.vocabulary import tokenizer_for
+from jmarl.models.hub.special_tokens import tokenizer_for
 
 FAST = "AutoTokenizer.from_pretrained(...) of a model with a tokenizer.json"
 

@@ -103,8 +103,8 @@ def apply_experts(
         shares = (
             jnp.zeros((n, num_experts), x.dtype).at[jnp.arange(n)[:, None], routes.experts].set(routes.weights.astype(x.dtype))
         )
-        each = jnp.broadcast_to(x, (num_experts, n, d))  # else it is one product, for which XLA transposes the weights
-        gates, ups = (jnp.einsum("end,edm->enm", each, w, precision=precision) for w in (gate, up))
+        copies = jnp.broadcast_to(x, (num_experts, n, d))  # else it is one product, for which XLA transposes the weights
+        gates, ups = (jnp.einsum("end,edm->enm", copies, w, precision=precision) for w in (gate, up))
         y = activation(gates) * ups * shares.T[..., None]
         return jnp.einsum("enm,emd->nd", y, down, precision=precision)
     blocks = make_blocks(routes.experts.reshape(-1), num_experts)
