@@ -19,7 +19,7 @@ GEMMA = [*LLAMA, "pre_feedforward_layernorm.weight", "post_feedforward_layernorm
 QK_NORM = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
 EXPERTS = ["mlp.gate.weight", *(f"mlp.experts.{n}.{x}_proj.weight" for n in range(4) for x in ("gate", "up", "down"))]
 ATTENTION_BIASES, MLP_BIASES = ([f"{x}.bias" for x in modules] for modules in (ATTENTION, MLP))
-# The weights of a layer in vLLM 0.33.0, model_executor/models/{llama,qwen2,qwen3,qwen3_moe,mistral,gemma2,gemma3,phi3,granite}.py.
+# The weights of a layer in vLLM 0.33.0's models/{llama,qwen2,qwen3,qwen3_moe,mistral,gemma2,gemma3,phi3,granite}.py.
 VLLM = {
     "llama": [*LLAMA, *ATTENTION_BIASES, *MLP_BIASES],
     "granite": [*LLAMA, *ATTENTION_BIASES, *MLP_BIASES],
