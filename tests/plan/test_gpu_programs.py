@@ -24,7 +24,7 @@ from jmarl.config import TrainConfig
 from jmarl.learning.choose import is_open
 from jmarl.models import gpu
 from jmarl.models.gpu import has_cuda
-from jmarl.models.hub.agents import config_to_hf
+from jmarl.models.hub.agents import config_from_hf, config_to_hf
 from jmarl.models.weights import num_params
 from jmarl.plan.devices import GIB, GPUS, compile_devices, compile_for
 from jmarl.plan.fit import choose_settings
@@ -32,6 +32,12 @@ from jmarl.plan.hlo import COLLECTIVES, Program, exchanged, largest, size_of
 from jmarl.plan.plan import POOL, describe_team
 from jmarl.plan.programs import programs_of_shapes, shapes_of_run
 from jmarl.team import Team
+
+QWEN3_MOE: dict[str, Any] = dict(
+    model_type="qwen3_moe", vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=2,
+    num_attention_heads=32, num_key_value_heads=4, head_dim=128, max_position_embeddings=32768, moe_intermediate_size=768,
+    norm_topk_prob=True,
+)  # fmt: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_cuda(), reason="pip install 'jmarl[cuda12]'")]
 
@@ -220,3 +226,21 @@ def test_two_7b_agents_with_full_weights_fit_eight_gpus() -> None:
     sampling, _ = compiled("7B", "sampling", 256, max_new_tokens=256, mesh="data=8")
     state = update.memory_analysis().argument_size_in_bytes / GIB
     assert gib(update)[1] < 40 and gib(sampling)[0] + state < 60
+
+
+def test_operations_of_experts_grow_with_those_of_a_token():
+    """An update of 2 layers of Qwen3-30B-A3B: with 128 experts as with 16. What a layer holds grows by its weights alone."""
+
+    def update(experts: int, choices: int) -> tuple[float, float]:
+        cfg = TrainConfig.of(num_prompts=8, num_generations=8, remat="full", micro_batches=1, max_new_tokens=128, lora_rank=8)
+        fields = QWEN3_MOE | {"num_experts": experts, "num_experts_per_tok": choices}
+        team = describe_team([("moe", config_from_hf(fields), None)], shared_weights=False)
+        setup, state = shapes_of_run(team, cfg, compile_devices(GPUS["h100"], 1))
+        program = compile_for(GPUS["h100"], {"update": programs_of_shapes(setup, state, 128)["update"]})["update"]
+        text: Any = program.as_text()
+        weights = 2 * 3 * experts * QWEN3_MOE["hidden_size"] * QWEN3_MOE["moe_intermediate_size"]  # of a layer, in bytes
+        return Program(text, 1).cost().operations, gib(program)[0] - weights / GIB
+
+    (many, memory), (few, memory_of_few), (less, _) = update(128, 8), update(16, 8), update(128, 2)
+    assert many < 1.1 * few and memory < 1.2 * memory_of_few
+    assert less < 0.8 * many
