@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         mask_truncated_completions: bool | None = UNSET
         loss_type: Literal["sigmoid", "hinge", "ipo", "grpo", "bnpo", "dapo", "dr_grpo"] | None = UNSET
         logging_steps: int = UNSET
+        router_aux_loss_coef: float | None = UNSET
         save_steps: int | None = UNSET
         eval_steps: int = UNSET
         warmup_steps: int = UNSET
