@@ -12,21 +12,13 @@ import pytest
 from jmarl.models import decoder
 from jmarl.models.families import FAMILIES
 from jmarl.models.hub import agents
+from tests.families.test_families import LONGROPE, MINISTRAL, MIXED, WINDOW, YARN
 from tests.gguf_files import write_gguf
 
 TOKENS = np.random.default_rng(0).integers(3, 320, 24)
-WINDOW = 7
-YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)
-MINISTRAL = dict(original_max_position_embeddings=8, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
 LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
-LONGROPE = dict(
-    rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.5, 2.0, 2.5, 3.0, 3.5], long_factor=[2.0] * 6,
-    original_max_position_embeddings=64, partial_rotary_factor=0.75,
-)  # fmt: skip
-MIXED = dict(
-    sliding_attention={"rope_type": "default", "rope_theta": 2e4},
-    full_attention={"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-)
+SHORT_LONGROPE = LONGROPE | {"original_max_position_embeddings": 64}
+OTHER_MIXED = MIXED | {"sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}
 CASES = {
     "llama": dict(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, **LLAMA3}, mlp_bias=True),
     "qwen2": dict(rope_parameters=YARN | {"attention_factor": 1.25}),
@@ -34,11 +26,11 @@ CASES = {
     "mistral": dict(sliding_window=None, tie_word_embeddings=False),
     "ministral3": dict(rope_parameters=YARN | MINISTRAL, num_hidden_layers=2),
     "gemma2": dict(sliding_window=WINDOW, query_pre_attn_scalar=16),
-    "gemma3_text": dict(sliding_window=WINDOW, query_pre_attn_scalar=16, rope_parameters=MIXED, num_hidden_layers=6),
-    "phi3": dict(rope_parameters=LONGROPE, hidden_size=64, sliding_window=WINDOW, tie_word_embeddings=False),
+    "gemma3_text": dict(sliding_window=WINDOW, query_pre_attn_scalar=16, rope_parameters=OTHER_MIXED, num_hidden_layers=6),
+    "phi3": dict(rope_parameters=SHORT_LONGROPE, hidden_size=64, sliding_window=WINDOW, tie_word_embeddings=False),
     "smollm3": dict(rope_parameters={"rope_type": "default", "rope_theta": 1e6}, num_hidden_layers=4),
     "olmo2": dict(tie_word_embeddings=False),
-    "olmo3": dict(sliding_window=WINDOW, rope_parameters=dict(MIXED, full_attention=YARN), num_hidden_layers=4),
+    "olmo3": dict(sliding_window=WINDOW, rope_parameters=dict(OTHER_MIXED, full_attention=YARN), num_hidden_layers=4),
     "granite": dict(
         hidden_size=64, embedding_multiplier=6.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=5.0
     ),
