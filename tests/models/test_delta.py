@@ -146,6 +146,19 @@ def test_a_stream_equals_its_tokens_and_goes_on_from_its_state():
         np.testing.assert_allclose(end.memory, last.memory, atol=1e-5)
 
 
+def test_memories_are_float32_in_bfloat16_compute():
+    x, kernel, state = stream_inputs(20)
+    x, kernel = jax.tree.map(lambda array: array.astype(jnp.bfloat16), (x, kernel))
+    exact, _ = stream(*(array.astype(jnp.float32) for array in x), kernel.astype(jnp.float32), state, 20)
+    state = state._replace(conv=state.conv.astype(jnp.bfloat16))
+    out, last = stream(*x, kernel, state, 20)
+    token_out, after = delta_token(*(array[0] for array in x), kernel, state)
+    assert out.dtype == token_out.dtype == jnp.bfloat16
+    for new in (last, after):
+        assert jax.tree.map(lambda array: array.dtype, new) == jax.tree.map(lambda array: array.dtype, state)
+    np.testing.assert_allclose(out.astype(jnp.float32), exact, atol=0.02 * np.abs(exact).max())
+
+
 def test_a_token_of_a_row_that_has_ended_changes_nothing():
     x, kernel, state = stream_inputs(2)
     rows = jax.vmap(delta_token, (0, 0, 0, None, None, 0))
