@@ -103,7 +103,11 @@ def estimate(work: Work, settings: dict[str, Any]) -> Candidate:
 
 def activations(model: ModelConfig, remat: str) -> int:
     """Return the numbers per token that a layer keeps for the backward pass."""
-    products = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim + 2 * model.intermediate_size
+    heads = (1 + model.attention_gate) * model.num_heads + 2 * model.num_kv_heads
+    mixed = heads * model.head_dim
+    if (d := model.delta) is not None:
+        mixed = max(mixed, 2 * d.key_heads * d.key_size + 3 * d.heads * d.value_size)
+    products = mixed + 2 * model.intermediate_size
     return {"full": 0, "dots": products + model.hidden_size, "none": 3 * products}[remat] + model.hidden_size
 
 

@@ -66,7 +66,10 @@ def bytes_of_programs(model: ModelConfig, cfg: TrainConfig, algorithm: Algorithm
     wide = 2 if algorithm.compute_dtype == "bfloat16" else 4
     episodes, new = cfg.episodes, cfg.sampling.max_new_tokens
     rows = (episodes.num_prompts or 1) * episodes.num_generations
-    cache = 2 * wide * model.num_layers * model.num_kv_heads * model.head_dim * rows * new
+    attending = sum(not model.is_recurrent(n) for n in range(model.num_layers))
+    cache = 2 * wide * attending * model.num_kv_heads * model.head_dim * rows * new
+    if (d := model.delta) is not None:  # memories are float32
+        cache += (model.num_layers - attending) * rows * 4 * d.heads * d.key_size * d.value_size
     sampling = agents * (wide * num_params(model) + cache)
     trained = 0 if cfg.lora.lora_rank else num_params(model)
     work = Work(model, rows * new, rows, trained)

@@ -45,6 +45,17 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeltaSizes:
+    """Sizes of layers that mix tokens by the gated delta rule (`models.layers.delta`)."""
+
+    key_heads: int
+    heads: int  # each key head serves neighboring ones
+    key_size: int
+    value_size: int
+    width: int = 4  # tokens that the convolution reads
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Sizes and switches of a decoder. Letters: V vocabulary, D model, F feed-forward, H heads, K key-value heads."""
 
@@ -103,6 +114,12 @@ class ModelConfig:
     """Divide the probabilities of a token's experts by their sum."""
     dense_layers: tuple[bool, ...] = ()
     """Which layers have one feed-forward layer although others have experts; empty: none."""
+    attention_gate: bool = False
+    """Multiply the heads of attention by the sigmoid of a gate, which the product of the queries gives too."""
+    delta: DeltaSizes | None = None
+    """Of recurrent layers, which mix tokens by the gated delta rule instead of attention. None: there are none."""
+    delta_layers: tuple[bool, ...] = ()
+    """Which layers are recurrent."""
     fused_attention: bool = True
     """Attend by a GPU's own kernel where there is one; not for arrays that are split over devices inside an agent."""
     row_parts: int = 1
@@ -119,6 +136,11 @@ class ModelConfig:
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
                 "every key-value head must serve the same number of query heads"
             )
+        if (d := self.delta) is not None and (d.heads % d.key_heads or all(self.delta_layers)):
+            raise ValueError(
+                f"{d} with delta_layers={self.delta_layers} is not allowed: every key head must serve as many heads, "
+                "and one layer at least must attend"
+            )
 
     @property
     def queries_per_kv(self) -> int:
@@ -129,10 +151,14 @@ class ModelConfig:
         """Return whether a layer has one feed-forward layer for all tokens."""
         return not self.num_experts or (bool(self.dense_layers) and self.dense_layers[layer])
 
+    def is_recurrent(self, layer: int) -> bool:
+        """Return whether a layer mixes tokens by a recurrence, not by attention."""
+        return bool(self.delta_layers) and self.delta_layers[layer]
+
     @property
     def period(self) -> int:
         """After how many layers the kinds of layers repeat."""
-        count, kinds = self.num_layers, [self.is_dense(n) for n in range(self.num_layers)]
+        count, kinds = self.num_layers, [(self.is_dense(n), self.is_recurrent(n)) for n in range(self.num_layers)]
         return next(p for p in range(1, count + 1) if count % p == 0 and kinds == kinds[:p] * (count // p))
 
     @property

@@ -12,15 +12,14 @@ Scoring (`completion_states`), prefill and decoding (`models/decoding.py`) run t
 `attention` argument, which is why sampled and rescored log-probabilities agree. Each prompt is computed once for all
 completions of its group. LoRA adapters are further parameters of the layers (`models/lora.py`).
 
-Layers may be of several kinds, whose weights are stacked by themselves; kinds repeat after `ModelConfig.period` layers.
-
-Left out: recurrent layers.
+Layers may be of several kinds, whose weights are stacked by themselves; kinds repeat after `ModelConfig.period` layers. Some
+mix tokens by a recurrence (`models/layers/delta.py`) in place of attention: of these a row keeps a state, not keys and values.
 """
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -43,12 +42,13 @@ from jmarl.models.layers.attention import (
     rope_kinds,
     rotate,
 )
+from jmarl.models.layers.delta import Delta, DeltaState, causal_delta, gated_norm, groups_delta, log_decay
+from jmarl.models.layers.embedding import embed
 from jmarl.models.layers.experts import Load, apply_experts, load_of, route
 from jmarl.models.layers.kinds import by_period, join_kinds, join_layers, layers_of_period
 from jmarl.models.layers.products import ACTIVATIONS, drop, normalize, product, scaled
-from jmarl.models.platforms import sum_by_token
 from jmarl.models.sharding import gather
-from jmarl.models.weights import LAYERS, WEIGHTS, Weight, has, shape_of, weights_of
+from jmarl.models.weights import FLOAT32, LAYERS, WEIGHTS, Weight, has, shape_of, weights_of
 
 Params = dict[str, Any]
 
@@ -60,11 +60,15 @@ def initial(cfg: ModelConfig, weight: Weight) -> nn.initializers.Initializer:
     """Return the function that draws the initial values of a weight."""
     if weight.initial == "normal":
         return nn.initializers.normal(0.02)
+    if weight.initial == "log_rate":
+        return lambda key, shape: jnp.log(jax.random.uniform(key, shape, minval=0.01, maxval=16.0))
+    if weight.initial == "ones":
+        return nn.initializers.ones
     return nn.initializers.zeros if weight.initial == "zeros" or cfg.norm_adds_one else nn.initializers.ones
 
 
 class Block(nn.Module):
-    """One layer of the decoder, for any N tokens; `attention` decides which tokens see which."""
+    """One layer of the decoder, for any N tokens; `attention` or `Delta` decides which tokens see or follow which."""
 
     cfg: ModelConfig
     number: int = 0  # of a layer of its kind
@@ -102,10 +106,12 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Hidden, angles: Angles, attention: Attention, counted: Bool[Array, " token"] | None = None
+        self, x: Hidden, angles: Angles, attention: Attention | Delta, counted: Bool[Array, " token"] | None = None
     ) -> tuple[Hidden, tuple[Any, Load | None]]:
         """Return the layer's output, what `attention` returned beside the heads, and the load of its experts by `counted`."""
-        out, state = self.attend(self.norm("attn_norm", x), angles, attention)
+        y = self.norm("attn_norm", x)
+        recurrent = self.cfg.is_recurrent(self.number)
+        out, state = self.recur(y, attention) if recurrent else self.attend(y, angles, attention)
         x = self.add(x, self.norm("attn_out_norm", out))
         y, load = self.norm("mlp_norm", x), None
         if self.has("router"):
@@ -122,13 +128,16 @@ class Block(nn.Module):
         """Return the output of attention for normalized hidden states, and what `attention` returned beside the heads."""
         c = self.cfg
         h, k, q = c.head_dim, c.num_kv_heads, c.queries_per_kv
+        wide = q * (1 + c.attention_gate)
         qkv = checkpoint_name(product(y, self.weight("qkv")), "weight_product")
         if self.has("qkv_bias"):
             qkv = qkv + self.weight("qkv_bias")
-        qkv = self.add_adapter("qkv_adapter", y, qkv).reshape(-1, k, q + 2, h)
-        queries, keys, values = jnp.split(qkv, (q, q + 1), axis=2)
+        qkv = self.add_adapter("qkv_adapter", y, qkv).reshape(-1, k, wide + 2, h)
+        queries, keys, values = jnp.split(qkv, (wide, wide + 1), axis=2)
         keys, values = self.add_adapter("k_proj", y, keys.squeeze(2)), self.add_adapter("v_proj", y, values.squeeze(2))
-        queries = self.add_adapter("q_proj", y, queries)
+        queries, gates = self.add_adapter("q_proj", y, queries), None
+        if c.attention_gate:
+            queries, gates = jnp.moveaxis(queries.reshape(-1, k, q, 2, h), 3, 0)
         queries, keys = self.norm("q_norm", queries), self.norm("k_norm", keys)
         if c.qk_norm_of_all:
             queries = self.norm("q_norm_of_all", queries.reshape(-1, k * q * h)).reshape(queries.shape)
@@ -140,9 +149,21 @@ class Block(nn.Module):
         if c.attention_scale is not None and (scale := c.attention_scale * math.sqrt(h)) != 1.0:
             queries = scaled(queries, scale)  # attention divides by sqrt(h)
         heads, state = attention(queries, rotate(keys, cos, sin), values)
+        if gates is not None:
+            heads = heads * jax.nn.sigmoid(gates)
         heads = heads.reshape(-1, k * q * h)
         out = self.add_adapter("o_proj", heads, self.linear("out", heads))
         return out, state  # no checkpoint_name: small, and cheap to compute again
+
+    def recur(self, y: Hidden, delta: Delta) -> tuple[Hidden, Any]:
+        """Return the output of a recurrent layer for normalized hidden states, and the states that `delta` returned."""
+        x, gate = (checkpoint_name(product(y, self.weight(f"delta_{name}")), "weight_product") for name in ("qkv", "gate"))
+        decay = log_decay(product(y, self.weight("delta_decay")), self.weight("delta_rate"), self.weight("delta_bias"))
+        beta = jax.nn.sigmoid(product(y, self.weight("delta_beta")))
+        out, state = delta(x, decay, beta, self.weight("delta_conv"))
+        out = checkpoint_name(out, "attention")
+        out = gated_norm(out, gate.reshape(out.shape), self.weight("delta_norm"), self.cfg.rms_eps)
+        return product(out.reshape(len(y), -1), self.weight("delta_out")), state
 
     def feed_forward(self, y: Hidden) -> Hidden:
         """Return the output of the feed-forward layer for normalized hidden states (SwiGLU, arXiv 2002.05202)."""
@@ -172,7 +193,8 @@ def init_params(cfg: ModelConfig, key: PRNGKeyArray) -> Params:
     angles = next(iter(rope(cfg, jnp.zeros(1, jnp.int32)).values()))
 
     def init_layer(number: int, key: PRNGKeyArray) -> Params:
-        variables: Any = Block(cfg, number).init(key, x, angles, causal_attention(1))
+        mix = causal_delta(1, cfg.delta) if cfg.is_recurrent(number) else causal_attention(1)
+        variables: Any = Block(cfg, number).init(key, x, angles, mix)
         return variables["params"]
 
     keys = {"embed": k_embed, "lm_head": k_head, "final_norm": key}
@@ -184,8 +206,13 @@ def init_params(cfg: ModelConfig, key: PRNGKeyArray) -> Params:
 
 
 def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
-    """Cast the parameters to the compute dtype, except arrays that are not floating, such as random keys."""
-    return jax.tree.map(lambda w: w.astype(dtype) if jnp.issubdtype(w.dtype, jnp.floating) else w, params)
+    """Cast the parameters to the compute dtype, except `FLOAT32` and arrays that are not floating, such as random keys."""
+
+    def cast_leaf(path: tuple[Any, ...], w: Array) -> Array:
+        stays = not jnp.issubdtype(w.dtype, jnp.floating) or (path and getattr(path[-1], "key", "") in FLOAT32)
+        return w if stays else w.astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(cast_leaf, params)
 
 
 REMAT = {  # what is saved for the backward pass: everything | the large weight products | only each layer's input
@@ -201,6 +228,13 @@ def compute_weights(params: Params, cfg: ModelConfig, dtype: jax.typing.DTypeLik
     return gather(cast(params, dtype), cfg, ("embed", "lm_head"))
 
 
+class States(NamedTuple):
+    """What the layers returned beside their outputs, stacked [layer, ...] by kind; None if there are no such layers."""
+
+    attention: Any
+    delta: Any
+
+
 def run_layers(
     params: Params,
     cfg: ModelConfig,
@@ -210,13 +244,16 @@ def run_layers(
     remat: str | None = "full",
     past: KeyValues | None = None,
     counted: Bool[Array, " token"] | None = None,
-) -> tuple[Hidden, Any, Load | None]:
-    """Scan over all layers. Return hidden states, what `attention` returned beside the heads, stacked [L, ...], and the load of
+    delta: Delta | None = None,
+    delta_past: DeltaState | None = None,
+) -> tuple[Hidden, States, Load | None]:
+    """Scan over all layers. Return hidden states, what `attention` and `delta` returned beside the heads, and the load of
     experts.
 
     Args:
       attention: an `Attention`; with `past`, stacked [L, ...], it gets each layer's part as an argument of that name, and of a
         model with sliding layers `slides`.
+      delta: of recurrent layers, in place of attention; it gets the parts of `delta_past` as an argument `past`.
       remat: a key of `REMAT`. None: no gradient is taken. Layers are then read by their number, because for several agents XLA
         would transpose what a scan reads, and copy all weights.
       counted: which tokens count in the load of experts. None: there is none.
@@ -227,16 +264,19 @@ def run_layers(
     inputs = dict(params["layers"])
     if several:
         inputs["rope kind"] = jnp.array([list(angles).index(kind) for kind in kinds])
-    arguments: dict[str, Any] = {} if past is None else {"past": past}
+    given = {"past": past, "delta_past": delta_past}
+    arguments: dict[str, Any] = {name: x for name, x in given.items() if x is not None}
     if any(cfg.sliding_layers):
         arguments["slides"] = jnp.array(cfg.sliding_layers)
     inputs = by_period(inputs | arguments, cfg)
 
     def layer(number: int, x: Hidden, w: Params) -> tuple[Hidden, Any]:
-        kind, own = w.pop("rope kind", None), {name: w.pop(name) for name in arguments}
+        kind = w.pop("rope kind", None)
+        own = {name.removeprefix("delta_"): w.pop(name) for name in arguments if name in w}
         w = gather(cast(w, x.dtype), cfg)  # of one layer at a time
         rotation = tables if kind is None else jax.tree.map(lambda table: table[kind], tables)
-        return Block(cfg, number).apply({"params": w}, x, rotation, functools.partial(attention, **own), counted)
+        mix: Any = delta if cfg.is_recurrent(number) else attention
+        return Block(cfg, number).apply({"params": w}, x, rotation, functools.partial(mix, **own), counted)
 
     def period(x: Hidden, inputs: Params) -> tuple[Hidden, list[Any]]:
         outs = []
@@ -253,25 +293,11 @@ def run_layers(
     else:
         x, outs = lax.scan(period, x, inputs)
     loads = [load for _, load in outs if load is not None]
-    return x, join_layers([state for state, _ in outs]), join_layers(loads)
-
-
-@jax.custom_vjp
-def embed(table: Float[Array, "vocabulary dim"], tokens: Int[Array, " token"]) -> Hidden:
-    """Return the embeddings of tokens. In the gradient, rows of equal tokens are added in float32."""
-    return table[tokens]
-
-
-def _embed_forward(table: Array, tokens: Array) -> tuple[Hidden, tuple[Array, Array]]:
-    return table[tokens], (table, tokens)
-
-
-def _embed_backward(saved: tuple[Array, Array], d_out: Hidden) -> tuple[Array, None]:
-    table, tokens = saved
-    return sum_by_token(tokens, d_out, table.shape[0]).astype(table.dtype), None
-
-
-embed.defvjp(_embed_forward, _embed_backward)
+    states = [
+        join_layers([state for n, (state, _) in enumerate(outs) if cfg.is_recurrent(n) == recurrent])
+        for recurrent in (False, True)
+    ]
+    return x, States(*states), join_layers(loads)
 
 
 def embedded(params: Params, cfg: ModelConfig, tokens: Int[Array, " token"]) -> Hidden:
@@ -313,7 +339,8 @@ def completion_states(
     positions = jnp.concatenate([jnp.broadcast_to(jnp.arange(s), (p, s)), row_positions], 1)
     attention = group_attention(lengths, s, g, t, cfg)
     x, counted = embedded(params, cfg, flat.reshape(-1)), None if counted is None else counted.reshape(-1)
-    x, _, load = run_layers(params, cfg, x, positions.reshape(-1), attention, remat, counted=counted)
+    delta = groups_delta(lengths, s, g, cfg.delta)
+    x, _, load = run_layers(params, cfg, x, positions.reshape(-1), attention, remat, counted=counted, delta=delta)
     x = x.reshape(p, s + g * t, -1)[:, s:].reshape(p, g, t, -1)
     return final_states(params, cfg, x), load
 
@@ -356,5 +383,6 @@ def forward(params: Params, cfg: ModelConfig, tokens: Int[Array, " token"]) -> F
     """Return the logits of one plain sequence, for parity tests and small uses."""
     params = jax.tree.map(jnp.asarray, params)
     t = tokens.shape[0]
-    x, *_ = run_layers(params, cfg, embedded(params, cfg, tokens), jnp.arange(t), causal_attention(t, cfg))
+    x, delta = embedded(params, cfg, tokens), causal_delta(t, cfg.delta)
+    x, *_ = run_layers(params, cfg, x, jnp.arange(t), causal_attention(t, cfg), delta=delta)
     return logits(params, final_states(params, cfg, x), cfg.logit_cap)

@@ -2,9 +2,9 @@
 
 A `Prefix` holds the keys and values of prompts, a `Cache` those of the rows that are being written. `GroupCache` holds both
 after decoding: a prompt of a later turn that follows a row starts from its `prefix_of_rows`, so nothing is computed twice.
+Recurrent layers have a state in their place: a row begins with that of its prompt, and its own contains it.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,28 +27,28 @@ from jmarl.models.decoder import (
     run_layers,
 )
 from jmarl.models.layers.attention import (
-    MASKED,
     Angles,
-    Attention,
     Keys,
     KeyValues,
     Queries,
     attend_stream,
     capped,
     causal_mask,
-    einsum_float32,
     in_window,
     rope,
     rope_kinds,
 )
+from jmarl.models.layers.delta import DeltaState, prompts_delta, tokens_delta
 from jmarl.models.layers.kinds import place_of
 from jmarl.models.layers.products import product
+from jmarl.models.layers.token_attention import fused_token_attention, mask_of_token, token_attention
 from jmarl.models.lora import join_axes_by_input, join_by_input
-from jmarl.models.platforms import attend_token
 from jmarl.models.sharding import gather
+from jmarl.models.weights import sizes_of
 
-Mask = Bool[Array, "row 1 key"]
-Cache = list[KeyValues]  # per layer: keys [K, R, h, T] and values [K, R, T, h] of R = P * G rows; fused: both [R, T, K, h]
+# Of R = P * G rows. Per layer: keys [K, R, h, T] and values [K, R, T, h]; fused: both [R, T, K, h]. Recurrent: a state [R, ...]
+Cache = list[KeyValues | DeltaState]
+OfPrompts = KeyValues | tuple[()]  # of one layer; () if recurrent
 
 
 class Prefix(NamedTuple):
@@ -56,6 +56,7 @@ class Prefix(NamedTuple):
 
     cache: KeyValues  # keys [L, K, P, h, S], values [L, K, P, S, h]
     mask: Array  # [P, S] bool: positions that hold a token; their number is the position of the next token
+    delta: DeltaState | None = None  # [L, P, ...] of recurrent layers
 
 
 class GroupCache(NamedTuple):
@@ -64,6 +65,7 @@ class GroupCache(NamedTuple):
     prefix: Prefix  # of P prompts
     rows: KeyValues  # keys [L, K, R, h, T], values [L, K, R, T, h]
     lengths: Array  # [R]: number of tokens of each row in the cache
+    delta: DeltaState | None = None  # [L, R, ...] of recurrent layers, after prompt and row
 
 
 class DecodeView(NamedTuple):
@@ -71,7 +73,7 @@ class DecodeView(NamedTuple):
 
     params: Params  # all parameters but the layers
     # Per layer: parameters, and of prompts keys [K, P, h, S] and values [K, P, S, h]; fused: both [P, S, K, h].
-    layers: list[tuple[Params, KeyValues]]
+    layers: list[tuple[Params, OfPrompts]]
     prefix_mask: Array  # [P, S] bool, as in `Prefix`
     rope: dict[str, Angles]  # for S + T positions, of each kind of layer
     output_panels: Panels | None  # the output weight, if it is read cut into panels
@@ -108,17 +110,19 @@ def prefill(
         heads, cache = jax.vmap(attend, (0, 0, 0, 1, 0), (0, 1))(q, k, v, past, seen)
         return heads.reshape(shape), cache
 
-    past = None if before is None else before.cache
-    x = embedded(params, cfg, prompts.reshape(-1))
-    _, cache, _ = run_layers(params, cfg, x, positions.reshape(-1), attention, None, past)
-    return Prefix(cache, jnp.concatenate([before_mask, jnp.arange(s) < lengths[:, None]], 1))
+    past, delta_past = (None, None) if before is None else (before.cache, before.delta)
+    x, delta = embedded(params, cfg, prompts.reshape(-1)), prompts_delta(lengths, cfg.delta)
+    _, states, _ = run_layers(params, cfg, x, positions.reshape(-1), attention, None, past, delta=delta, delta_past=delta_past)
+    return Prefix(states.attention, jnp.concatenate([before_mask, jnp.arange(s) < lengths[:, None]], 1), states.delta)
 
 
 def group_cache(prefix: Prefix, cache: Cache, lengths: Int[Array, " row"], fused: bool = False) -> GroupCache:
     """Return the `GroupCache` after decoding. lengths: number of tokens of each row in the cache."""
+    rows, states = [x for x in cache if isinstance(x, KeyValues)], [x for x in cache if isinstance(x, DeltaState)]
     if fused:
-        cache = [KeyValues(jnp.einsum("rtkh->krht", x.keys), jnp.einsum("rtkh->krth", x.values)) for x in cache]
-    return GroupCache(prefix, jax.tree.map(lambda *layers: jnp.stack(layers), *cache), lengths)
+        rows = [KeyValues(jnp.einsum("rtkh->krht", x.keys), jnp.einsum("rtkh->krth", x.values)) for x in rows]
+    delta = jax.tree.map(lambda *layers: jnp.stack(layers), *states) if states else None
+    return GroupCache(prefix._replace(delta=None), jax.tree.map(lambda *layers: jnp.stack(layers), *rows), lengths, delta)
 
 
 def prefix_of_rows(group: GroupCache, rows: Int[Array, " row"]) -> Prefix:
@@ -128,7 +132,8 @@ def prefix_of_rows(group: GroupCache, rows: Int[Array, " row"]) -> Prefix:
     keys = jnp.concatenate([prompts.cache.keys[:, :, of_row], written.keys[:, :, rows]], -1)
     values = jnp.concatenate([prompts.cache.values[:, :, of_row], written.values[:, :, rows]], -2)
     mask = jnp.arange(keys.shape[-1] - prompts.mask.shape[1]) < group.lengths[rows][:, None]
-    return Prefix(KeyValues(keys, values), jnp.concatenate([prompts.mask[of_row], mask], 1))
+    delta = jax.tree.map(lambda x: x[:, rows], group.delta)
+    return Prefix(KeyValues(keys, values), jnp.concatenate([prompts.mask[of_row], mask], 1), delta)
 
 
 def decode_view(
@@ -157,15 +162,17 @@ def decode_view(
         return KeyValues(jnp.einsum("kphs->pskh", cache.keys), jnp.einsum("kpsh->pskh", cache.values)) if fused else cache
 
     def take(tree: Any, i: int) -> Any:
-        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, layer_numbers[i], 0, keepdims=False).astype(dtype), tree)
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, layer_numbers[i], 0, keepdims=False), tree)
 
-    def layer(n: int) -> tuple[Params, KeyValues]:
+    def layer(n: int) -> tuple[Params, OfPrompts]:
         places = {name: place_of(cfg, name, n) for name in params["layers"]}
-        w, cache = {name: take(params["layers"][name], i) for name, i in places.items() if i is not None}, take(prefix.cache, n)
+        w = cast({name: take(params["layers"][name], i) for name, i in places.items() if i is not None}, dtype)
         w = gather(w, cfg)  # after the slice: whole layers are then in memory once
         w = join_by_input(w, cfg) if fused else w
-        w = {name: cut_panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()}
-        return w, of_prompts(cache)
+        products = {name for name, x in w.items() if not isinstance(x, dict) and x.ndim == 2 and name != "delta_conv"}
+        w = {name: cut_panels(x) if cut and name in products else x for name, x in w.items()}
+        place = place_of(cfg, "past", n)
+        return w, () if place is None else of_prompts(KeyValues(*(x.astype(dtype) for x in take(prefix.cache, place))))
 
     layers, panels = [layer(n) for n in range(cfg.num_layers)], None
     if cut and isinstance(head := cut_panels(rest["lm_head"] if "lm_head" in rest else rest["embed"].T), Panels):
@@ -185,120 +192,55 @@ def view_axes(axes: Params, cfg: ModelConfig, fused: bool = False) -> DecodeView
     return DecodeView(rest, layers, 0, 0, output)  # pyright: ignore[reportArgumentType]
 
 
-def init_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike, fused: bool = False) -> Cache:
-    """Return an empty cache for rows of up to `capacity` tokens."""
+def empty_keys(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike, fused: bool = False) -> list[OfPrompts]:
+    """Return an empty place for `capacity` keys and values of rows, of each layer that attends."""
     k, h = cfg.num_kv_heads, cfg.head_dim
     if fused:
-        return [KeyValues(*(jnp.zeros((rows, capacity, k, h), dtype) for _ in range(2))) for _ in range(cfg.num_layers)]
-    keys, values = jnp.zeros((k, rows, h, capacity), dtype), jnp.zeros((k, rows, capacity, h), dtype)
-    return [KeyValues(keys, values) for _ in range(cfg.num_layers)]
-
-
-@jax.custom_batching.custom_vmap
-def _write(
-    cache: Float[Array, "*batch d e f"], new: Float[Array, "*batch m n o"], t: Int[Array, ""] | int
-) -> Float[Array, "*batch d e f"]:
-    """Write `new`, which has size 1 in one of the last three axes, into the cache at index t of that axis.
-
-    Under vmap over cache and new it stays one slice update: jax would make a scatter, which XLA does not do in place.
-    """
-    axis = next((axis for axis in (-1, -2, -3) if new.shape[axis] != cache.shape[axis]), -1)
-    return lax.dynamic_update_slice_in_dim(cache, new, t, axis)
-
-
-@_write.def_vmap
-def _write_for_all_agents(
-    num_agents: int, batched: Sequence[bool], cache: Float[Array, "..."], new: Float[Array, "..."], t: Int[Array, "..."] | int
-) -> tuple[Float[Array, "..."], bool]:
-    if batched != [True, True, False]:
-        raise NotImplementedError(f"a cache is written for all agents at one index t; got (cache, new, t) batched {batched}")
-    return _write(cache, new, t), True
-
-
-def _token_attention(prompt: KeyValues, row: KeyValues, mask: Mask, t: Int[Array, ""], cap: float | None = None) -> Attention:
-    """Return the attention of one token of each of R = P * G rows: to its prompt, its row and itself.
-
-    The cache is written before it is read, and in the layout in which it is read: then XLA writes it in place.
-
-    Args:
-      prompt: keys [K, P, h, S] and values [K, P, S, h].
-      row: one layer of a `Cache`; the attention returns it with the new tokens.
-      mask: which of S + T positions a row's token may see.
-      t: the index of the tokens in the cache.
-      cap: see `attention.capped`.
-    """
-    k_heads, p, h, s = prompt.keys.shape
-
-    def attention(q: Queries, k: Keys, v: Keys) -> tuple[Queries, KeyValues]:
-        q, k, v = (jnp.swapaxes(x, 0, 1) for x in (q, k, v))  # heads first: both products batch over them
-        r, n = q.shape[1:3]
-        keys, values = _write(row.keys, k[..., None], t), _write(row.values, v[:, :, None], t)
-        merged = (k_heads, p, r // p * n, -1)  # the queries of all rows of a prompt as rows of one matrix
-        prompt_scores = einsum_float32("kpmh,kphs->kpms", q.reshape(merged), prompt.keys).reshape(k_heads, r, n, s)
-        # Padded and added, not concatenated: XLA fuses this with what follows, into one kernel for all layers.
-        right, left = (((0, 0),) * 3 + (pad,) for pad in ((0, keys.shape[-1]), (s, 0)))
-        scores = jnp.pad(prompt_scores, right) + jnp.pad(einsum_float32("krqh,krht->krqt", q, keys), left)
-        scores = jnp.where(mask, capped(scores / math.sqrt(h), cap), MASKED)
-        weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-        total = weights.sum(-1, keepdims=True)
-        weights = weights.astype(q.dtype)
-        out = einsum_float32("kpms,kpsh->kpmh", weights[..., :s].reshape(merged), prompt.values).reshape(q.shape)
-        out = out + einsum_float32("krqt,krth->krqh", weights[..., s:], values)
-        return jnp.swapaxes(out / total, 0, 1).astype(q.dtype), KeyValues(keys, values)
-
-    return attention
-
-
-def _mask_of_token(
-    prefix_mask: Bool[Array, "prompt position"],
-    group: int,
-    capacity: int,
-    t: Int[Array, "..."],
-    clock: Int[Array, ""] | None,
-    window: int | None = None,
-) -> Mask:
-    """Return which positions of its prompt and its row token t of each row may see. t, clock: see `decode_step`.
-
-    window: how many tokens a sliding layer sees. None: all of them.
-    """
-    rows = prefix_mask.shape[0] * group
-    if clock is None:
-        age = jnp.broadcast_to(t - jnp.arange(capacity), (rows, capacity))
-        written = jnp.broadcast_to(jnp.arange(capacity) <= t, (rows, capacity))
+        empty = [KeyValues(*(jnp.zeros((rows, capacity, k, h), dtype) for _ in range(2))) for _ in range(cfg.num_layers)]
     else:
-        age = (clock - jnp.arange(capacity)) % capacity  # of each place of the ring
-        written = age <= t[:, None]
-    prompt = jnp.repeat(prefix_mask, group, 0)
-    if window is not None:
-        written = written & (age < window)
-        since = jnp.repeat(prefix_mask.sum(-1, keepdims=True) - jnp.cumsum(prefix_mask, -1) + 1, group, 0)
-        prompt = prompt & (since + jnp.reshape(t, (-1, 1)) < window)
-    return jnp.concatenate([prompt, written], 1)[:, None]
+        keys, values = jnp.zeros((k, rows, h, capacity), dtype), jnp.zeros((k, rows, capacity, h), dtype)
+        empty = [KeyValues(keys, values) for _ in range(cfg.num_layers)]
+    return [() if cfg.is_recurrent(n) else x for n, x in enumerate(empty)]
 
 
-def _fused_token_attention(
-    prompt: KeyValues, row: KeyValues, lengths: Int[Array, " prompt"], t: Int[Array, "..."]
-) -> Attention:
-    """Return `_token_attention` by one kernel. lengths: number of tokens of each prompt; there are none behind them. t: [R] if
-    each row has an index of its own."""
+def first_states(cfg: ModelConfig, prefix: Prefix) -> list[DeltaState | None]:
+    """Return the states of prompts, [P, ...] of each recurrent layer; None of the others."""
+    places = [place_of(cfg, "delta_past", n) for n in range(cfg.num_layers)]
+    return [None if place is None else jax.tree.map(lambda x: x[place], prefix.delta) for place in places]  # noqa: B023
 
-    def write(cache: Array, new: Array) -> Array:
-        return cache.at[jnp.arange(len(new)), t].set(new, unique_indices=True) if t.ndim else _write(cache, new[:, None], t)
 
-    def attention(q: Queries, k: Keys, v: Keys) -> tuple[Queries, KeyValues]:
-        keys, values = write(row.keys, k), write(row.values, v)
-        written = jnp.broadcast_to(t + 1, q.shape[:1])
-        return attend_token(q, *prompt, lengths, keys, values, written), KeyValues(keys, values)
+def init_cache(
+    cfg: ModelConfig, prefix: Prefix, group: int, capacity: int, dtype: jax.typing.DTypeLike, fused: bool = False
+) -> Cache:
+    """Return the cache of rows of up to `capacity` tokens, of which none is written; some rows follow each prompt."""
+    keys = empty_keys(cfg, prefix.mask.shape[0] * group, capacity, dtype, fused)
+    states = first_states(cfg, prefix)
+    return [
+        empty if state is None else jax.tree.map(lambda x: jnp.repeat(x, group, 0), state)
+        for empty, state in zip(keys, states, strict=True)
+    ]  # pyright: ignore[reportReturnType]
 
-    return attention
+
+def empty_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike, fused: bool = False) -> Cache:
+    """Return a cache of the same shapes, of rows that have no prompts yet."""
+    d = cfg.delta
+    if d is None:
+        return empty_keys(cfg, rows, capacity, dtype, fused)  # pyright: ignore[reportReturnType]
+    conv = jnp.zeros((rows, d.width - 1, sizes_of(cfg)["C"]), dtype)
+    state = DeltaState(conv, jnp.zeros((rows, d.heads, d.key_size, d.value_size)))
+    keys = empty_keys(cfg, rows, capacity, dtype, fused)
+    return [state if cfg.is_recurrent(n) else x for n, x in enumerate(keys)]  # pyright: ignore[reportReturnType]
 
 
 def roll(cache: Cache, places: Int[Array, ""]) -> Cache:
     """Return a cache, of one or several agents, whose tokens are moved by some places, those at the end to the beginning."""
-    return [KeyValues(jnp.roll(x.keys, places, -1), jnp.roll(x.values, places, -2)) for x in cache]
+    return [
+        KeyValues(jnp.roll(x.keys, places, -1), jnp.roll(x.values, places, -2)) if isinstance(x, KeyValues) else x
+        for x in cache
+    ]
 
 
-def resize(prompts: Sequence[KeyValues], width: int, fused: bool = False) -> list[KeyValues]:
+def resize(prompts: Sequence[OfPrompts], width: int, fused: bool = False) -> list[OfPrompts]:
     """Return the prompts of a `DecodeView`, of one or several agents, cut or padded to this number of positions."""
 
     def resized(x: Array, axis: int) -> Array:
@@ -307,7 +249,7 @@ def resize(prompts: Sequence[KeyValues], width: int, fused: bool = False) -> lis
         return jnp.pad(x, [(0, width - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
 
     keys, values = (-3, -3) if fused else (-1, -2)
-    return [KeyValues(resized(x.keys, keys), resized(x.values, values)) for x in prompts]
+    return [KeyValues(resized(x.keys, keys), resized(x.values, values)) if isinstance(x, KeyValues) else x for x in prompts]
 
 
 def decode_step(
@@ -318,6 +260,7 @@ def decode_step(
     t: Int[Array, "..."],
     clock: Int[Array, ""] | None = None,
     fused: bool = False,
+    live: Bool[Array, " row"] | None = None,
 ) -> tuple[Float[Array, "prompt group vocabulary"], Cache]:
     """Feed one token per row, at index t after their prefixes.
 
@@ -326,6 +269,7 @@ def decode_step(
       clock: None, or the place of the tokens in the cache, modulo its capacity: rows that began at different times still write
         at one place, because attention does not depend on the order of keys. A fused step writes at index t of each row.
       fused: see `decode_view`.
+      live: rows that have not ended; the states of the others stay as they are. None: all.
 
     Returns float32 logits and the cache with the tokens; it is the caller's cache, written in place.
     """
@@ -336,23 +280,25 @@ def decode_step(
 
     @partial(jax.jit, static_argnums=0)  # traced once for each kind, not once per layer
     def layer(
-        number: int, x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, angles: Angles, seen: Array, t: Int[Array, "..."]
-    ) -> tuple[Hidden, KeyValues]:
-        token_attention = _fused_token_attention if fused else partial(_token_attention, cap=cfg.attention_cap)
-        out: Any = Block(cfg, number).apply({"params": w}, x, angles, token_attention(prompt, row, seen, t))
+        number: int, x: Hidden, w: Params, prompt: OfPrompts, row: Any, angles: Angles, seen: Any, t: Int[Array, "..."]
+    ) -> tuple[Hidden, Any]:
+        attention: Any = fused_token_attention if fused else partial(token_attention, cap=cfg.attention_cap)
+        mix = tokens_delta(row, seen) if cfg.is_recurrent(number) else attention(prompt, row, seen, t)
+        out: Any = Block(cfg, number).apply({"params": w}, x, angles, mix)
         return out[0], out[1][0]
 
-    capacity = cache[0].keys.shape[-1]  # unless fused
+    capacity = next(x.keys.shape[-1] for x in cache if isinstance(x, KeyValues))  # unless fused
     sliding = cfg.sliding_layers or (False,) * cfg.num_layers
     masks = {
         slides: lengths
         if fused
-        else _mask_of_token(view.prefix_mask, g, capacity, t, clock, cfg.sliding_window if slides else None)
+        else mask_of_token(view.prefix_mask, g, capacity, t, clock, cfg.sliding_window if slides else None)
         for slides in set(sliding)
     }
     place = t if fused or clock is None else clock % capacity
     for n, ((w, prompt), row) in enumerate(zip(view.layers, cache, strict=True)):
-        x, layer_cache = layer(n % cfg.period, x, w, prompt, row, angles[kinds[n]], masks[sliding[n]], place)
+        seen = live if cfg.is_recurrent(n) else masks[sliding[n]]
+        x, layer_cache = layer(n % cfg.period, x, w, prompt, row, angles[kinds[n]], seen, place)
         new_cache.append(layer_cache)
     x = final_states(view.params, cfg, x)
     if view.output_panels is None:

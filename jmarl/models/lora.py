@@ -27,7 +27,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 from jmarl.config import LORA_TARGETS, LoRA
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import is_placed, is_shared, share_params, unstack
-from jmarl.models.weights import ADAPTERS, LAYERS, layers_with, shape_of
+from jmarl.models.weights import ADAPTERS, LAYERS, layers_with, shape_of, sizes_of
 from jmarl.types import Shared, StackState
 
 ALPHA = "lora_alpha"  # a leaf [L] among the layers
@@ -56,8 +56,9 @@ def targets_in(cfg: ModelConfig, settings: LoRA) -> tuple[str, ...]:
         return tuple(name for name in names if name in able)
     if missing := [name for name in names if name not in able]:
         raise ValueError(
-            f"lora_targets={settings.lora_targets!r} is not allowed: {','.join(missing)} of a model with experts cannot have "
-            f"adapters; set all, or some of {','.join(able)}"
+            f"lora_targets={settings.lora_targets!r} is not allowed: {','.join(missing)} of a model with "
+            f"{'experts' if cfg.delta is None else 'recurrent layers'} cannot have adapters; set all, or some of "
+            f"{','.join(able)}"
         )
     return names
 
@@ -162,7 +163,7 @@ def _outputs(cfg: ModelConfig) -> dict[str, dict[str, tuple[int, int, int]]]:
     """Return the linear layers that share an input, and the shapes of their outputs, which lie side by side on axis 1."""
     k, h = cfg.num_kv_heads, cfg.head_dim
     one, wide = (k, 1, h), (1, 1, cfg.intermediate_size)
-    qkv = {"q_proj": (k, cfg.queries_per_kv, h), "k_proj": one, "v_proj": one}
+    qkv = {"q_proj": (k, sizes_of(cfg)["U"], h), "k_proj": one, "v_proj": one}
     return {QKV: qkv, GATE_UP: {"gate_proj": wide, "up_proj": wide}}
 
 

@@ -53,6 +53,10 @@ MESH_AXES = {  # what an axis means, of weights the letters of `models.weights` 
     "K": "model",
     "F": "model",
     "M": "model",  # of each expert
+    "C": None,  # recurrent layers stay whole
+    "W": None,
+    "N": None,
+    "v": None,
     "E": None,  # experts stay together: blocks of tokens read any of them
     "V": "model",
     None: None,  # layers, and all that stays whole
@@ -60,8 +64,8 @@ MESH_AXES = {  # what an axis means, of weights the letters of `models.weights` 
 
 
 def _meanings(axes: str, name: str = LAYERS) -> tuple[str | None, ...]:
-    """Return what the axes of a stack's weight mean. Vectors of the sizes D and h stay whole."""
-    if axes in ("D", "h"):
+    """Return what the axes of a stack's weight mean. Vectors of the sizes D, h, N and v stay whole."""
+    if axes in ("D", "h", "N", "v"):
         return ("agent",)
     first = ("agent", None) if name.startswith(LAYERS) else ("agent",)
     return (*first, *(word[0] for word in axes.split()))
@@ -186,6 +190,11 @@ def model_on(mesh: DeviceMesh | None, model: ModelConfig) -> ModelConfig:
     """Return the architecture as programs on a mesh read it: which parts of rows and weights a device has."""
     if mesh is None:
         return model
+    if mesh.shape["model"] > 1 and model.delta is not None:
+        raise ValueError(
+            f"mesh: model={mesh.shape['model']} is not allowed for {model.family}: the heads of its recurrent layers are "
+            "not divided over devices; use the axes agent and data"
+        )
     parts = mesh.shape["data"]
     splits_weights = mesh.strategy == "fsdp" and parts > 1 and model.hidden_size % parts == 0
     fused = model.fused_attention and mesh.shape["model"] == 1  # a GPU's own attention cannot be divided by the compiler

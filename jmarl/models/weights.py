@@ -4,8 +4,9 @@ Shapes and initial values (`decoder`), the axes that a mesh divides (`sharding`)
 `hub.gguf`), the layers that can have adapters (`lora`, `hub.peft`) and the number of parameters. No jax: the loader reads it.
 
 Letters: V vocabulary, D model, F feed-forward, E experts, M feed-forward of an expert, K key-value heads, Q queries per
-key-value head, P = Q + 2 (the queries, the key and the value of a key-value head), h size of a head. Letters without a space
-between them are one axis: ``D KPh`` is a matrix [D, K * P * h].
+key-value head, U these and their gates (2 Q, where attention is gated), P = U + 2 (also the key and the value of a key-value
+head), h size of a head. Of recurrent layers: C channels, W tokens that a convolution reads, N heads, v size of a value. Letters
+without a space between them are one axis: ``D KPh`` is a matrix [D, K * P * h].
 """
 
 import math
@@ -23,35 +24,47 @@ class Weight(NamedTuple):
 
     axes: str
     modules: Mapping[str, str]  # module -> the axes of its tensor in Hugging Face's files; a family names the modules
-    initial: str = "normal"  # 0.02 times normal | zeros | norm: what changes nothing
+    initial: str = "normal"  # 0.02 times normal | zeros | ones | norm: what changes nothing | log_rate: of decays
     exists: Callable[[ModelConfig], bool] = lambda cfg: True
-    layers: str = "all"  # | dense | routed: those that have it
+    layers: str = "all"  # | dense | routed | attention | recurrent: those that have it
+    suffix: str = ".weight"  # of its names in files
 
 
-def _norm(name: str, exists: Callable[[ModelConfig], bool] = lambda cfg: True, axes: str = "D") -> Weight:
-    return Weight(axes, {name: axes}, "norm", exists)
+def _norm(name: str, exists: Callable[[ModelConfig], bool] = lambda cfg: True, axes: str = "D", layers: str = "all") -> Weight:
+    return Weight(axes, {name: axes}, "norm", exists, layers)
 
 
 WEIGHTS: dict[str, Weight] = {
     "embed": Weight("V D", {"embed": "V D"}),
     "final_norm": _norm("final_norm"),
     "layers.attn_norm": _norm("attn_norm", lambda cfg: cfg.norms_before),
-    "layers.qkv": Weight("D KPh", {"q": "KQh D", "k": "Kh D", "v": "Kh D"}),
-    "layers.qkv_bias": Weight("KPh", {"q": "KQh", "k": "Kh", "v": "Kh"}, "zeros", lambda cfg: cfg.qkv_bias),
-    "layers.q_norm": _norm("q_norm", lambda cfg: cfg.qk_norm and not cfg.qk_norm_of_all, "h"),
-    "layers.k_norm": _norm("k_norm", lambda cfg: cfg.qk_norm and not cfg.qk_norm_of_all, "h"),
-    "layers.q_norm_of_all": Weight("KQh", {"q_norm": "KQh"}, "norm", lambda cfg: cfg.qk_norm_of_all),
-    "layers.k_norm_of_all": Weight("Kh", {"k_norm": "Kh"}, "norm", lambda cfg: cfg.qk_norm_of_all),
-    "layers.out": Weight("KQh D", {"o": "D KQh"}),
-    "layers.out_bias": Weight("D", {"o": "D"}, "zeros", lambda cfg: cfg.out_bias),
+    "layers.qkv": Weight("D KPh", {"q": "KUh D", "k": "Kh D", "v": "Kh D"}, layers="attention"),
+    "layers.qkv_bias": Weight(
+        "KPh", {"q": "KUh", "k": "Kh", "v": "Kh"}, "zeros", lambda cfg: cfg.qkv_bias, "attention", ".bias"
+    ),
+    "layers.q_norm": _norm("q_norm", lambda cfg: cfg.qk_norm and not cfg.qk_norm_of_all, "h", "attention"),
+    "layers.k_norm": _norm("k_norm", lambda cfg: cfg.qk_norm and not cfg.qk_norm_of_all, "h", "attention"),
+    "layers.q_norm_of_all": Weight("KQh", {"q_norm": "KQh"}, "norm", lambda cfg: cfg.qk_norm_of_all, "attention"),
+    "layers.k_norm_of_all": Weight("Kh", {"k_norm": "Kh"}, "norm", lambda cfg: cfg.qk_norm_of_all, "attention"),
+    "layers.out": Weight("KQh D", {"o": "D KQh"}, layers="attention"),
+    "layers.out_bias": Weight("D", {"o": "D"}, "zeros", lambda cfg: cfg.out_bias, "attention", ".bias"),
+    "layers.delta_qkv": Weight("D C", {"delta_qkv": "C D"}, layers="recurrent"),
+    "layers.delta_gate": Weight("D Nv", {"delta_gate": "Nv D"}, layers="recurrent"),
+    "layers.delta_beta": Weight("D N", {"delta_beta": "N D"}, layers="recurrent"),
+    "layers.delta_decay": Weight("D N", {"delta_decay": "N D"}, layers="recurrent"),
+    "layers.delta_conv": Weight("W 1C", {"delta_conv": "C 1 W"}, layers="recurrent"),
+    "layers.delta_rate": Weight("N", {"delta_rate": "N"}, "log_rate", layers="recurrent", suffix=""),
+    "layers.delta_bias": Weight("N", {"delta_bias": "N"}, "ones", layers="recurrent", suffix=""),
+    "layers.delta_norm": Weight("v", {"delta_norm": "v"}, "ones", layers="recurrent"),
+    "layers.delta_out": Weight("Nv D", {"delta_out": "D Nv"}, layers="recurrent"),
     "layers.attn_out_norm": _norm("attn_out_norm", lambda cfg: cfg.norms_after),
     "layers.mlp_norm": _norm("mlp_norm", lambda cfg: cfg.norms_before),
     "layers.gate": Weight("D F", {"gate": "F D"}, layers="dense"),
-    "layers.gate_bias": Weight("F", {"gate": "F"}, "zeros", lambda cfg: cfg.mlp_bias, "dense"),
+    "layers.gate_bias": Weight("F", {"gate": "F"}, "zeros", lambda cfg: cfg.mlp_bias, "dense", ".bias"),
     "layers.up": Weight("D F", {"up": "F D"}, layers="dense"),
-    "layers.up_bias": Weight("F", {"up": "F"}, "zeros", lambda cfg: cfg.mlp_bias, "dense"),
+    "layers.up_bias": Weight("F", {"up": "F"}, "zeros", lambda cfg: cfg.mlp_bias, "dense", ".bias"),
     "layers.down": Weight("F D", {"down": "D F"}, layers="dense"),
-    "layers.down_bias": Weight("D", {"down": "D"}, "zeros", lambda cfg: cfg.mlp_bias, "dense"),
+    "layers.down_bias": Weight("D", {"down": "D"}, "zeros", lambda cfg: cfg.mlp_bias, "dense", ".bias"),
     "layers.router": Weight("D E", {"router": "E D"}, layers="routed"),
     "layers.expert_gate": Weight("E D M", {"expert_gate": "E M D"}, layers="routed"),
     "layers.expert_up": Weight("E D M", {"expert_up": "E M D"}, layers="routed"),
@@ -61,10 +74,19 @@ WEIGHTS: dict[str, Weight] = {
 }
 
 
+FLOAT32 = ("delta_rate", "delta_bias")  # leaves that are not rounded to the compute dtype: they are exponents, and small
+
+
+def is_of(cfg: ModelConfig, kind: str, layer: int) -> bool:
+    """Return whether a layer is one of those that `Weight.layers` names."""
+    if kind in ("dense", "routed"):
+        return (kind == "dense") == cfg.is_dense(layer)
+    return kind == "all" or (kind == "recurrent") == cfg.is_recurrent(layer)
+
+
 def has(cfg: ModelConfig, name: str, layer: int = 0) -> bool:
     """Return whether an architecture has a weight, of those of layers in this one."""
-    weight = WEIGHTS[name]
-    return weight.exists(cfg) and (weight.layers == "all" or (weight.layers == "dense") == cfg.is_dense(layer))
+    return WEIGHTS[name].exists(cfg) and is_of(cfg, WEIGHTS[name].layers, layer)
 
 
 def layers_with(cfg: ModelConfig, name: str) -> list[int]:
@@ -79,9 +101,14 @@ def weights_of(cfg: ModelConfig) -> dict[str, Weight]:
 
 def sizes_of(cfg: ModelConfig) -> dict[str, int]:
     """Return the size that each letter stands for."""
-    heads = {"K": cfg.num_kv_heads, "Q": cfg.queries_per_kv, "P": cfg.queries_per_kv + 2, "h": cfg.head_dim}
-    experts = {"E": cfg.num_experts, "M": cfg.expert_size}
-    return {"V": cfg.vocab_size, "D": cfg.hidden_size, "F": cfg.intermediate_size} | heads | experts
+    both = cfg.queries_per_kv * (1 + cfg.attention_gate)
+    heads = {"K": cfg.num_kv_heads, "Q": cfg.queries_per_kv, "U": both, "P": both + 2, "h": cfg.head_dim}
+    sizes = {"V": cfg.vocab_size, "D": cfg.hidden_size, "F": cfg.intermediate_size} | heads
+    sizes |= {"E": cfg.num_experts, "M": cfg.expert_size}
+    if (d := cfg.delta) is not None:
+        channels = 2 * d.key_heads * d.key_size + d.heads * d.value_size
+        sizes |= {"C": channels, "W": d.width, "N": d.heads, "v": d.value_size, "1": 1}
+    return sizes
 
 
 def shape_of(cfg: ModelConfig, axes: str) -> tuple[int, ...]:
@@ -118,5 +145,5 @@ ADAPTERS: dict[str, Adapter] = {
     f"{module}_proj": Adapter(name.removeprefix(LAYERS), module, axes.split()[1], axes.split()[0])
     for name, weight in WEIGHTS.items()
     for module, axes in weight.modules.items()
-    if name.startswith(LAYERS) and " " in axes and weight.layers != "routed"
+    if name.startswith(LAYERS) and " " in axes and weight.layers not in ("routed", "recurrent")
 }

@@ -89,6 +89,7 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
     s.divides_rows = mesh is not None and mesh.shape["data"] > 1
     require(TEAM, s)
     for spec in team.stacks:
+        sharding.model_on(mesh, spec.config)  # refuses what a mesh cannot divide
         for roles in spec.members:
             s.roles = list(roles)
             require(SHARED, s)

@@ -36,6 +36,7 @@ from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_
 from jmarl.sampling.slots import (
     Decoder,
     Slots,
+    begin,
     decode_chunk,
     fewer_slots,
     finish_in_fewer_slots,
@@ -81,9 +82,8 @@ def empty_pending(
     rows, new, dtype = p * group, settings.max_new_tokens, dtype_on(platform, settings.compute_dtype)
     fused = fuses_decoding(platform, dtype, model)
 
-    def empty_cache(count: int, capacity: int) -> Any:
-        cache = decoding.init_cache(model, count, capacity, dtype, fused)
-        return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), cache)
+    def empty(make: Callable[..., Any], count: int, capacity: int) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), make(model, count, capacity, dtype, fused))
 
     numbers = jnp.zeros((a, rows), jnp.int32)
     slots = Slots(
@@ -92,8 +92,8 @@ def empty_pending(
         token=numbers,
         live=numbers > 0,
         clock=None,
-        cache=empty_cache(rows, new),
-        prompts=empty_cache(p, width),
+        cache=empty(decoding.empty_cache, rows, new),
+        prompts=empty(decoding.empty_keys, p, width),
         prompt_mask=jnp.zeros((a, p, width), bool),
         seen=jnp.zeros((a, rows, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
     )
@@ -239,12 +239,14 @@ def fill(decoder: Decoder, slots: Slots, begun: Int[Array, " agent"], seen: Arra
     row = jnp.minimum(row, first.shape[1] - 1)
 
     def place(slots: Slots) -> Slots:
-        prompts, masks = prompts_of_view(decoder, row // decoder.first_tokens.shape[-1])
+        numbers = row // decoder.first_tokens.shape[-1]
+        prompts, masks = prompts_of_view(decoder, numbers)
         new = slots._replace(
             row=row,
             t=jnp.zeros_like(row),
             token=jnp.take_along_axis(first, row, 1),
             live=jnp.ones_like(begins),
+            cache=begin(decoder, slots.cache, numbers),
             prompts=prompts,
             prompt_mask=masks,
             seen=None if seen is None else jnp.take_along_axis(seen, row[..., None], 1),

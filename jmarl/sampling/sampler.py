@@ -105,7 +105,7 @@ def sample(
 
     def body(state: DecodeState) -> DecodeState:
         t, _, done, cache, seen, out = state
-        logits, cache = decoder.decode(decoder.view, cache, state.token, t, None)
+        logits, cache = decoder.decode(decoder.view, cache, state.token, t, None, ~done)
         bits = draws.bits[t].reshape(a, p, g, 2)
         token, logp, truncated = choose_for_rows(logits, bits, t, seen, stop, sampling, draws.allowed)
         token = jnp.where(done, stop[..., 0], token)
@@ -200,19 +200,20 @@ def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sample
     # Shared parameters stay one array in the view too; without these axes, vmap would copy them for each agent.
     axes = decoding.view_axes(jax.tree.map(lambda x: None if is_shared(x) else 0, params, is_leaf=is_shared), cfg, fused)
 
-    def prefill(own: list[Any]) -> tuple[Any, Any, Any]:
+    def prefill(own: list[Any]) -> tuple[Any, Any, Any, Any]:
         params, prompts, lengths, before = restore_shared(own)
         ends = {name: params[name].astype(dtype) for name in ("embed", "lm_head") if name in params}
         params = params | gather(ends, cfg)  # layers stay divided, see `decoding.decode_view`
         prefix = decoding.prefill(params, cfg, prompts, lengths - 1, before)
         view = decoding.decode_view(params, cfg, dtype, prefix, new, numbers, panels, fused)
-        return view, decoding.init_cache(cfg, p * g, new, dtype, fused), prefix
+        cache = decoding.init_cache(cfg, prefix, g, new, dtype, fused)
+        return view, cache, prefix, decoding.first_states(cfg, prefix)
 
-    view, cache, prefix = over_agents(prefill, 0, (axes, 0, 0))(drop_axis(own))
+    view, cache, prefix, states = over_agents(prefill, 0, (axes, 0, 0, 0))(drop_axis(own))
 
-    def decode(view: Any, cache: Any, tokens: Array, t: Array, clock: Array | None) -> tuple[Array, Any]:
-        step = over_agents(partial(_step, cfg, fused), (axes, 0, 0, 0 if t.ndim else None, None))
-        logits, cache = step(view, cache, drop_axis(tokens), drop_axis(t) if t.ndim else t, clock)
+    def decode(view: Any, cache: Any, tokens: Array, t: Array, clock: Array | None, live: Array) -> tuple[Array, Any]:
+        step = over_agents(partial(_step, cfg, fused), (axes, 0, 0, 0 if t.ndim else None, None, 0))
+        logits, cache = step(view, cache, drop_axis(tokens), drop_axis(t) if t.ndim else t, clock, drop_axis(live))
         return logits.reshape(*tokens.shape, -1), cache
 
     def per_agent(f: Callable) -> Callable:
@@ -224,13 +225,13 @@ def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sample
         return jax.tree.map(lambda x: x[None], out) if a == 1 else out
 
     last = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]
-    return Decoder(view, decode, per_agent, export, cache, jnp.broadcast_to(last, (a, p, g)), fused)
+    return Decoder(view, decode, per_agent, export, cache, states, jnp.broadcast_to(last, (a, p, g)), fused)
 
 
 def _step(
-    cfg: ModelConfig, fused: bool, view: decoding.DecodeView, cache: Any, tokens: Array, t: Array, clock: Array | None
+    cfg: ModelConfig, fused: bool, view: Any, cache: Any, tokens: Array, t: Array, clock: Array | None, live: Array
 ) -> tuple[Array, Any]:
-    return decoding.decode_step(view, cfg, cache, tokens, t, clock, fused)
+    return decoding.decode_step(view, cfg, cache, tokens, t, clock, fused, live.reshape(-1))
 
 
 def ids_in_prompts(inputs: SampleInputs, vocab: int) -> Bool[Array, "agent prompt group {vocab}"]:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Int, UInt32
 
 from jmarl.config import Sampling
 from jmarl.models import decoding
+from jmarl.models.layers.delta import DeltaState
 from jmarl.sampling.choice import RowSampling, choose_for_rows
 from jmarl.types import Completions
 
@@ -32,12 +33,13 @@ class Decoder(NamedTuple):
 
     view: decoding.DecodeView  # of all agents
     decode: Callable[..., tuple[Array, Any]]
-    """(view, cache, tokens [A, P, G], t, clock) -> logits [A, P, G, V] and the cache, see `decoding.decode_step`"""
+    """(view, cache, tokens [A, P, G], t, clock, live) -> logits [A, P, G, V] and the cache, see `decoding.decode_step`"""
     per_agent: Callable[
         [Callable], Callable
     ]  # a function of one agent's caches, views and [n] arrays -> of those of all agents
     export: Callable[..., Any]  # (cache, action_mask [A, P, G, T]) -> the cache that later prompts can follow
     cache: Any  # empty
+    states: Any  # per layer, the states of prompts that rows begin with; None of layers that attend
     first_tokens: Int[Array, "agent prompt group"]  # the prompts' last, which are not prefilled: `decode` gives all logits
     fused: bool
 
@@ -60,8 +62,8 @@ class Slots(NamedTuple):
     token: Int[Array, "agent slot"]  # its last token
     live: Bool[Array, "agent slot"]  # False: it has ended, the slot is free
     clock: Any  # [] int32: place of the next tokens in the cache, modulo its capacity
-    cache: Any  # keys and values of the rows' own tokens
-    prompts: Any  # per layer, keys and values of P prompts; several slots in a row may read one prompt
+    cache: Any  # keys and values of the rows' own tokens; states of recurrent layers
+    prompts: Any  # per layer that attends, keys and values of P prompts; several slots in a row may read one prompt
     prompt_mask: Bool[Array, "..."]  # [A, P, S]; without A for a single agent
     seen: Bool[Array, "agent slot vocab"] | None  # ids in each row; None without a repetition penalty
 
@@ -96,7 +98,7 @@ def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions,
 
     def add_token(slots: Slots, bits: Array) -> tuple[Slots, tuple[Array, ...]]:
         _, t, token, live, clock, cache, _, _, seen = slots
-        logits, cache = decoder.decode(view, cache, token[..., None], t, clock)
+        logits, cache = decoder.decode(view, cache, token[..., None], t, clock, live)
         chosen, logp, truncated = choose_for_rows(logits[:, :, 0], bits, t, seen, stop, draws.sampling, draws.allowed, own)
         if seen is not None:
             seen = jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True)))(seen, chosen)
@@ -197,14 +199,32 @@ def take_prompts(decoder: Decoder, prompts: Any, masks: Array, chosen: Int[Array
     """Return the keys and values of the prompts with these numbers, one for each slot, and their masks."""
 
     def take(caches: tuple[Any, Array], chosen: Array) -> tuple[Any, Array]:
-        return jax.tree.map(lambda x: jnp.take(x, chosen, _slot_axis(decoder), mode="clip"), caches[0]), caches[1][chosen]
+        return _by_slots(decoder, lambda axis, x: jnp.take(x, chosen, axis, mode="clip"), caches[0]), caches[1][chosen]
 
     return decoder.per_agent(take)((prompts, masks), chosen)
 
 
-def _slot_axis(decoder: Decoder) -> int:
-    """Return the axis of the rows in the caches of one agent."""
-    return 0 if decoder.fused else 1
+def begin(decoder: Decoder, cache: Any, chosen: Int[Array, "agent slot"]) -> Any:
+    """Return a cache whose rows have the states of the prefilled prompts with these numbers. Keys and values stay: masks hide
+    those of the rows before."""
+
+    def take(caches: tuple[Any, Any], chosen: Array) -> Any:
+        return [
+            old if state is None else jax.tree.map(lambda x: jnp.take(x, chosen, 0, mode="clip"), state)
+            for old, state in zip(*caches, strict=True)
+        ]
+
+    return decoder.per_agent(take)((cache, decoder.states), chosen)
+
+
+def _by_slots(decoder: Decoder, f: Callable[..., Array], *caches: Any) -> Any:
+    """Apply f to the arrays of caches of one agent. f: (axis of the slots, arrays) -> array."""
+
+    def apply(first: Any, *others: Any) -> Any:
+        axis = 0 if decoder.fused or isinstance(first, DeltaState) else 1
+        return jax.tree.map(partial(f, axis), first, *others)
+
+    return jax.tree.map(apply, *caches, is_leaf=lambda x: isinstance(x, DeltaState))
 
 
 def _map_slots(decoder: Decoder, f: Callable[..., Array], chosen: Array, *slots: Slots) -> Slots:
@@ -212,7 +232,7 @@ def _map_slots(decoder: Decoder, f: Callable[..., Array], chosen: Array, *slots:
 
     def of_agent(parts: Sequence[tuple[Any, Array]], chosen: Array) -> tuple[Any, Array]:
         caches, masks = zip(*parts, strict=True)
-        return jax.tree.map(partial(f, _slot_axis(decoder), chosen), *caches), f(0, chosen, *masks)
+        return _by_slots(decoder, lambda axis, *x: f(axis, chosen, *x), *caches), f(0, chosen, *masks)
 
     def of_rows(chosen: Array, *rows: Any) -> Any:
         return jax.tree.map(partial(f, 0, chosen), *rows)

@@ -36,10 +36,10 @@ class Acting(NamedTuple):
 
 
 # How a mesh divides what is sampled
-_ROWS, _KEYS = spec_of("agent", "row"), spec_of("agent", None, "K", "row")
+_ROWS, _KEYS, _STATES = spec_of("agent", "row"), spec_of("agent", None, "K", "row"), spec_of("agent", None, "row")
 COMPLETIONS = Completions(_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, spec_of("agent"))
-PREFIX = decoding.Prefix(KeyValues(_KEYS, _KEYS), _ROWS)
-GROUP_CACHE = decoding.GroupCache(PREFIX, KeyValues(_KEYS, _KEYS), _ROWS)
+PREFIX = decoding.Prefix(KeyValues(_KEYS, _KEYS), _ROWS, _STATES)
+GROUP_CACHE = decoding.GroupCache(PREFIX, KeyValues(_KEYS, _KEYS), _ROWS, _STATES)
 
 
 class SampleProgram(NamedTuple):

@@ -5,6 +5,7 @@ numbers follow from its own seed, agent and number in the group, and the shapes 
 its tokens depend neither on its slot nor on the rows beside it, but for the rounding of sums over keys in another order.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from jmarl.models.sharding import model_on, on_devices, state_specs
 from jmarl.randomness import EVAL
 from jmarl.sampling.choice import RowSampling, random_bits
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, prepare, row_keys
-from jmarl.sampling.slots import Decoder, Draws, Slots, decode_chunk, prompts_of_view, select_slots
+from jmarl.sampling.slots import Decoder, Draws, Slots, begin, decode_chunk, prompts_of_view, select_slots
 from jmarl.sampling.stack_program import SampleProgram, with_dtype
 from jmarl.types import TRACES, Completions
 
@@ -70,8 +71,8 @@ def empty_pool(agents: int, num_stop: int, program: PoolProgram) -> Pool:
     model, settings, a, count = sample.config, sample.settings, agents, program.slots
     new, fused = settings.max_new_tokens, fuses_decoding(sample.platform, settings.compute_dtype, model)
 
-    def empty_cache(capacity: int) -> Any:
-        cache = decoding.init_cache(model, count, capacity, settings.compute_dtype, fused)
+    def empty(make: Callable[..., Any], capacity: int) -> Any:
+        cache = make(model, count, capacity, settings.compute_dtype, fused)
         return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), cache)
 
     numbers = jnp.zeros((a, count), jnp.int32)
@@ -81,8 +82,8 @@ def empty_pool(agents: int, num_stop: int, program: PoolProgram) -> Pool:
         token=numbers,
         live=numbers > 0,
         clock=jnp.zeros(a, jnp.int32),
-        cache=empty_cache(new),
-        prompts=empty_cache(program.width),
+        cache=empty(decoding.empty_cache, new),
+        prompts=empty(decoding.empty_keys, program.width),
         prompt_mask=jnp.zeros((a, count, program.width), bool),
         seen=jnp.zeros((a, count, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
     )
@@ -136,7 +137,8 @@ def _on_devices(f: Any, program: PoolProgram) -> Any:
 def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram, allowed: Array | None) -> Pool:
     decoder, inputs, settings, model = _prepared(params, joining.ids, joining.lengths, program)
     slots, (a, count) = _inside(pool.slots, decoder), joining.takes.shape
-    prompts, mask = prompts_of_view(decoder, jnp.zeros((a, count), jnp.int32))
+    numbers = jnp.zeros((a, count), jnp.int32)
+    prompts, mask = prompts_of_view(decoder, numbers)
     seen = None
     if slots.seen is not None:
         seen = jnp.broadcast_to(ids_in_prompts(inputs, model.vocab_size)[:, 0], slots.seen.shape)
@@ -144,6 +146,7 @@ def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram
         t=jnp.zeros_like(slots.t),
         token=jnp.broadcast_to(decoder.first_tokens[:, 0], (a, count)),
         live=jnp.ones_like(slots.live),
+        cache=begin(decoder, slots.cache, numbers),
         prompts=prompts,
         prompt_mask=mask,
         seen=seen,

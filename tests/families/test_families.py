@@ -35,6 +35,7 @@ MIXED = dict(
     sliding_attention={"rope_type": "default", "rope_theta": 1e4},
     full_attention={"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 )
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12)
 CASES = {
     "llama": dict(attention_bias=True, mlp_bias=True),
     "llama linear": dict(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}),
@@ -46,6 +47,15 @@ CASES = {
         num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32, decoder_sparse_step=2, tie_word_embeddings=False
     ),
     "qwen3_moe irregular": dict(num_experts=4, num_experts_per_tok=1, moe_intermediate_size=32, mlp_only_layers=[0, 4]),
+    "qwen3_5_text": DELTA,
+    "qwen3_5_text periods": DELTA
+    | dict(
+        full_attention_interval=3,
+        linear_conv_kernel_dim=3,
+        attention_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "qwen3_5_text full": DELTA | dict(layer_types=["full_attention"] * LAYERS),
     "mistral": dict(sliding_window=WINDOW, tie_word_embeddings=False),
     "ministral": dict(
         sliding_window=WINDOW, layer_types=["full_attention", *["sliding_attention"] * 3] + ["full_attention"] * 2
@@ -60,6 +70,9 @@ CASES = {
     "granite": dict(embedding_multiplier=6.0, residual_multiplier=0.3, attention_multiplier=0.1, logits_scaling=5.0),
 }
 FAMILY_CASES = [case for case in CASES if " " not in case]  # one of each family
+# How much more a family is off than others. Recurrent layers amplify rounding: if embeddings change by 2e-7, transformers
+# differs from itself by 8e-4 in logits, of 9, and by 5e-4 in gradients, in parts of their norm.
+ROUNDING = {"qwen3_5_text": 5}
 TOKENS = np.random.default_rng(0).integers(3, 320, (2, 24))
 LENGTHS = np.array([24, 15])  # both longer than the window
 forward = jax.jit(decoder.forward, static_argnums=1)
@@ -109,7 +122,8 @@ def test_logits_equal_those_of_transformers(case, model_of):
     assert np.abs(expected).max() > 0.3
     for tokens, length, logits in zip(TOKENS, LENGTHS, expected, strict=True):
         ours = np.asarray(forward(agent.params, agent.config, jnp.asarray(tokens)))
-        np.testing.assert_allclose(ours[:length], logits[:length], atol=1e-4)
+        bound = 1e-4 * ROUNDING.get(family_of(case), 1)
+        np.testing.assert_allclose(ours[:length], logits[:length], atol=bound)
     assert num_params(agent.config) == sum(x.numel() for x in model.parameters())
 
 
@@ -172,7 +186,8 @@ def test_greedy_completions_equal_those_of_transformers(case, model_of):
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, length:].tolist()
         assert ours.tokens[0, n, 0].tolist() == expected
     scores = score(agent.params, agent.config, TOKENS, LENGTHS, ours.tokens[0])
-    np.testing.assert_allclose(ours.logprobs[0], scores.logprobs, rtol=1e-5, atol=1e-5)
+    bound = 1e-5 * ROUNDING.get(family_of(case), 1)
+    np.testing.assert_allclose(ours.logprobs[0], scores.logprobs, rtol=bound, atol=bound)
 
 
 @pytest.mark.slow
@@ -203,8 +218,9 @@ def test_gradients_equal_those_of_torch(case, model_of):
     stacks = stacked_experts(ours, theirs)
     ours = {name: x for name, x in ours.items() if ".experts." not in name} | stacks
     assert ours.keys() == theirs.keys()
+    bound = 1e-4 * ROUNDING.get(family_of(case), 1)
     for name, gradient in theirs.items():
-        assert np.linalg.norm(ours[name] - gradient) <= 1e-4 * np.linalg.norm(gradient), name
+        assert np.linalg.norm(ours[name] - gradient) <= bound * np.linalg.norm(gradient), name
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from jmarl.models import decoder, decoding
 from jmarl.models.hub import agents as weights
 from jmarl.models.hub.peft import save_adapter
+from jmarl.models.layers import token_attention
 from jmarl.models.weights import num_params
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
@@ -187,7 +188,9 @@ def test_prefix_and_decode_paths_give_the_logits_of_forward(case, tiny_dir):
             out, cache = decoding.decode_step(view, cfg, cache, token[None, None], t)
             return cache, out[0, 0]
 
-        return jax.lax.scan(step, decoding.init_cache(cfg, 1, len(rest) + 3, jnp.float32), (jnp.arange(len(rest)), rest))[1]
+        return jax.lax.scan(
+            step, decoding.init_cache(cfg, prefix, 1, len(rest) + 3, jnp.float32), (jnp.arange(len(rest)), rest)
+        )[1]
 
     np.testing.assert_allclose(decoded(params), expected[n:], atol=1e-4)
 
@@ -256,7 +259,7 @@ def test_smollm2_exports_to_transformers_with_the_same_logits(smollm2, tmp_path)
 def test_writing_the_cache_at_different_indices_is_an_error():
     """It would be a scatter, which copies the cache at every token."""
     cache, new = jnp.zeros((2, 3, 4, 8)), jnp.ones((2, 3, 4, 1))
-    together = jax.vmap(decoding._write, (0, 0, None))(cache, new, 5)
+    together = jax.vmap(token_attention._write, (0, 0, None))(cache, new, 5)
     np.testing.assert_array_equal(together, cache.at[..., 5:6].set(new))
     with pytest.raises(NotImplementedError, match="at one index t"):
-        jax.vmap(decoding._write)(cache, new, jnp.array([5, 6]))
+        jax.vmap(token_attention._write)(cache, new, jnp.array([5, 6]))

@@ -27,6 +27,7 @@ FAMILIES = {  # of two layers, one of each kind
     "smollm3": {"no_rope_layers": [1, 0]},
     "ministral3": {},
     "qwen3_moe mixed": {},
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
 }
 NEW, GROUP, PROMPTS, WIDTH, SLOTS = 32, 8, 2, 16, 6
 STOP = np.arange(3, 35, dtype=np.int32)  # a token in ten ends its row, so lengths differ
@@ -61,7 +62,7 @@ def program_of(cfg):
 def assert_same_rows(got, expected):
     for name in ("tokens", "action_mask", "ended"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
-    np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-5)
+    np.testing.assert_allclose(got.logprobs, expected.logprobs, rtol=1e-5, atol=1e-5)
 
 
 # --- several turns -------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from jmarl.models.families.olmo import OLMO2, OLMO3
 from jmarl.models.families.phi3 import PHI3
 from jmarl.models.families.qwen2 import QWEN2
 from jmarl.models.families.qwen3 import QWEN3
+from jmarl.models.families.qwen3_5 import QWEN3_5
 from jmarl.models.families.qwen3_moe import QWEN3_MOE
 from jmarl.models.families.smollm3 import SMOLLM3
 
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_5_text": QWEN3_5,
     "mistral": MISTRAL,
     "ministral": MINISTRAL,
     "ministral3": MINISTRAL3,

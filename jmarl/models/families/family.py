@@ -39,6 +39,8 @@ class Family(NamedTuple):
     """Values of fields of a config.json that it leaves out."""
     modules: Mapping[str, str] = {}
     """Names that differ from `MODULES`. Modules of one name are one tensor in the files, row above row."""
+    ignores: tuple[str, ...] = ()
+    """How names of tensors begin that are not of the text model."""
     gguf: str = ""
     """llama.cpp's name of the architecture. Empty: no GGUF file has this one."""
     neighbors_in_gguf: bool = False

@@ -8,6 +8,7 @@ filed, so saving gives back the last bit.
 import dataclasses
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -68,7 +69,7 @@ def filed_tensors(cfg: ModelConfig) -> dict[str, Filed]:
     places: list[tuple[str, int | None]] = [(name, None) for name in weights if name not in layers]
     places += [(name, n) for n in range(cfg.num_layers) for name in layers if n in layers[name]]
     for (leaf, layer), (module, axes) in [(place, item) for place in places for item in weights[place[0]].modules.items()]:
-        name = FAMILIES[cfg.family].module(module) + (".bias" if leaf.endswith("_bias") else ".weight")
+        name = FAMILIES[cfg.family].module(module) + weights[leaf].suffix
         place = () if layer is None else (layers[leaf].index(layer),)
         name = name if layer is None else f"model.layers.{layer}.{name}"
         if "*" in name:  # a tensor for each expert
@@ -94,7 +95,7 @@ def _with_slot(cfg: ModelConfig, before: Filed | None, leaf: str, place: tuple[i
     order = []
     for letter in WEIGHTS[leaf].axes.replace(" ", "")[len(place) > 1 :]:
         part.append(PARTS[module] if letter == "P" else slice(None))
-        order += [letters.index(x) for x in ("Q" if letter == "P" else letter) if x in letters]
+        order += [letters.index(x) for x in ("U" if letter == "P" else letter) if x in letters]
     slot = Slot(leaf, tuple(part), tuple(sizes[x] for x in letters), tuple(order), slice(first, first + shape[0]))
     return Filed((first + shape[0], *shape[1:]), (*(before.slots if before else ()), slot))
 
@@ -151,6 +152,10 @@ def stored_params(cfg: ModelConfig, tensors: Mapping[str, Tensor], where: str) -
     """
     filed, tensors = filed_tensors(cfg), text_part(tensors)
     names = {name for name in tensors if not name.endswith(NOT_WEIGHTS)}
+    if ignored := {name for name in names if name.startswith(FAMILIES[cfg.family].ignores)}:
+        text = f"{where}: {len(ignored)} tensors are left out, such as {min(ignored)}: jmarl has no such part"
+        warnings.warn(text, stacklevel=2)
+        names -= ignored
     redundant_head = cfg.tie_embeddings and HEAD in names
     check_names(names - {HEAD} if redundant_head else names, filed, where)
     parts: dict[str, dict[int, list[tuple[str, Slot]]]] = {}  # leaf -> layer -> its tensors

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jmarl.models.config import DeltaSizes
 from jmarl.models.gpu import matmul_precision
 
 CHUNK = 64  # tokens that are computed at once
@@ -39,6 +40,9 @@ Values = Float[Array, "token head value"]
 Gates = Float[Array, "token head"]  # logarithms of decays, and shares b
 Memory = Float[Array, "head key value"]
 Channels = Float[Array, "token channel"]  # queries, keys and values side by side, each head by head
+Delta = Callable[..., tuple[Values, Any]]
+"""From channels, logarithms of decays, shares and the kernel of the convolution, of all tokens, to outputs and states. It
+decides which tokens follow which; a program gives it to the layers, as it gives them an `attention.Attention`."""
 
 
 def empty_state(
@@ -122,14 +126,42 @@ def gated_delta_token(
     return out, faded + k[..., None] * u[:, None]
 
 
+@jax.custom_vjp
+def inverse_below(a: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """Return the inverse of I + A, where A has numbers only below the diagonal and n is a power of 2.
+
+    Of the inverses of two blocks on the diagonal, and what stands below them, follows that of the block of both. It is as
+    exact as substitution. XLA's own on CPUs, LAPACK's, waits forever if all threads solve at once (jax 0.10.2).
+    """
+    number, matmul = jnp.arange(len(a)), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    inverse = jnp.eye(len(a))
+    for i in range((len(a) - 1).bit_length()):
+        block = number >> i
+        below = (block[:, None] % 2 == 1) & (block == block[:, None] - 1)
+        inverse = inverse - matmul(inverse, matmul(jnp.where(below, a, 0), inverse))
+    return inverse
+
+
+def _inverse_forward(a: Array) -> tuple[Array, Array]:
+    inverse = inverse_below(a)
+    return inverse, inverse
+
+
+def _inverse_backward(inverse: Array, d_out: Array) -> tuple[Array]:
+    matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    return (-jnp.tril(matmul(inverse.T, matmul(d_out, inverse.T)), -1),)
+
+
+inverse_below.defvjp(_inverse_forward, _inverse_backward)
+
+
 def _prepared(q: Array, k: Array, decay: Array, beta: Array, precision: lax.Precision | None) -> tuple[Array, Array, Array]:
     """Return G, the inverse of I + A, and the weights of u_j in o_i, of one chunk and one head, see `gated_delta`."""
     total = jnp.cumsum(decay)
     causal = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
     between = jnp.exp(jnp.where(causal, total[:, None] - total, -jnp.inf))
     a = jnp.tril(beta[:, None] * between * jnp.matmul(k, k.T, precision=precision), -1)
-    inverse = lax.linalg.triangular_solve(a, jnp.eye(CHUNK), left_side=True, lower=True, unit_diagonal=True)
-    return total, inverse, between * jnp.matmul(q, k.T, precision=precision)
+    return total, inverse_below(a), between * jnp.matmul(q, k.T, precision=precision)
 
 
 def _chunk(
@@ -150,30 +182,30 @@ def gated_delta(q: Keys, k: Keys, v: Values, decay: Gates, beta: Gates, state: M
         (I + A) U = diag(b) (V - diag(exp(G)) K S)      A_ij = b_i exp(G_i - G_j) k_i . k_j  for j < i, else 0
         o_i = exp(G_i) S^T q_i + sum_{j <= i} exp(G_i - G_j) (q_i . k_j) u_j
 
-    I + A is inverted by substitution, for all chunks at once: a series of powers of A loses all digits if keys are equal. For
+    I + A is inverted block by block, for all chunks at once: a series of powers of A loses all digits if keys are equal. For
     the backward pass only the memory before each chunk is saved, and the rest of a chunk is computed again.
     """
-    precision, (t, n, _), (h, value_size) = matmul_precision(v), k.shape, v.shape[1:]
+    precision, (t, h, value_size) = matmul_precision(v), v.shape
 
     def chunked(x: Array) -> Array:
-        """Return [token, ..., size] as [chunk, ..., token, size]. Behind the stream are zeros, which change no memory."""
+        """Return [token, head, size] as [chunk, head, token, size]. Behind the stream are zeros, which change no memory."""
         x = jnp.pad(x.astype(jnp.float32), [(0, -t % CHUNK)] + [(0, 0)] * (x.ndim - 1))
-        return jnp.moveaxis(x.reshape(-1, CHUNK, *x.shape[1:]), 1, -2)
+        return jnp.moveaxis(x.reshape(-1, CHUNK, *x.shape[1:]), 1, 2)
 
-    def over_heads(f: Callable, *axes: int | None) -> Callable:
-        """Return f over key heads, then over the heads that each serves, which share its queries and keys."""
-        return jax.vmap(jax.vmap(functools.partial(f, precision=precision), axes))
-
-    q, k, v = (chunked(x) for x in (q / math.sqrt(q.shape[-1]), k, v.reshape(t, n, h // n, value_size)))
-    decay, beta = (chunked(x.reshape(t, n, h // n, 1)).squeeze(-1) for x in (decay, beta))
-    prepared = jax.vmap(over_heads(_prepared, None, None, 0, 0))(q, k, decay, beta)
+    # Chunks and heads are one axis, and heads do not share keys: with the axes of agents, prompts and rows there are then 7 in
+    # a product. XLA's products on CPUs, YNNPACK's, write beyond their arrays if there are 8 (jax 0.10.2).
+    q, k = (jnp.repeat(x, h // x.shape[1], 1) for x in (q / math.sqrt(q.shape[-1]), k))
+    q, k, v, decay, beta = map(chunked, (q, k, v, decay, beta))
+    flat = (x.reshape(-1, *x.shape[2:]) for x in (q, k, decay, beta))
+    prepared = jax.vmap(functools.partial(_prepared, precision=precision))(*flat)
+    prepared = jax.tree.map(lambda x: x.reshape(-1, h, *x.shape[1:]), prepared)
 
     @jax.checkpoint
     def step(state: Array, inputs: tuple[Any, ...]) -> tuple[Array, Array]:
-        return over_heads(_chunk, 0, None, None, 0, 0, 0)(state, *inputs)
+        return jax.vmap(functools.partial(_chunk, precision=precision))(state, *inputs)
 
-    state, out = lax.scan(step, state.reshape(n, h // n, *state.shape[1:]), (q, k, v, beta, prepared))
-    return jnp.moveaxis(out, -2, 1).reshape(-1, h, value_size)[:t], state.reshape(h, *state.shape[2:])
+    state, out = lax.scan(step, state, (q, k, v, beta, prepared))
+    return jnp.moveaxis(out, 2, 1).reshape(-1, h, value_size)[:t], state
 
 
 # --- convolution and recurrence ----------------------------------------------------------------------------------------
@@ -240,3 +272,58 @@ def group_delta(
 
     row_out = jax.vmap(follow)(*(array[s:].reshape(g, -1, array.shape[1]) for array in (x, decay, beta)))
     return jnp.concatenate([out, row_out.reshape(-1, *out.shape[1:])])
+
+
+# --- the tokens of programs --------------------------------------------------------------------------------------------
+
+
+def _empty(kernel: Float[Array, "width channel"], sizes: DeltaSizes | None, dtype: jax.typing.DTypeLike) -> DeltaState:
+    assert sizes is not None
+    return empty_state(kernel, sizes.heads, sizes.key_size, sizes.value_size, dtype)
+
+
+def causal_delta(num_tokens: int, sizes: DeltaSizes | None) -> Delta:
+    """Return the recurrence of one stream."""
+
+    def delta(x: Channels, decay: Gates, beta: Gates, kernel: Array) -> tuple[Values, None]:
+        return delta_stream(x, decay, beta, kernel, _empty(kernel, sizes, x.dtype), num_tokens)[0], None
+
+    return delta
+
+
+def prompts_delta(lengths: Int[Array, " prompt"], sizes: DeltaSizes | None) -> Delta:
+    """Return the recurrence of P prompts of these lengths, which follow their `past` if there is one; and their states."""
+    p = len(lengths)
+
+    def delta(
+        x: Channels, decay: Gates, beta: Gates, kernel: Array, past: DeltaState | None = None
+    ) -> tuple[Values, DeltaState]:
+        state, axis = (_empty(kernel, sizes, x.dtype), None) if past is None else (past, 0)
+        x, decay, beta = (array.reshape(p, -1, array.shape[1]) for array in (x, decay, beta))
+        out, end = jax.vmap(delta_stream, (0, 0, 0, None, axis, 0))(x, decay, beta, kernel, state, lengths)
+        return out.reshape(-1, *out.shape[2:]), end
+
+    return delta
+
+
+def groups_delta(lengths: Int[Array, " prompt"], s: int, g: int, sizes: DeltaSizes | None) -> Delta:
+    """Return the recurrence of P prompts and their rows, see `group_delta`."""
+    p = len(lengths)
+
+    def delta(x: Channels, decay: Gates, beta: Gates, kernel: Array) -> tuple[Values, None]:
+        x, decay, beta = (array.reshape(p, -1, array.shape[1]) for array in (x, decay, beta))
+        group = functools.partial(group_delta, s=s, g=g)
+        out = jax.vmap(group, (0, 0, 0, None, None, 0))(x, decay, beta, kernel, _empty(kernel, sizes, x.dtype), lengths)
+        return out.reshape(-1, *out.shape[2:]), None
+
+    return delta
+
+
+def tokens_delta(states: DeltaState, live: Bool[Array, " row"] | None) -> Delta:
+    """Return the recurrence of one token of each of R rows, and their states. live: rows that have not ended; None: all."""
+
+    def delta(x: Channels, decay: Gates, beta: Gates, kernel: Array) -> tuple[Values, DeltaState]:
+        alive = jnp.ones(len(x), bool) if live is None else live
+        return jax.vmap(delta_token, (0, 0, 0, None, 0, 0))(x, decay, beta, kernel, states, alive)
+
+    return delta
