@@ -53,6 +53,7 @@ MESH_AXES = {  # what an axis means, of weights the letters of `models.weights` 
     "K": "model",
     "F": "model",
     "M": "model",  # of each expert
+    "1": None,
     "C": None,  # recurrent layers stay whole
     "W": None,
     "N": None,

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import Mesh
 
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.sharding import AXES, DeviceMesh, model_on
@@ -58,7 +60,7 @@ def test_an_update_whose_rows_are_on_two_devices_equals_that_on_one(facts, case)
 
 
 def test_heads_of_recurrent_layers_are_not_divided(tiny_dir):
-    config = load_agent(tiny_dir("qwen3_5_text", **CASES["qwen3_5_text"])).config
-    mesh = DeviceMesh(AbstractMesh((1, 1, 2), AXES))
+    config = load_agent(tiny_dir("qwen3_5_text", **FULL | CASES["qwen3_5_text"])).config
+    mesh = Mesh(np.array(2 * jax.devices()[:1]).reshape(1, 1, 2), AXES)  # as if there were two
     with pytest.raises(ValueError, match="model=2 is not allowed for qwen3_5_text: the heads of its recurrent layers"):
-        model_on(mesh, config)
+        model_on(DeviceMesh(mesh), config)
