@@ -187,9 +187,12 @@ def view_axes(axes: Params, cfg: ModelConfig, fused: bool = False) -> DecodeView
     """
     rest = {name: axis for name, axis in axes.items() if name != "layers"}
     output = axes["lm_head"] if "lm_head" in axes else axes["embed"]
-    layer = join_axes_by_input(axes["layers"], cfg) if fused else axes["layers"]
-    layers = [({name: x for name, x in layer.items() if place_of(cfg, name, n) is not None}, 0) for n in range(cfg.num_layers)]
-    return DecodeView(rest, layers, 0, 0, output)  # pyright: ignore[reportArgumentType]
+
+    def layer(n: int) -> Params:
+        own = {name: x for name, x in axes["layers"].items() if place_of(cfg, name, n) is not None}
+        return join_axes_by_input(own, cfg) if fused else own
+
+    return DecodeView(rest, [(layer(n), 0) for n in range(cfg.num_layers)], 0, 0, output)  # pyright: ignore[reportArgumentType]
 
 
 def empty_keys(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike, fused: bool = False) -> list[OfPrompts]:

@@ -44,9 +44,14 @@ class AdapterKind(NamedTuple):
 
 
 def target_shapes(cfg: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return the numbers of inputs and outputs of every linear layer that can have an adapter, as all layers have it."""
-    own = {name: x for name, x in ADAPTERS.items() if len(layers_with(cfg, LAYERS + x.leaf)) == cfg.num_layers}
+    """Return the numbers of inputs and outputs of every linear layer that can have an adapter."""
+    own = {name: x for name, x in ADAPTERS.items() if num_layers(cfg, name)}
     return {name: (shape_of(cfg, x.inputs)[0], shape_of(cfg, x.outputs)[0]) for name, x in own.items()}
+
+
+def num_layers(cfg: ModelConfig, name: str) -> int:
+    """Return how many layers have the weight of a target."""
+    return len(layers_with(cfg, LAYERS + ADAPTERS[name].leaf))
 
 
 def targets_in(cfg: ModelConfig, settings: LoRA) -> tuple[str, ...]:
@@ -56,9 +61,8 @@ def targets_in(cfg: ModelConfig, settings: LoRA) -> tuple[str, ...]:
         return tuple(name for name in names if name in able)
     if missing := [name for name in names if name not in able]:
         raise ValueError(
-            f"lora_targets={settings.lora_targets!r} is not allowed: {','.join(missing)} of a model with "
-            f"{'experts' if cfg.delta is None else 'recurrent layers'} cannot have adapters; set all, or some of "
-            f"{','.join(able)}"
+            f"lora_targets={settings.lora_targets!r} is not allowed: {','.join(missing)} of a model with experts cannot have "
+            f"adapters; set all, or some of {','.join(able)}"
         )
     return names
 
@@ -71,16 +75,16 @@ def init_adapters(cfg: ModelConfig, settings: LoRA, key: PRNGKeyArray) -> dict[s
     layers, shapes, rank = {}, target_shapes(cfg), settings.lora_rank
     for name in targets_in(cfg, settings):
         d, f = shapes[name]
-        key_a = jax.random.fold_in(key, LORA_TARGETS.index(name))
-        a = jax.random.uniform(key_a, (cfg.num_layers, d, rank), minval=-1.0, maxval=1.0) / math.sqrt(d)
-        layers[name] = {"a": a, "b": jnp.zeros((cfg.num_layers, rank, f))}
+        key_a, count = jax.random.fold_in(key, LORA_TARGETS.index(name)), num_layers(cfg, name)
+        a = jax.random.uniform(key_a, (count, d, rank), minval=-1.0, maxval=1.0) / math.sqrt(d)
+        layers[name] = {"a": a, "b": jnp.zeros((count, rank, f))}
     return {"layers": layers}
 
 
 def num_trained(cfg: ModelConfig, settings: LoRA) -> int:
     """Return the number of parameters of one agent's adapters."""
     shapes = target_shapes(cfg)
-    return cfg.num_layers * settings.lora_rank * sum(sum(shapes[name]) for name in targets_in(cfg, settings))
+    return settings.lora_rank * sum(num_layers(cfg, name) * sum(shapes[name]) for name in targets_in(cfg, settings))
 
 
 def adapt(params: Any, cfg: ModelConfig, settings: LoRA, agents: int, key: PRNGKeyArray) -> Any:

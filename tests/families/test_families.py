@@ -19,7 +19,7 @@ from jmarl.models.hub import agents
 from jmarl.models.hub.hf_format import stacked_experts, tensors_from_params
 from jmarl.models.hub.peft import merge, save_adapter
 from jmarl.models.hub.transformers_model import agent_from_transformers, copy_to_transformers
-from jmarl.models.lora import target_shapes
+from jmarl.models.lora import num_layers, target_shapes
 from jmarl.models.weights import num_params
 from jmarl.sampling import sampler, scoring
 
@@ -276,7 +276,8 @@ def with_adapters(agent, targets):
     rng, layers = np.random.default_rng(2), dict(agent.params["layers"])
     for name, (inputs, outputs) in target_shapes(agent.config).items():
         if name in targets:
-            a, b = rng.normal(size=(LAYERS, inputs, 3)), rng.normal(size=(LAYERS, 3, outputs))
+            count = num_layers(agent.config, name)
+            a, b = rng.normal(size=(count, inputs, 3)), rng.normal(size=(count, 3, outputs))
             layers[name] = {"a": 0.2 * a.astype(np.float32), "b": 0.2 * b.astype(np.float32)}
     return {**agent.params, "layers": {**layers, "lora_alpha": np.full(LAYERS, 6, np.float32)}}
 

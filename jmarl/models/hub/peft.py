@@ -17,7 +17,7 @@ import numpy as np
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.families import FAMILIES
-from jmarl.models.weights import ADAPTERS, LAYERS, PARTS, WEIGHTS, shape_of, sizes_of
+from jmarl.models.weights import ADAPTERS, LAYERS, PARTS, WEIGHTS, layers_with, shape_of, sizes_of
 
 
 def adapters(params: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -48,6 +48,8 @@ def merge(cfg: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
 def fused_adapters(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
     """Return a [L, D, ranks], b [L, ranks, F] and the number of adapters of each module of Hugging Face's files.
 
+    L: the layers that have it.
+
     Adapters of weights that are one tensor there become one, which computes the same: its a has the columns of theirs, its b
     their rows in blocks.
     """
@@ -74,13 +76,14 @@ def save_adapter(directory: str | os.PathLike, cfg: ModelConfig, params: Mapping
 
     rank = next(a.shape[-1] for _, a, _ in adapters(params))
     fused, tensors, several = fused_adapters(cfg, params), {}, {}
+    leaves = {FAMILIES[cfg.family].module(x.module): LAYERS + x.leaf for x in ADAPTERS.values()}
     for module, (a, b, count) in fused.items():
         if count > 1:
             several[module.rpartition(".")[2]] = count
-        for layer in range(len(a)):
+        for place, layer in enumerate(layers_with(cfg, leaves[module])):
             prefix = f"base_model.model.model.layers.{layer}.{module}"
-            tensors[f"{prefix}.lora_A.weight"] = np.ascontiguousarray(a[layer].T)
-            tensors[f"{prefix}.lora_B.weight"] = np.ascontiguousarray(b[layer].T)
+            tensors[f"{prefix}.lora_A.weight"] = np.ascontiguousarray(a[place].T)
+            tensors[f"{prefix}.lora_B.weight"] = np.ascontiguousarray(b[place].T)
     alpha = int(alpha) if alpha == int(alpha) else alpha
     config = {
         "peft_type": "LORA",

@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 
 from jmarl.models.config import ModelConfig
-from jmarl.models.weights import LAYERS, WEIGHTS, has, is_of
+from jmarl.models.weights import ADAPTERS, LAYERS, WEIGHTS, has, is_of
 
 STATES = {"past": "attention", "delta_past": "recurrent"}  # what layers continue, see `decoder.run_layers` -> its layers
 
 
 def numbers_with(cfg: ModelConfig, name: str) -> list[int]:
-    """Return the numbers, in a period, of the layers that have a leaf: a weight, a state, or an adapter, which all have."""
+    """Return the numbers, in a period, of the layers that have a leaf: a weight, its adapter, a state, or what all have."""
     if name in STATES:
         return [n for n in range(cfg.period) if is_of(cfg, STATES[name], n)]
-    return [n for n in range(cfg.period) if LAYERS + name not in WEIGHTS or has(cfg, LAYERS + name, n)]
+    leaf = LAYERS + (ADAPTERS[name].leaf if name in ADAPTERS else name)
+    return [n for n in range(cfg.period) if leaf not in WEIGHTS or has(cfg, leaf, n)]
 
 
 def place_of(cfg: ModelConfig, name: str, layer: int) -> int | None:
