@@ -82,8 +82,9 @@ def has_adapters(source: Source) -> bool:
 
 
 def no_vllm(config: ModelConfig) -> bool:
-    """Return whether vLLM lacks a weight of an architecture (it fails for unknown ones). Read in the sources of 0.33.0."""
-    return config.family in ("qwen3", "qwen3_moe") and config.out_bias
+    """Return whether vLLM lacks biases of an architecture, which it refuses or leaves out. Read in its sources (0.33.0)."""
+    lacks = {"qwen3": config.out_bias, "qwen3_moe": config.out_bias, "qwen3_5_text": config.qkv_bias or config.out_bias}
+    return lacks.get(config.family, False)
 
 
 def lines_of_vllm(source: Source) -> list[str]:
@@ -91,7 +92,7 @@ def lines_of_vllm(source: Source) -> list[str]:
     lines = []
     for i, config in enumerate(agent.config for agent in source.agents):
         if no_vllm(config):
-            lines.append(f"agent {i} opens in transformers and not in vLLM, whose Qwen3 has no biases after attention")
+            lines.append(f"agent {i} opens in transformers and not in vLLM, whose {config.family} lacks biases of attention")
         if config.has_two_contexts and source.cfg is not None and source.cfg.run.long_context is not True:
             length = config.in_context(long=False).context
             lines.append(f"agent {i} learned with longrope's short factors: open it in vLLM with --max-model-len {length}")
