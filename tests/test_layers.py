@@ -193,6 +193,7 @@ def test_rooms_are_small():
     for path in MODULES.values():
         files[path.parent.relative_to(ROOT / "jmarl")].append(path.name)
     assert len(files.pop(Path("."))) <= MAX_TOP
+    del files[Path("models/families")]  # a file for each, however many there are
     limits = {room: MAX_COMMANDS if room == Path("cli") else MAX_FILES for room in files}
     assert {str(room): len(names) - 1 for room, names in files.items() if len(names) - 1 > limits[room]} == {}
 

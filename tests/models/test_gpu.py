@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from jmarl.config import Sampling
-from jmarl.models import decoding, gpu, platforms
+from jmarl.models import gpu, platforms
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
-from jmarl.models.layers import attention
+from jmarl.models.layers import attention, token_attention
 from jmarl.plan.plan import describe_team
 from jmarl.sampling.choice import top_p_threshold
 from jmarl.sampling.sampler import SampleInputs, sample
@@ -136,7 +136,7 @@ def test_one_kernel_and_several_steps_sample_the_same(tiny_config, monkeypatch, 
     rows = jax.random.split(jax.random.key(4), (agents, 3, 4))
     inputs = SampleInputs(prompts, lengths, rows, jnp.array([7, 11]))
     by_xla = platforms.merge_agents(lambda *arrays: gpu.attend_token(*arrays, implementation="xla"))
-    monkeypatch.setattr(decoding, "attend_token", by_xla)
+    monkeypatch.setattr(token_attention, "attend_token", by_xla)
 
     @functools.partial(jax.jit, static_argnames=("fused", "steps"))
     def run(params, fused: bool, steps: int):
