@@ -35,6 +35,7 @@ MIXED = dict(
     sliding_attention={"rope_type": "default", "rope_theta": 1e4},
     full_attention={"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 )
+QWEN_ROPE = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.25)
 DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12)
 CASES = {
     "llama": dict(attention_bias=True, mlp_bias=True),
@@ -218,14 +219,14 @@ def test_gradients_equal_those_of_torch(case, model_of):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", ["gemma3_text", "mistral", "ministral3"])
+@pytest.mark.parametrize("case", ["gemma3_text", "mistral", "ministral3", "qwen3_5_text"])
 def test_the_text_part_of_a_model_of_text_and_images_is_loaded(case, model_of, tiny_tokenizer, tmp_path):
     """In the names that transformers gives its tensors now, and in those of older files."""
     directory, model = model_of(case)
     agent = agents.load_agent(directory)
     text, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
     outer = {
-        "model_type": "gemma3" if case == "gemma3_text" else "mistral3",
+        "model_type": {"gemma3_text": "gemma3", "qwen3_5_text": "qwen3_5"}.get(case, "mistral3"),
         "tie_word_embeddings": text["tie_word_embeddings"],
     }
     (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": text, "vision_config": {}}))
@@ -238,7 +239,7 @@ def test_the_text_part_of_a_model_of_text_and_images_is_loaded(case, model_of, t
         for name, x in tensors.items():
             first = next((old for old in begin if name.startswith(old)), "")
             named[begin.get(first, "") + name.removeprefix(first)] = x
-        named["vision_tower.encoder.weight"] = np.zeros((2, 2), np.float32)
+        named |= {name: np.zeros((2, 2), np.float32) for name in ("vision_tower.encoder.weight", "mtp.fc.weight")}
         save_file(named, tmp_path / "model.safetensors")
         with pytest.warns(UserWarning, match="only the text part is loaded, images are left out"):
             part = agents.load_agent(tmp_path)
@@ -246,23 +247,50 @@ def test_the_text_part_of_a_model_of_text_and_images_is_loaded(case, model_of, t
         jax.tree.map(np.testing.assert_array_equal, part.params, agent.params)
 
 
-@pytest.mark.long
-def test_the_text_part_of_a_loaded_model_is_taken_and_copied_back(model_of, tiny_tokenizer):
-    from transformers import AutoModelForImageTextToText, Gemma3Config
+WITH_IMAGES = {  # fields of the model of text and images, and of its text part
+    "gemma3": dict(
+        vision_config=dict(
+            hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+        ),
+        mm_tokens_per_image=4,
+        text={},
+    ),
+    "qwen3_5": dict(
+        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
+        text={"rope_parameters": dict(QWEN_ROPE, mrope_section=[1, 1, 0], mrope_interleaved=True)},
+    ),
+}
 
-    directory, _ = model_of("gemma3_text")
-    agent = agents.load_agent(directory)
-    vision = dict(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
-    )
-    text = json.loads((directory / "config.json").read_text())
-    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+
+@pytest.mark.long
+@pytest.mark.parametrize("outer", WITH_IMAGES)
+def test_the_text_part_of_a_loaded_model_is_taken_and_copied_back(outer, model_of, tiny_tokenizer):
+    """Positions of Qwen3.5 are of time, height and width, which are equal for text."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    directory, text_model = model_of(f"{outer}_text")
+    agent, text = agents.load_agent(directory), json.loads((directory / "config.json").read_text())
+    fields = {**WITH_IMAGES[outer], "text_config": text | WITH_IMAGES[outer]["text"]}
+    config = AutoConfig.for_model(outer, tie_word_embeddings=True, **{x: fields[x] for x in fields if x != "text"})
     model = AutoModelForImageTextToText.from_config(config).eval()
     copy_to_transformers(agent, model)
-    np.testing.assert_allclose(torch_logits(model, TOKENS), torch_logits(model_of("gemma3_text")[1], TOKENS), atol=1e-4)
+    np.testing.assert_allclose(torch_logits(model, TOKENS), torch_logits(text_model, TOKENS), atol=1e-4)
     with pytest.warns(UserWarning, match="images are left out"):
         taken = agent_from_transformers(model, tiny_tokenizer)
+    assert taken.config == agent.config
     jax.tree.map(np.testing.assert_array_equal, taken.params, agent.params)
+
+
+@pytest.mark.long
+def test_tensors_that_predict_further_tokens_are_left_out(model_of, tmp_path):
+    """They lie beside the model in files of Qwen3.5."""
+    filed, _ = model_of("qwen3_5_text")
+    directory = Path(shutil.copytree(filed, tmp_path / "filed"))
+    tensors = load_file(directory / "model.safetensors") | {"mtp.fc.weight": np.zeros((2, 2), np.float32)}
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.warns(UserWarning, match="tensors such as mtp.fc.weight are left out: jmarl has no such part"):
+        agent = agents.load_agent(directory)
+    jax.tree.map(np.testing.assert_array_equal, agent.params, agents.load_agent(filed).params)
 
 
 def with_adapters(agent, targets):

@@ -153,7 +153,7 @@ def stored_params(cfg: ModelConfig, tensors: Mapping[str, Tensor], where: str) -
     filed, tensors = filed_tensors(cfg), text_part(tensors)
     names = {name for name in tensors if not name.endswith(NOT_WEIGHTS)}
     if ignored := {name for name in names if name.startswith(FAMILIES[cfg.family].ignores)}:
-        text = f"{where}: {len(ignored)} tensors are left out, such as {min(ignored)}: jmarl has no such part"
+        text = f"{where}: tensors such as {min(ignored)} are left out: jmarl has no such part, and saves none"
         warnings.warn(text, stacklevel=2)
         names -= ignored
     redundant_head = cfg.tie_embeddings and HEAD in names
