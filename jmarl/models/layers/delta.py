@@ -121,8 +121,10 @@ def gated_delta_token(
     q, k, v, decay, beta = (x.astype(jnp.float32) for x in (q, k, v, decay, beta))
     q, k = (jnp.repeat(x, v.shape[0] // x.shape[0], 0) for x in (q / math.sqrt(q.shape[-1]), k))
     faded = jnp.exp(decay)[:, None, None] * state
-    u = beta[:, None] * (v - jnp.sum(faded * k[..., None], 1))
-    out = jnp.sum(faded * q[..., None], 1) + jnp.sum(q * k, -1, keepdims=True) * u
+    # Without a barrier XLA computes one of these sums in the norm behind it, and reads the memory once more for it.
+    of_key, of_query = lax.optimization_barrier((jnp.sum(faded * k[..., None], 1), jnp.sum(faded * q[..., None], 1)))
+    u = beta[:, None] * (v - of_key)
+    out = of_query + jnp.sum(q * k, -1, keepdims=True) * u
     return out, faded + k[..., None] * u[:, None]
 
 
