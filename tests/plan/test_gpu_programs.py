@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from experiments.bench.families import model_of
 from experiments.bench.sizes import MODELS
 from jmarl.config import TrainConfig
 from jmarl.learning.choose import is_open
@@ -244,3 +245,17 @@ def test_operations_of_experts_grow_with_those_of_a_token():
     (many, memory), (few, memory_of_few), (less, _) = update(128, 8), update(16, 8), update(128, 2)
     assert many < 1.1 * few and memory < 1.2 * memory_of_few
     assert less < 0.8 * many
+
+
+def test_a_token_reads_the_memory_of_recurrent_layers_twice() -> None:
+    """And writes it once: 4 layers of Qwen3.5 9B, of which 3 are recurrent, two agents of 32 rows. 3.8 GB of weights are read
+    once for both, and the memories are 0.4 GB; to read these a third time would be 6.1 GB."""
+    model = model_of("qwen3_5_text")
+    model = dataclasses.replace(model, num_layers=4, delta_layers=model.delta_layers[:4])
+    cfg = TrainConfig.of(num_prompts=4, num_generations=8, max_new_tokens=256, lora_rank=16, remat="full", micro_batches=1)
+    team = describe_team([("recurrent", model, None)] * 2, shared_weights=False)
+    setup, state = shapes_of_run(team, cfg, compile_devices(GPUS["h100"], 1))
+    program = compile_for(GPUS["h100"], {"sampling": programs_of_shapes(setup, state, 256)["sampling"]})["sampling"]
+    text: Any = program.as_text()
+    steps = [cost for _, count, cost in Program(text, 16).loops() if count == gpu.STEPS_PER_LOOK]
+    assert 5e9 < max(cost.bytes for cost in steps) < 5.9e9
