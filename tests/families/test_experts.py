@@ -51,7 +51,7 @@ def test_blocks_compute_what_all_experts_compute_for_their_tokens(routes, monkey
     rng = np.random.default_rng(0)
     for tokens, size, dense in ((1, 1, False), (5, 1, True), (5, 1, False), (160, 4, False)):
         monkeypatch.setattr(experts, "FEW_TOKENS", 100 if dense else 0)
-        assert experts.block_rows(tokens * CHOICES, NUM) == size and experts.is_dense(tokens, CHOICES, NUM) == dense
+        assert experts.block_rows(tokens * CHOICES, NUM) == size and experts.reads_all(tokens, CHOICES, NUM) == dense
         x = jnp.asarray(rng.normal(size=(tokens, DIM)), jnp.float32)
         shares = jnp.asarray(rng.uniform(size=(tokens, CHOICES)), jnp.float32)
         inputs, chosen = (x, shares, *weights(rng)), jnp.asarray(ROUTES[routes](rng, tokens))
@@ -80,7 +80,7 @@ def test_operations_grow_with_the_experts_of_a_token_and_not_with_all():
         blocks = jax.eval_shape(lambda: experts.make_blocks(jnp.zeros(tokens * choices, jnp.int32), num))
         return blocks.expert.shape[0] * rows
 
-    assert not experts.is_dense(2048, 8, 128) and experts.is_dense(64, 8, 128) and not experts.is_dense(4, 8, 128)
+    assert not experts.reads_all(2048, 8, 128) and experts.reads_all(64, 8, 128) and not experts.reads_all(4, 8, 128)
     assert operations(128, 8) <= 1.15 * operations(16, 8)
     assert operations(128, 8) == pytest.approx(4 * operations(128, 2), rel=0.15)
 

@@ -6,7 +6,7 @@ matrices, and operations grow with the experts of a token, not with all. Blocks 
 weights are copied at once. Each expert fills its last block in part: `block_rows` keeps that below an eighth of the slots.
 
 A few tokens, as in a decode step, take less time with all experts, if most are chosen anyway: their weights are then read once,
-and XLA copies those of each block before it reads them (`is_dense`).
+and XLA copies those of each block before it reads them (`reads_all`).
 
 Left out: a kernel that reads the weights of a block where they are.
 """
@@ -63,7 +63,7 @@ def block_rows(slots: int, experts: int) -> int:
     return min(MAX_BLOCK, 1 << max(0, (slots // (8 * experts)).bit_length() - 1))
 
 
-def is_dense(tokens: int, choices: int, experts: int) -> bool:
+def reads_all(tokens: int, choices: int, experts: int) -> bool:
     """Return whether tokens are multiplied with all experts, as fewer bytes are read for it."""
     return tokens <= FEW_TOKENS and experts <= BYTES_OF_BLOCKS * num_blocks(tokens * choices, experts)
 
@@ -99,7 +99,7 @@ def apply_experts(
     """Return the weighted sum of what each token's experts (SwiGLU) return."""
     (n, d), k, num_experts = x.shape, routes.experts.shape[1], len(gate)
     size, precision = block_rows(n * k, num_experts), matmul_precision(x)
-    if is_dense(n, k, num_experts):
+    if reads_all(n, k, num_experts):
         shares = (
             jnp.zeros((n, num_experts), x.dtype).at[jnp.arange(n)[:, None], routes.experts].set(routes.weights.astype(x.dtype))
         )
