@@ -348,6 +348,20 @@ def test_every_weight_of_every_layer_has_its_own_start_and_dropout(tiny_config):
     assert len({tuple(sign[:32].tolist()) for sign in signs}) == len(signs)
 
 
+def test_dropout_of_some_tokens_is_that_of_all_where_layers_are_of_several_kinds(make_agent):
+    """A device of a mesh draws the noise for all tokens, and uses that of its own."""
+    kinds = dict(num_experts=2, experts_per_token=1, expert_size=8, dense_layers=(True, False))
+    agent, tokens = make_agent("qwen3_moe", **kinds), jnp.arange(3, 9)
+    model = unstack(with_noise(model_of(agent)), 0)
+
+    def logits(places):
+        return decoder.forward(lora.with_dropout(model, jax.random.key(0), 0.4, places), agent.config, tokens)
+
+    own = logits(lora.Places(jnp.arange(6), 6))
+    np.testing.assert_array_equal(own, logits(None))
+    assert np.abs(own - logits(lora.Places(jnp.arange(6, 12), 12))).max() > 1e-3
+
+
 def test_a_base_is_cast_only_if_that_loses_nothing(llama):
     """Then a merged model is the one of the base in float32, with the adapters of query, key and value."""
     base, trained = lora.split(

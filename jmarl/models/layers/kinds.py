@@ -35,7 +35,8 @@ def by_period(layers: Mapping[str, Any], cfg: ModelConfig) -> dict[str, Any]:
 
 
 def _split(tree: Any, count: int) -> Any:
-    return tree if count == 1 else jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), tree)
+    # Without -1, which numpy's rule forbids for arrays of size 0, such as one of `lora.with_dropout`.
+    return tree if count == 1 else jax.tree.map(lambda x: x.reshape(len(x) // count, count, *x.shape[1:]), tree)
 
 
 def layers_of_period(period: Mapping[str, Any], cfg: ModelConfig) -> list[dict[str, Any]]:
