@@ -27,7 +27,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 from jmarl.config import LORA_TARGETS, LoRA
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import is_placed, is_shared, share_params, unstack
-from jmarl.models.weights import ADAPTERS, LAYERS, layers_with, shape_of, sizes_of
+from jmarl.models.weights import ADAPTERS, FLOAT32, LAYERS, layers_with, shape_of, sizes_of
 from jmarl.types import Shared, StackState
 
 ALPHA = "lora_alpha"  # a leaf [L] among the layers
@@ -247,13 +247,13 @@ def init_models(
 def cast_base(base: Any, dtype: jax.typing.DTypeLike) -> Any:
     """Return a base in the compute dtype if that loses nothing, as for models that are stored in it; else unchanged.
 
-    While a function is traced (for a plan), it counts as such a model. alpha stays as it is.
+    While a function is traced (for a plan), it counts as such a model. alpha and `FLOAT32` stay as they are.
     """
     if jnp.dtype(dtype) == jnp.float32:
         return base
 
     def cast(path: tuple[Any, ...], x: Shared) -> Shared:
-        return x if path[-1].key == ALPHA else Shared(x.value.astype(dtype))
+        return x if path[-1].key in (ALPHA, *FLOAT32) else Shared(x.value.astype(dtype))
 
     new = jax.tree_util.tree_map_with_path(cast, base, is_leaf=is_shared)
     pairs = zip(jax.tree.leaves(base), jax.tree.leaves(new), strict=True)

@@ -74,7 +74,8 @@ WEIGHTS: dict[str, Weight] = {
 }
 
 
-FLOAT32 = ("delta_rate", "delta_bias")  # leaves that are not rounded to the compute dtype: they are exponents, and small
+# Leaves that are not rounded to the compute dtype. They are small: exponents, and what files in bfloat16 have in float32, too.
+FLOAT32 = ("delta_rate", "delta_bias", "delta_norm")
 
 
 def is_of(cfg: ModelConfig, kind: str, layer: int) -> bool:

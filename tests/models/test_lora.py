@@ -14,6 +14,7 @@ from jmarl.config import LORA_TARGETS, LoRA, Sampling, TrainConfig
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.program import update_keys
 from jmarl.models import decoder, lora
+from jmarl.models.config import DeltaSizes
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import share_params, stack_params, unstack
 from jmarl.sampling import scoring
@@ -375,3 +376,16 @@ def test_a_base_is_cast_only_if_that_loses_nothing(llama):
     trained = jax.tree.map(lambda x: x + 1e-4, trained)
     models = [merge(llama.config, jax.device_get(unstack(lora.join(x, trained), 0))) for x in (stored, cast)]
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, np.asarray(b, np.float32)), *models)
+
+
+def test_a_base_is_cast_where_its_recurrent_layers_have_weights_in_float32(make_agent):
+    """The files of Qwen3.5 are in bfloat16, but for the rates of decays and the norms of these layers."""
+    kinds = dict(delta=DeltaSizes(2, 4, 8, 12), delta_layers=(True, False), attention_gate=True)
+    params = make_agent("qwen3_5_text", **kinds).params
+    stored = jax.tree.map(lambda x: np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32), params)
+    stored["layers"] |= {name: params["layers"][name] for name in ("delta_rate", "delta_norm")}
+    cast = lora.cast_base(share_params([stored]), jnp.bfloat16)
+    exact = {name for name, x in cast["layers"].items() if x.value.dtype == jnp.float32}
+    assert exact == {"delta_rate", "delta_bias", "delta_norm"} and cast["embed"].value.dtype == jnp.bfloat16
+    for name in ("delta_rate", "delta_norm"):
+        np.testing.assert_array_equal(cast["layers"][name].value, params["layers"][name])
