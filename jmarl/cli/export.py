@@ -113,7 +113,7 @@ def write_agents(source: Source, directory: Path, final: Path, args: argparse.Na
             set_field(path / "adapter_config.json", "base_model_name_or_path", bases[i])
         else:
             save_pretrained(path, agent.config, agent.params, agent.tokenizer, agent.generation_config)
-        cast(path, args.dtype)
+        cast(path, args.dtype, agent.config)
         (path / "README.md").write_text(card(source, i, args.dtype, bases[i]), encoding="utf-8")
 
 
@@ -171,27 +171,32 @@ def set_field(path: Path, name: str, value: Any) -> None:
     path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
-def cast(directory: Path, dtype: str) -> None:
-    """Convert the weights in a directory from float32. Raises ValueError for weights that float16 cannot hold."""
+def cast(directory: Path, dtype: str, config: ModelConfig) -> None:
+    """Convert the weights in a directory from float32, but for those that the decoder does not round either. Raises ValueError
+    for weights that float16 cannot hold."""
     if dtype == "float32":
         return
     import ml_dtypes
     import numpy as np
     from safetensors.numpy import load_file, save_file
 
-    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
+    from jmarl.models.families import FAMILIES
+    from jmarl.models.weights import FLOAT32, LAYERS, WEIGHTS
+
+    kind, total = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16), 0
+    exact = tuple(f".{FAMILIES[config.family].module(x)}{WEIGHTS[LAYERS + x].suffix}" for x in FLOAT32)
     for path in directory.glob("*.safetensors"):
         tensors = {}
         for name, x in load_file(path).items():
             if dtype == "float16" and np.abs(x).max() > np.finfo(np.float16).max:
                 raise ValueError(f"{name} has the weight {np.abs(x).max():.3g}, too large for float16: use --dtype bfloat16")
-            tensors[name] = x.astype(kind)
+            tensors[name] = x if name.endswith(exact) else x.astype(kind)
+        total += sum(x.nbytes for x in tensors.values())
         mode = path.stat().st_mode
         save_file(tensors, path, metadata={"format": "pt"})
         path.chmod(mode)
     if (index := directory / "model.safetensors.index.json").is_file():
-        total = json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]
-        set_field(index, "metadata", {"total_size": total * kind.itemsize // 4})
+        set_field(index, "metadata", {"total_size": total})
     if (directory / "config.json").is_file():
         set_field(directory / "config.json", "torch_dtype", dtype)
 

@@ -11,11 +11,13 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from jmarl import ExperimentConfig, load_agent, run_experiment, save_pretrained
 from jmarl.cli.export import base_names
 from jmarl.cli.main import main
 from jmarl.models import decoder
+from jmarl.models.config import DeltaSizes
 
 pytestmark = pytest.mark.long
 
@@ -112,6 +114,20 @@ def test_weights_are_rounded_to_the_type(dtype, step, tmp_path):
     assert json.loads((path / "config.json").read_text())["torch_dtype"] == dtype
     before, after = (load_agent(x).params["embed"] for x in ("m0", path))
     assert 0 < np.abs(after / before - 1).max() <= step
+
+
+def test_rates_of_decays_are_not_rounded(tmp_path, tiny_config, tiny_tokenizer, random_agent):
+    """Nor the biases and norms of recurrent layers: the decoder computes with them in float32, whatever it computes in."""
+    switches = dict(norm_adds_one=True, qk_norm=True, attention_gate=True, rotary_dim=4)
+    cfg = tiny_config("qwen3_5_text", delta=DeltaSizes(2, 4, 8, 12), delta_layers=(True, False), **switches)
+    agent = random_agent(cfg, tiny_tokenizer, 0)
+    save_pretrained(tmp_path / "one", cfg, agent.params, tiny_tokenizer)
+    arguments = ["--model", str(tmp_path / "one"), "--output", str(tmp_path / "out"), "--dtype", "bfloat16"]
+    assert main(["export", *arguments]) == 0
+    before, after = (load_file(tmp_path / x / "model.safetensors") for x in ("one", "out/agent_0"))
+    whole = {name.partition("linear_attn.")[2] for name, x in after.items() if x.dtype == np.float32}
+    assert whole == {"A_log", "dt_bias", "norm.weight"} and after["model.embed_tokens.weight"].dtype.itemsize == 2
+    np.testing.assert_array_equal(after["model.layers.0.linear_attn.A_log"], before["model.layers.0.linear_attn.A_log"])
 
 
 def test_the_card_has_the_settings_and_the_curve(tmp_path):
