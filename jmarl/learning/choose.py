@@ -106,7 +106,7 @@ def activations(model: ModelConfig, remat: str) -> int:
     heads = (1 + model.attention_gate) * model.num_heads + 2 * model.num_kv_heads
     mixed = heads * model.head_dim
     if (d := model.delta) is not None:
-        mixed = max(mixed, 2 * d.key_heads * d.key_size + 3 * d.heads * d.value_size)
+        mixed = max(mixed, d.channels + 2 * d.heads * d.value_size)
     products = mixed + 2 * model.intermediate_size
     return {"full": 0, "dots": products + model.hidden_size, "none": 3 * products}[remat] + model.hidden_size
 

@@ -54,6 +54,11 @@ class DeltaSizes:
     value_size: int
     width: int = 4  # tokens that the convolution reads
 
+    @property
+    def channels(self) -> int:
+        """Number of channels of the convolution: queries, keys and values side by side."""
+        return 2 * self.key_heads * self.key_size + self.heads * self.value_size
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -136,11 +141,13 @@ class ModelConfig:
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
                 "every key-value head must serve the same number of query heads"
             )
-        if (d := self.delta) is not None and (d.heads % d.key_heads or all(self.delta_layers)):
+        if (d := self.delta) is not None and d.heads % d.key_heads:
             raise ValueError(
-                f"{d} with delta_layers={self.delta_layers} is not allowed: every key head must serve as many heads, "
-                "and one layer at least must attend"
+                f"delta.heads={d.heads} is not a multiple of delta.key_heads={d.key_heads}: "
+                "every key head must serve the same number of heads"
             )
+        if self.delta_layers and all(self.delta_layers):
+            raise ValueError(f"all {self.num_layers} layers are recurrent: at least one must attend")
 
     @property
     def queries_per_kv(self) -> int:

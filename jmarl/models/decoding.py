@@ -7,6 +7,7 @@ Recurrent layers have a state in their place: a row begins with that of its prom
 
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -38,13 +39,12 @@ from jmarl.models.layers.attention import (
     rope,
     rope_kinds,
 )
-from jmarl.models.layers.delta import DeltaState, prompts_delta, tokens_delta
+from jmarl.models.layers.delta import DeltaState, empty_state, prompts_delta, tokens_delta
 from jmarl.models.layers.kinds import place_of
 from jmarl.models.layers.products import product
 from jmarl.models.layers.token_attention import fused_token_attention, mask_of_token, token_attention
 from jmarl.models.lora import join_axes_by_input, join_by_input
 from jmarl.models.sharding import gather
-from jmarl.models.weights import sizes_of
 
 # Of R = P * G rows. Per layer: keys [K, R, h, T] and values [K, R, T, h]; fused: both [R, T, K, h]. Recurrent: a state [R, ...]
 Cache = list[KeyValues | DeltaState]
@@ -209,7 +209,7 @@ def empty_keys(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTy
 def first_states(cfg: ModelConfig, prefix: Prefix) -> list[DeltaState | None]:
     """Return the states of prompts, [P, ...] of each recurrent layer; None of the others."""
     places = [place_of(cfg, "delta_past", n) for n in range(cfg.num_layers)]
-    return [None if place is None else jax.tree.map(lambda x: x[place], prefix.delta) for place in places]  # noqa: B023
+    return [None if place is None else jax.tree.map(itemgetter(place), prefix.delta) for place in places]
 
 
 def init_cache(
@@ -226,12 +226,10 @@ def init_cache(
 
 def empty_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike, fused: bool = False) -> Cache:
     """Return a cache of the same shapes, of rows that have no prompts yet."""
-    d = cfg.delta
-    if d is None:
-        return empty_keys(cfg, rows, capacity, dtype, fused)  # pyright: ignore[reportReturnType]
-    conv = jnp.zeros((rows, d.width - 1, sizes_of(cfg)["C"]), dtype)
-    state = DeltaState(conv, jnp.zeros((rows, d.heads, d.key_size, d.value_size)))
     keys = empty_keys(cfg, rows, capacity, dtype, fused)
+    if cfg.delta is None:
+        return keys  # pyright: ignore[reportReturnType]
+    state = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), empty_state(cfg.delta, dtype))
     return [state if cfg.is_recurrent(n) else x for n, x in enumerate(keys)]  # pyright: ignore[reportReturnType]
 
 

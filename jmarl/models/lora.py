@@ -11,7 +11,8 @@ A stack has one base: each extra agent costs only its adapters and activations. 
 separately, so no agent has a copy of W, and under `vmap` the tokens of all agents meet W in one product. The reference of a KL
 term is the base alone.
 
-Left out: adapters of embeddings, of the output weight and of experts, trained biases, different bases for agents of one stack.
+Left out: adapters of embeddings, of the output weight, of experts and of recurrences, trained biases, different bases for
+agents of one stack.
 """
 
 import functools

@@ -107,8 +107,7 @@ def sizes_of(cfg: ModelConfig) -> dict[str, int]:
     sizes = {"V": cfg.vocab_size, "D": cfg.hidden_size, "F": cfg.intermediate_size} | heads
     sizes |= {"E": cfg.num_experts, "M": cfg.expert_size}
     if (d := cfg.delta) is not None:
-        channels = 2 * d.key_heads * d.key_size + d.heads * d.value_size
-        sizes |= {"C": channels, "W": d.width, "N": d.heads, "v": d.value_size, "1": 1}
+        sizes |= {"C": d.channels, "W": d.width, "N": d.heads, "v": d.value_size, "1": 1}
     return sizes
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jmarl.models.config import DeltaSizes
 from jmarl.models.layers.delta import (
     CHUNK,
     DeltaState,
@@ -215,7 +216,7 @@ def test_a_whole_layer_equals_that_of_transformers():
 
     x, gate, b, a = (y @ w[f"in_proj_{name}.weight"].T for name in ("qkv", "z", "b", "a"))
     kernel, decay = w["conv1d.weight"][:, 0].T, log_decay(a, w["A_log"], w["dt_bias"])
-    state = empty_state(kernel, HEADS, KEY, VALUE, jnp.float32)
+    state = empty_state(DeltaSizes(KEY_HEADS, HEADS, KEY, VALUE), jnp.float32)
     heads, _ = stream(x, decay, jax.nn.sigmoid(b), kernel, state, length)
     out = gated_norm(heads, gate.reshape(heads.shape), w["norm.weight"], 1e-5).reshape(30, -1) @ w["out_proj.weight"].T
     np.testing.assert_allclose(out[:length], expected[:length], atol=1e-5)

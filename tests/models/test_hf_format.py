@@ -24,6 +24,7 @@ BASE = dict(
     model_type="llama", vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5,
 )  # fmt: skip
+QWEN = dict(model_type="qwen3_5_text", linear_num_key_heads=2, linear_num_value_heads=4, full_attention_interval=2)
 
 
 def test_both_spellings_of_rope_are_read():
@@ -67,6 +68,10 @@ def test_families_differ_in_biases_and_norms():
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": None}, "no 'hidden_size'"),
         ({"num_key_value_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
+        (QWEN | {"linear_num_value_heads": 3}, "delta.heads=3 is not a multiple of delta.key_heads=2"),
+        (QWEN | {"layer_types": ["linear_attention"] * 2}, "all 2 layers are recurrent: at least one must attend"),
+        (QWEN | {"layer_types": ["full_attention"] * 3}, "layer_types has 3 layers, and num_hidden_layers is 2"),
+        (QWEN | {"attn_output_gate": False}, "qwen3_5_text checkpoint has attn_output_gate=false"),
     ],
 )
 def test_errors_name_unsupported_features(fields, message):

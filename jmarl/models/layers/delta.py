@@ -45,12 +45,11 @@ Delta = Callable[..., tuple[Values, Any]]
 decides which tokens follow which; a program gives it to the layers, as it gives them an `attention.Attention`."""
 
 
-def empty_state(
-    kernel: Float[Array, "width channel"], heads: int, key_size: int, value_size: int, dtype: jax.typing.DTypeLike
-) -> DeltaState:
-    """Return the state before the first token. dtype: of the inputs of the convolution."""
-    width, channels = kernel.shape
-    return DeltaState(jnp.zeros((width - 1, channels), dtype), jnp.zeros((heads, key_size, value_size)))
+def empty_state(sizes: DeltaSizes | None, dtype: jax.typing.DTypeLike) -> DeltaState:
+    """Return the state before the first token. sizes: of recurrent layers. dtype: of the inputs of their convolution."""
+    assert sizes is not None
+    conv = jnp.zeros((sizes.width - 1, sizes.channels), dtype)
+    return DeltaState(conv, jnp.zeros((sizes.heads, sizes.key_size, sizes.value_size)))
 
 
 # --- the parts of a layer ----------------------------------------------------------------------------------------------
@@ -157,7 +156,7 @@ def _inverse_backward(inverse: Array, d_out: Array) -> tuple[Array]:
 inverse_below.defvjp(_inverse_forward, _inverse_backward)
 
 
-def _prepared(q: Array, k: Array, decay: Array, beta: Array, precision: lax.Precision | None) -> tuple[Array, Array, Array]:
+def _prepared(q: Array, k: Array, decay: Array, beta: Array, *, precision: lax.Precision | None) -> tuple[Array, Array, Array]:
     """Return G, the inverse of I + A, and the weights of u_j in o_i, of one chunk and one head, see `gated_delta`."""
     total = jnp.cumsum(decay)
     causal = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
@@ -279,16 +278,11 @@ def group_delta(
 # --- the tokens of programs --------------------------------------------------------------------------------------------
 
 
-def _empty(kernel: Float[Array, "width channel"], sizes: DeltaSizes | None, dtype: jax.typing.DTypeLike) -> DeltaState:
-    assert sizes is not None
-    return empty_state(kernel, sizes.heads, sizes.key_size, sizes.value_size, dtype)
-
-
 def causal_delta(num_tokens: int, sizes: DeltaSizes | None) -> Delta:
     """Return the recurrence of one stream."""
 
     def delta(x: Channels, decay: Gates, beta: Gates, kernel: Array) -> tuple[Values, None]:
-        return delta_stream(x, decay, beta, kernel, _empty(kernel, sizes, x.dtype), num_tokens)[0], None
+        return delta_stream(x, decay, beta, kernel, empty_state(sizes, x.dtype), num_tokens)[0], None
 
     return delta
 
@@ -300,7 +294,7 @@ def prompts_delta(lengths: Int[Array, " prompt"], sizes: DeltaSizes | None) -> D
     def delta(
         x: Channels, decay: Gates, beta: Gates, kernel: Array, past: DeltaState | None = None
     ) -> tuple[Values, DeltaState]:
-        state, axis = (_empty(kernel, sizes, x.dtype), None) if past is None else (past, 0)
+        state, axis = (empty_state(sizes, x.dtype), None) if past is None else (past, 0)
         x, decay, beta = (array.reshape(p, -1, array.shape[1]) for array in (x, decay, beta))
         out, end = jax.vmap(delta_stream, (0, 0, 0, None, axis, 0))(x, decay, beta, kernel, state, lengths)
         return out.reshape(-1, *out.shape[2:]), end
@@ -315,7 +309,7 @@ def groups_delta(lengths: Int[Array, " prompt"], s: int, g: int, sizes: DeltaSiz
     def delta(x: Channels, decay: Gates, beta: Gates, kernel: Array) -> tuple[Values, None]:
         x, decay, beta = (array.reshape(p, -1, array.shape[1]) for array in (x, decay, beta))
         group = functools.partial(group_delta, s=s, g=g)
-        out = jax.vmap(group, (0, 0, 0, None, None, 0))(x, decay, beta, kernel, _empty(kernel, sizes, x.dtype), lengths)
+        out = jax.vmap(group, (0, 0, 0, None, None, 0))(x, decay, beta, kernel, empty_state(sizes, x.dtype), lengths)
         return out.reshape(-1, *out.shape[2:]), None
 
     return delta

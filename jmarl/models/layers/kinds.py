@@ -54,7 +54,7 @@ def join_layers(trees: Sequence[Any]) -> Any:
     """Return the stack of what the layers of a period have, each [period, ...]; None if it is nothing."""
     if len(trees) == 1:
         return trees[0]
-    return jax.tree.map(lambda *x: jnp.stack(x, 1).reshape(-1, *x[0].shape[1:]), *trees) if trees else None
+    return jax.tree.map(lambda *x: jnp.stack(x, 1).reshape(len(x) * len(x[0]), *x[0].shape[1:]), *trees) if trees else None
 
 
 def join_kinds(kinds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
