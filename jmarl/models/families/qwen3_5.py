@@ -86,5 +86,5 @@ QWEN3_5 = Family(
         "delta_norm": "linear_attn.norm",
         "delta_out": "linear_attn.out_proj",
     },
-    ignores=("mtp.", "model.visual."),
+    ignores=("mtp.",),
 )
