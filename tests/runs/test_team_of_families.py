@@ -23,11 +23,10 @@ from tests.models.test_special_tokens import FAMILIES, tokenizer_of
 from tests.runs.test_faults import Signalling, assert_equal_runs
 
 VOCAB = 448  # more than any of the tokenizers has
-LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 AGENTS = {  # case -> its tokenizer, the end of sequence, other tokens that end a completion
     "gemma3_text": ("gemma", "<eos>", ["<eos>", "<end_of_turn>"]),
     "phi3": ("phi", "<|endoftext|>", ["<|end|>", "<|endoftext|>"]),
-    "olmo3": ("chatml", "<|im_end|>", ["<|im_end|>"]),
+    "qwen3_5_text": ("chatml", "<|im_end|>", ["<|im_end|>"]),
 }
 PROMPT = [{"role": "system", "content": "Say where the farmer is."}, {"role": "user", "content": "Is he in the field now?"}]
 ITEMS = [{"prompt": PROMPT}, {"prompt": "Where is the user?"}]
@@ -43,7 +42,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*refuses the
 def agents(tiny_dir, tmp_path_factory):
     loaded = []
     for case, (name, end, ends) in AGENTS.items():
-        filed = tiny_dir(family_of(case), **CASES[case] | LAYERS | {"vocab_size": VOCAB})
+        kinds = ["linear_attention" if case == "qwen3_5_text" else "sliding_attention", "full_attention"]
+        layers = {"num_hidden_layers": 2, "layer_types": kinds}
+        filed = tiny_dir(family_of(case), **CASES[case] | layers | {"vocab_size": VOCAB})
         directory = Path(shutil.copytree(filed, tmp_path_factory.mktemp("agents") / case))
         tokenizer = tokenizer_of(**FAMILIES[name] | {"eos_token": end})
         tokenizer.save_pretrained(directory)
