@@ -5,7 +5,7 @@ each, on how many H100 and with which settings a step fits (as `jmarl plan --fit
 the best times of sampling and update by the GPU's peak rates: 4 prompts x 8 completions x 256 tokens, prompts of 256 tokens,
 bfloat16, adapters of rank 16.
 Command: python -m experiments.bench.families [--families phi3]. Needs the wheels of jax[cuda12], no GPU; about 40 minutes
-on 2 cores. Expected: the table of notebooks/10.
+on 2 cores. Expected: the table of experiments/README.md.
 """
 
 from __future__ import annotations

@@ -9,24 +9,20 @@ from jmarl.models.families.family import Family, Fields
 from jmarl.models.families.rope import partial_rotary
 
 LINEAR, FULL = "linear_attention", "full_attention"
-SIZES = {  # fields of `DeltaSizes` -> of a config.json
-    "key_heads": "linear_num_key_heads",
-    "heads": "linear_num_value_heads",
-    "key_size": "linear_key_head_dim",
-    "value_size": "linear_value_head_dim",
-    "width": "linear_conv_kernel_dim",
+SIZES = {  # fields of `DeltaSizes` -> of a config.json, and their values if it leaves them out
+    "key_heads": ("linear_num_key_heads", 16),
+    "heads": ("linear_num_value_heads", 32),
+    "key_size": ("linear_key_head_dim", 128),
+    "value_size": ("linear_value_head_dim", 128),
+    "width": ("linear_conv_kernel_dim", 4),
 }
 
 
-def _kinds(hf: Fields) -> list[str]:
-    count, step = hf["num_hidden_layers"], hf.get("full_attention_interval", 4)
-    return hf.get("layer_types") or [LINEAR if (n + 1) % step else FULL for n in range(count)]
-
-
 def _read(hf: Fields) -> dict[str, Any]:
-    kinds = _kinds(hf)
-    if len(kinds) != hf["num_hidden_layers"]:
-        raise ValueError(f"layer_types has {len(kinds)} layers, and num_hidden_layers is {hf['num_hidden_layers']}")
+    count, step = hf["num_hidden_layers"], hf.get("full_attention_interval", 4)
+    kinds = hf.get("layer_types") or [LINEAR if (n + 1) % step else FULL for n in range(count)]
+    if len(kinds) != count:
+        raise ValueError(f"layer_types has {len(kinds)} layers, and num_hidden_layers is {count}")
     if unknown := {*kinds} - {LINEAR, FULL}:
         raise ValueError(f"layer_types has {sorted(unknown)}: of {hf['model_type']} jmarl knows {LINEAR} and {FULL}")
     fields = {
@@ -40,13 +36,13 @@ def _read(hf: Fields) -> dict[str, Any]:
     }
     if LINEAR not in kinds:
         return fields
-    sizes = DeltaSizes(**{ours: hf[theirs] for ours, theirs in SIZES.items()})
+    sizes = DeltaSizes(**{ours: hf.get(*theirs) for ours, theirs in SIZES.items()})
     return fields | {"delta": sizes, "delta_layers": tuple(kind == LINEAR for kind in kinds)}
 
 
 def _write(cfg: ModelConfig) -> dict[str, Any]:
     kinds = [LINEAR if cfg.is_recurrent(n) else FULL for n in range(cfg.num_layers)]
-    sizes = {} if cfg.delta is None else {theirs: getattr(cfg.delta, ours) for ours, theirs in SIZES.items()}
+    sizes = {} if cfg.delta is None else {theirs: getattr(cfg.delta, ours) for ours, (theirs, _) in SIZES.items()}
     return {"layer_types": kinds, **sizes}
 
 
@@ -69,11 +65,6 @@ QWEN3_5 = Family(
         "num_key_value_heads": 4,
         "partial_rotary_factor": 0.25,
         "max_position_embeddings": 32768,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
     },
     modules={
         "delta_qkv": "linear_attn.in_proj_qkv",
