@@ -1,11 +1,11 @@
 """What a model of each family needs on an H100: a published size, two agents with LoRA, compiled and not timed.
 
 Sizes are the defaults of the family's class in transformers, changed by `PUBLISHED` where these are no published model's. For
-each, on how many H100 and with which settings a step fits (as `jmarl plan --fit` finds them), the peak memory of a device, and
-the best times of sampling and update by the GPU's peak rates: 4 prompts x 8 completions x 256 tokens, prompts of 256 tokens,
-bfloat16, adapters of rank 16.
-Command: python -m experiments.bench.families [--families phi3]. Needs the wheels of jax[cuda12], no GPU; about 40 minutes
-on 2 cores. Expected: the table of experiments/README.md.
+each, the settings with which a step fits (as `jmarl plan --fit` finds them), the peak memory of a device, and the best times of
+its sampling and its update by the GPU's peak rates: 4 prompts x 8 completions x 256 tokens, prompts of 256 tokens, bfloat16,
+adapters of rank 16, on one H100 or on the two of `MESHES`.
+Command: python -m experiments.bench.families [--families phi3]. Needs the wheels of jax[cuda12], no GPU; about 40 minutes on 2
+cores. Expected: the table of experiments/README.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jmarl.plan.fit import prove
 from jmarl.plan.plan import describe_team
 
 STEP = dict(num_prompts=4, num_generations=8, max_new_tokens=256, compute_dtype="bfloat16", lora_rank=16)
-DEVICES = (1, 2, 4)
+MESHES = {"qwen3_moe": "model=2"}  # its weights take 57 GiB
 OLMO = {"vocab_size": 100352}
 PUBLISHED = {  # as in their config.json
     "llama": dict(vocab_size=128256, intermediate_size=14336, num_key_value_heads=8),  # Llama 3.1 8B
@@ -56,19 +56,14 @@ def row(family: str) -> str:
     """Return a line of the table."""
     model = model_of(family)
     size = f"{num_params(model) / 1e9:.2f}B, {model.num_layers} layers of {model.hidden_size}"
-    team = describe_team([(family, model, None)] * 2, shared_weights=False)
-    for devices in DEVICES:
-        proofs = list(prove(team, TrainConfig.of(**STEP), GPUS["h100"], 256, 0, devices))
-        if proofs and proofs[-1][2]:
-            settings, plan, _ = proofs[-1]
-            names = " ".join(f"{name}={x}" for name, x in settings.items() if name != "compute_dtype")
-            times = [sum(x.time for x in plan.programs if kind in x.name) for kind in ("sampling", "update")]
-            return (
-                f"| {family} | {size} | {devices}: {names} | {plan.peak.peak / GIB:.1f} GiB | "
-                + " | ".join(f"{time:.2f} s" for time in times)
-                + " |"
-            )
-    return f"| {family} | {size} | not on {DEVICES[-1]} | | | |"
+    team, mesh = describe_team([(family, model, None)] * 2, shared_weights=False), MESHES.get(family, "auto")
+    cfg, devices = TrainConfig.of(**STEP, mesh=mesh), 2 if family in MESHES else 1
+    *_, (settings, plan, fits) = prove(team, cfg, GPUS["h100"], 256, 0, devices)
+    assert fits, f"{family}: {settings} needs {plan.peak.peak / GIB:.1f} GiB"
+    names = " ".join(f"{name}={x}" for name, x in settings.items() if name != "compute_dtype")
+    sampling, update = (sum(x.time for x in plan.programs if kind in x.name) for kind in ("sampling", "update"))
+    where = f"{mesh}: {names}" if family in MESHES else names
+    return f"| {family} | {size} | {where} | {plan.peak.peak / GIB:.1f} GiB | {sampling:.2f} s | {update:.2f} s |"
 
 
 def main() -> None:
@@ -76,7 +71,7 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES), help="of " + ", ".join(FAMILIES))
     options = parser.parse_args()
     print(
-        "| family | size | H100, fits with | peak a device | sampling at best | update at best |\n|---|---|---|---|---|---|",
+        "| family | size | fits with | peak a device | sampling at best | update at best |\n|---|---|---|---|---|---|",
         flush=True,
     )
     for family in options.families.split(","):

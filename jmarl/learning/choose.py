@@ -5,6 +5,7 @@ A run uses it when it starts, and `jmarl plan` for a GPU that is not here. Left 
 the update of a central critic.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -96,7 +97,8 @@ def estimate(work: Work, settings: dict[str, Any]) -> Candidate:
     stored = activations(model, settings["remat"]) * model.num_layers * wide + 5 * model.intermediate_size * wide
     accumulated = 4 * work.trained * (parts > 1)
     temporaries = (4 + 2 * wide) * work.trained + accumulated + work.tokens * stored // parts + 6 * 1024 * model.vocab_size
-    operations = passes * 2 * num_params(model) * work.tokens
+    of_a_token = num_params(dataclasses.replace(model, num_experts=model.experts_per_token))
+    operations = passes * 2 * of_a_token * work.tokens
     traffic = parts * passes * wide * num_params(model) + (wide * stored * work.tokens if settings["remat"] != "full" else 0)
     return Candidate(settings, temporaries, operations / OPERATIONS[settings["compute_dtype"]] + traffic / BANDWIDTH)
 

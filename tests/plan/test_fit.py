@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from jmarl.config import TrainConfig
@@ -12,11 +14,11 @@ from jmarl.plan.plan import describe_team
 MODEL = ModelConfig("qwen2", 151936, 896, 4864, 24, 14, 2, 64, 32768)
 
 
-def ranked(dtypes=("float32", "bfloat16"), rows=64, **settings):
-    """The candidates for two agents of 0.5B, of 8 prompts x 8 completions of 512 tokens after 256."""
+def ranked(dtypes=("float32", "bfloat16"), rows=64, model=MODEL, **settings):
+    """The candidates for two agents of a model, of 8 prompts x 8 completions of 512 tokens after 256."""
     cfg = TrainConfig.of(**dict(max_new_tokens=512) | settings)
     tokens = 8 * (256 + 8 * cfg.sampling.max_new_tokens)
-    work = Work.of(describe_team([("a", MODEL, None)] * 2, shared_weights=False), cfg, tokens, rows)
+    work = Work.of(describe_team([("a", model, None)] * 2, shared_weights=False), cfg, tokens, rows)
     return candidates(work, all_options(work, cfg, dtypes))
 
 
@@ -26,6 +28,18 @@ def test_the_fastest_is_first_and_float32_is_no_faster() -> None:
     assert found[0].settings["compute_dtype"] == "bfloat16" and found[0].settings["remat"] != "full"
     assert {x.settings["compute_dtype"] for x in found} == {"float32", "bfloat16"}
     assert {x.settings["compute_dtype"] for x in ranked(["bfloat16"])} == {"bfloat16"}
+
+
+def test_weights_of_many_experts_are_read_in_few_parts() -> None:
+    """30B, of which a token is multiplied with 3B: a second micro-batch costs more than to compute the forward pass again."""
+    sizes = dict(num_layers=48, hidden_size=2048, num_heads=32, num_kv_heads=4, head_dim=128, tie_embeddings=False)
+    experts = dict(family="qwen3_moe", num_experts=128, experts_per_token=8, expert_size=768, intermediate_size=6144)
+    model = dataclasses.replace(MODEL, **sizes, **experts)
+    times = {tuple(x.settings.values()): x.time for x in ranked(["bfloat16"], model=model, max_new_tokens=64, lora_rank=8)}
+    assert times["bfloat16", "full", 1] < times["bfloat16", "dots", 2]
+    few = dataclasses.replace(model, num_experts=8)
+    times = {tuple(x.settings.values()): x.time for x in ranked(["bfloat16"], model=few, max_new_tokens=256, lora_rank=8)}
+    assert times["bfloat16", "full", 1] > times["bfloat16", "dots", 2]
 
 
 @pytest.mark.parametrize("lora_rank", [0, 8])
