@@ -27,7 +27,7 @@ from jmarl.plan.plan import describe_team
 STEP = dict(num_prompts=4, num_generations=8, max_new_tokens=256, compute_dtype="bfloat16", lora_rank=16)
 MESHES = {"qwen3_moe": "model=2"}  # its weights take 57 GiB
 OLMO = {"vocab_size": 100352}
-PUBLISHED = {  # as in their config.json
+PUBLISHED = {  # sizes whose numbers of parameters are the published ones; no config.json was at hand
     "llama": dict(vocab_size=128256, intermediate_size=14336, num_key_value_heads=8),  # Llama 3.1 8B
     "qwen2": dict(
         vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
