@@ -97,7 +97,7 @@ def estimate(work: Work, settings: dict[str, Any]) -> Candidate:
     stored = activations(model, settings["remat"]) * model.num_layers * wide + 5 * model.intermediate_size * wide
     accumulated = 4 * work.trained * (parts > 1)
     temporaries = (4 + 2 * wide) * work.trained + accumulated + work.tokens * stored // parts + 6 * 1024 * model.vocab_size
-    of_a_token = num_params(dataclasses.replace(model, num_experts=model.experts_per_token))
+    of_a_token = num_params(dataclasses.replace(model, num_experts=model.experts_per_token))  # with its own experts only
     operations = passes * 2 * of_a_token * work.tokens
     traffic = parts * passes * wide * num_params(model) + (wide * stored * work.tokens if settings["remat"] != "full" else 0)
     return Candidate(settings, temporaries, operations / OPERATIONS[settings["compute_dtype"]] + traffic / BANDWIDTH)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jmarl.models.config import ModelConfig
 from jmarl.models.weights import ADAPTERS, LAYERS, WEIGHTS, has, is_of
 
-STATES = {"past": "attention", "delta_past": "recurrent"}  # what layers continue, see `decoder.run_layers` -> its layers
+STATES = {"past": "attention", "delta_past": "recurrent"}  # arguments of `decoder.run_layers` -> the layers that continue them
 
 
 def numbers_with(cfg: ModelConfig, name: str) -> list[int]:
