@@ -13,9 +13,8 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
-import sys
-import tempfile
 import threading
 import warnings
 from pathlib import Path
@@ -32,13 +31,6 @@ install_import_hook(ROOMS_WITH_SHAPES, "beartype.beartype")
 
 from jmarl.sandbox import Sandbox, SandboxUnavailable  # noqa: E402
 
-# Before jax is imported, and inherited by subprocesses: compiled programs are kept between test runs. Each worker has its own:
-# jax does not write a program in one go, so that another process could read a part of it.
-_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
-_CACHE = Path(tempfile.gettempdir()) / f"jmarl-tests-compile-cache-{os.getuid()}-{_WORKER}"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Most of the time of tests goes to compiling programs that run for milliseconds. They are compiled up to ten times as fast, to
 # slower code: LLVM does not optimise, a program is not cut into parts, and fusions are not made by way of MLIR (which newer
 # versions always do: they end the process at a flag that they do not know). `XLA_FLAGS= python -m pytest` tests what users run.
@@ -49,6 +41,9 @@ os.environ.setdefault("XLA_FLAGS", _QUICK)
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from tests import compiled  # noqa: E402  (the flags come before jax)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started the tests in the background
 gc.set_threshold(100_000, 50, 50)  # what is traced lives on: to look for garbage seldom takes a tenth off the time of tests
 
 VOCAB = 320
@@ -89,13 +84,19 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def forget_programs():
-    """Frees a module's compiled programs. Each is dozens of memory maps, of which a Linux process may have 65,530: the programs
-    of all tests are more, and XLA then ends the process with a segmentation fault."""
+def few_programs():
+    """Forget compiled programs behind a module after which there are many. Until then modules share them."""
     yield
-    if "jax" in sys.modules:
-        sys.modules["jax"].clear_caches()
-        gc.collect()
+    maps = compiled.num_maps()
+    assert maps < 0.9 * compiled.MAX_MAPS, f"{maps} memory maps: cut this module, or use programs of others"
+    if maps > compiled.MANY_MAPS:
+        compiled.forget()
+
+
+@pytest.fixture
+def no_programs():
+    """Forget compiled programs, for a test that counts how many are made."""
+    compiled.forget()
 
 
 @pytest.fixture
