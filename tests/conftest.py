@@ -63,11 +63,19 @@ FAST = {"rl", "config", "envs"}  # folders whose tests are marked fast, without 
 SLOWER_FIXTURES = {"box", "sandbox", "smollm2", "tiny_dir", "copy_dir", "random_agent", "data_dir"}
 
 
+# mark -> words of which a file with such tests has one
+WORDS_OF_MARKS = {"long": ("long",), "slow": ("slow",), "nightly": ("nightly", "product("), "soak": ("soak",)}
+
+
 def pytest_ignore_collect(collection_path, config):
-    """Import no files for `-m fast` that have no such tests."""
-    if config.getoption("markexpr") == "fast" and collection_path.suffix == ".py":
+    """Import no files that have no tests of the mark that -m begins with."""
+    mark = config.getoption("markexpr").split(" ")[0]
+    if collection_path.suffix != ".py":
+        return None
+    if mark == "fast":
         return collection_path.parent.name not in FAST or None
-    return None
+    words = WORDS_OF_MARKS.get(mark)
+    return words is not None and not any(word in collection_path.read_text() for word in words) or None
 
 
 def pytest_collection_modifyitems(items):

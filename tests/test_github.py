@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from jmarl.cli.main import COMMANDS, check_flags, parser_for
@@ -21,9 +22,10 @@ def read(name: str) -> dict[Any, Any]:
     return yaml.safe_load((GITHUB / name).read_text(encoding="utf-8"))
 
 
-def test_the_workflow_runs_the_checks_with_each_python():
-    (job,) = read("workflows/ci.yml")["jobs"].values()
-    (check,) = [step for step in job["steps"] if step.get("run") == ".ci/run"]
+@pytest.mark.parametrize("name, command", [("ci", ".ci/run"), ("nightly", ".ci/run nightly")])
+def test_a_workflow_runs_the_checks_with_each_python(name, command):
+    (job,) = read(f"workflows/{name}.yml")["jobs"].values()
+    (check,) = [step for step in job["steps"] if step.get("run") == command]
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK) and "${PYTHON:-python3}" in script.read_text(encoding="utf-8")
     assert check["env"] == {"PYTHON": "python${{ matrix.python }}"}
@@ -35,8 +37,10 @@ def test_the_workflow_runs_the_checks_with_each_python():
     assert any("apt-get install -y -qq bubblewrap" in step.get("run", "") for step in job["steps"])
 
 
-def test_the_workflow_is_started_by_changes():
-    assert read("workflows/ci.yml")[True].keys() == {"push", "pull_request"}  # YAML reads the key `on` as true
+def test_changes_start_the_checks_and_a_clock_starts_the_nightly_ones():
+    on = True  # as YAML reads this key
+    assert read("workflows/ci.yml")[on].keys() == {"push", "pull_request"}
+    assert read("workflows/nightly.yml")[on].keys() == {"schedule", "workflow_dispatch"}
 
 
 def test_the_issue_form_asks_for_what_exists():

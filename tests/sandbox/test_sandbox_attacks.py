@@ -18,6 +18,7 @@ from jmarl.sandbox import Limits, Sandbox, asserts, pairs, unittests
 TESTS = asserts("assert add(1, 2) == 3\nassert add(20, 22) == 42\nassert add('expected-', '4242') == 'expected-4242'")
 FLOAT = asserts("assert add(1, 2) == 3\nassert add(2.5, 1) == 3.5\nassert add((), ()) == ()")
 LIMITS = Limits(wall_s=2, cpu_s=2)
+SHORT = Limits(wall_s=1, cpu_s=1)  # of attacks that never end
 
 
 def put(program: str, names: dict[str, str]) -> str:
@@ -34,7 +35,7 @@ def test_attacks_fail_and_their_harmless_twins_pass(sandbox: Sandbox, host: tupl
         pytest.skip("level S2: only namespaces hide the host's processes and limit the number of files")
     before = sorted(directory.iterdir())
     tests = FLOAT if "equal to everything" in name else TESTS
-    result = sandbox.run(put(attack.attack, names), tests, LIMITS)
+    result = sandbox.run(put(attack.attack, names), tests, SHORT if name.startswith("exhausts") else LIMITS)
     assert result.outcome != "passed", result
     assert result.kind not in ("infrastructure", "tests"), result  # no program can have its result masked
     assert result.wall_s < 4
