@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +40,15 @@ def update_of(model, algorithm, critic=False):
     return step.Update(model, critic_objective(algorithm) if critic else objective_of(algorithm), algorithm)
 
 
+# One program each, not one per operation.
+_inputs = jax.jit(step.loss_inputs, static_argnums=0)
+minibatches = jax.jit(step.minibatches, static_argnums=0)
+
+
 def loss_inputs(batch, running, model, algorithm, *, reference=None, params=None, critic=False):
     """The inputs of the loss of one agent's batch, and metrics of the batch."""
-    state = StackState(params, (), reference, jnp.int32(0), running, None)
-    return step.loss_inputs(update_of(model, algorithm, critic), batch, state, None)
+    state = StackState(params, (), reference, np.int32(0), running, None)
+    return _inputs(update_of(model, algorithm, critic), batch, state, None)
 
 
 def loss_of_inputs(params, inputs, model, algorithm, objective=None, base=None):
@@ -69,3 +75,17 @@ def stack_program(state, *, model, algorithm, active=None, keys=None):
 def update_stack(state, batch, **settings):
     """The state and the metrics of a stack of agents after one update; the state is donated. settings: of `stack_program`."""
     return stack_program(state, **settings)(state, batch, 0)
+
+
+def put(array, index, value):
+    """A copy of an array with other values at an index."""
+    array = array.copy()
+    array[index] = value
+    return array
+
+
+assert_equal = functools.partial(jax.tree.map, np.testing.assert_array_equal)
+
+
+def assert_close(got, expected):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), got, expected)

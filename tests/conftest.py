@@ -81,7 +81,7 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(items):
     """Mark the inner loop of a developer, `-m fast`, and spread the files of the sandbox, which wait more than they compute."""
     for item in items:
-        slower = {mark.name for mark in item.iter_markers()} & {"long", "slow", "soak"}
+        slower = {mark.name for mark in item.iter_markers()} & {"long", "slow", "soak", "nightly"}
         slower |= SLOWER_FIXTURES & {*getattr(item, "fixturenames", ())}
         if item.path.parent.name in FAST and not re.search("train|code|workspace", item.nodeid) and not slower:
             item.add_marker("fast")

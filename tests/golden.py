@@ -19,9 +19,9 @@ differ, a metric differs by more than 1e-5 (relative to max(1, |x|)), a paramete
 is missing. A column that only one tree writes is listed but is no failure: check it by hand, or enter a renamed column into
 `NEW_COLUMNS`, so that its values are compared. With `--strict` every difference is a failure.
 
-Only the adapter below knows the interface of the library. It tries the names of the tree that it runs in; extend it when the
-interface changes. The two processes share the files of the tiny models and a cache of compiled programs, which are found by
-their content. Programs are compiled quickly, as in the tests; `XLA_FLAGS= python tests/golden.py …` compares what users run.
+Only the next part knows the interface of the library; where that of an earlier commit differs, let it try both. The two
+processes share the files of the tiny models and a cache of compiled programs, which are found by their content. Programs are
+compiled quickly, as in the tests; `XLA_FLAGS= python tests/golden.py …` compares what users run.
 Left out: resuming a run, several devices, the command line, and the columns that count compiled programs.
 """
 
@@ -31,7 +31,6 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
-import importlib
 import importlib.metadata
 import json
 import os
@@ -44,7 +43,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+
+import jmarl
 
 ROOT = Path(__file__).resolve().parent.parent
 METRIC_TOLERANCE, PARAMETER_TOLERANCE = 1e-5, 1e-4
@@ -53,86 +55,21 @@ IGNORED_COLUMNS = ("time/", "tokens_per_s", "compiles")  # prefixes
 NEW_COLUMNS = {f"agent_{i}/held": f"agent_{i}/frozen" for i in range(9)}
 
 
-# --- adapter: the only part that knows the interface of the library ------------------------------------------------------
-
-
-def first_of(*names: str) -> Any:
-    """Return the first of "module:attribute" that the tree has."""
-    for name in names:
-        path, attribute = name.split(":")
-        try:
-            module = importlib.import_module(path)
-        except ModuleNotFoundError as error:
-            if error.name is None or not path.startswith(error.name):  # the module exists, but one of its imports does not
-                raise
-            continue
-        if hasattr(module, attribute):
-            return getattr(module, attribute)
-    raise ImportError(f"this tree has none of {', '.join(names)}: add the new place to the adapter of tests/golden.py")
-
-
-def make_config(settings: Mapping[str, Any]) -> Any:
-    """Return the `TrainConfig` of flat settings, whether the tree's is flat or nested."""
-    config = first_of("jmarl:TrainConfig")
-    return getattr(config, "of", config)(**settings)
-
-
-def load_team(directories: Sequence[Path], shared_weights: bool, lora: bool) -> tuple[Any, ...]:
-    """Return the first arguments of `train`: (team, params), or (team,) where a team holds its parameters."""
-    load = getattr(first_of("jmarl:Team"), "load", None)
-    if load is not None:
-        return (load([str(directory) for directory in directories], shared_weights=shared_weights),)
-    agents = [first_of("jmarl:load_agent")(directory) for directory in directories]
-    team = first_of("jmarl:make_team")(agents, shared_weights=shared_weights, lora=lora)
-    return team if type(team) is tuple else (team,)
-
-
-def train(team: tuple[Any, ...], reward: Any, items: Sequence[dict], settings: Mapping[str, Any], **options: Any) -> Any:
-    """Run `train`. options: eval_items."""
-    run = first_of("jmarl.train:train", "jmarl.runs.train:train", "jmarl.training.train:train", "jmarl:train")
-    return run(*team, reward, items, make_config(settings), **options)
-
-
-def train_seeds(
-    team: tuple[Any, ...], reward: Any, items: Sequence[dict], settings: Mapping[str, Any], seeds: Sequence[int], **options: Any
-) -> list[Any]:
-    """Run `train_seeds`. options: as for `train`."""
-    run = first_of("jmarl:train_seeds")
-    return run(*team, reward, items, make_config(settings), seeds=seeds, **options)
-
-
-def fit(team: tuple[Any, ...], data: Any, settings: Mapping[str, Any], eval_data: Any) -> Any:
-    """Run `fit`, which trains on fixed data."""
-    run = first_of("jmarl.fit:fit", "jmarl.runs.fit:fit", "jmarl.training.fit:fit", "jmarl:fit")
-    return run(*team, data, make_config(settings), eval_data=eval_data)
-
-
-def load_data(rows: Sequence[dict], num_agents: int) -> list[Any]:
-    """Return the pairs or trajectories of rows."""
-    if "chosen" in rows[0]:
-        return first_of("jmarl:load_pairs", "jmarl.pairs:load_pairs")(rows, num_agents)
-    return first_of("jmarl:load_trajectories", "jmarl.pairs:load_trajectories")(rows)
-
-
-def make_reward_environment(reward: Any, num_agents: int, transition: Callable[..., list[str]]) -> Any:
-    """Return the environment of a reward function and of a function that writes the prompts of a next turn."""
-    environment = first_of("jmarl.envs.reward_environment:RewardEnvironment")
-    return environment(reward, [first_of("jmarl.envs.reward_environment:default_formatter")] * num_agents, transition)
+# --- the interface of the library ---------------------------------------------------------------------------------------
 
 
 def make_environment(texts: list[Any]) -> Any:
     """Return an environment of two agents that act in turn, for up to three turns, with a reward of each agent's own.
 
     texts: receives what is written in each step."""
-    base = first_of("jmarl.lockstep:TextEnvironment", "jmarl.envs.base:TextEnvironment", "jmarl.envs:TextEnvironment")
 
-    class Talk(base):
+    class Talk(jmarl.TextEnvironment):
         roles, reward_range, max_turns = ("first", "second"), (-2.0, 2.0), 3
 
         def reset(self, task: dict, rng: np.random.Generator) -> tuple[Any, list[str | None]]:
             return (0, task["prompt"]), [task["prompt"], None]
 
-        def step(self, state: Any, messages: Sequence[str], rng: np.random.Generator) -> tuple:
+        def step(self, state: Any, messages: Sequence[str], rng: np.random.Generator) -> jmarl.Step:
             texts.append(["step", *state, *messages])
             turn, prompt = state
             text = messages[turn % 2]
@@ -140,15 +77,29 @@ def make_environment(texts: list[Any]) -> Any:
             observations: list[str | None] = [None, None]
             observations[(turn + 1) % 2] = f"{prompt} {text[:8]}"
             done = turn == 2 or len(text) % 5 == 0
-            return (turn + 1, prompt), observations, [value, -value], done, {"length": float(len(text))}
+            return jmarl.Step((turn + 1, prompt), observations, [value, -value], done, {"length": float(len(text))})
 
     return Talk()
 
 
+def train(training: Training, team: Any, settings: Mapping[str, Any], texts: list[Any]) -> list[Any]:
+    """Return the results of one training. texts: receives what its reward and environment are given."""
+    cfg, num_agents = jmarl.TrainConfig.of(**settings), len(training.models)
+    if training.data:
+        rows = DATA[training.data]
+        data = jmarl.load_pairs(rows, num_agents) if "chosen" in rows[0] else jmarl.load_trajectories(rows)
+        return [jmarl.fit(team, data, cfg, eval_data=data[:2] if training.evaluate else ())]
+    reward = make_environment(texts) if training.environment else make_reward(texts)
+    options: dict[str, Any] = {"eval_items": EVAL_ITEMS if training.evaluate else ()}
+    if settings.get("num_turns", 1) > 1 and not training.environment:
+        reward = jmarl.RewardEnvironment(reward, [jmarl.default_formatter] * num_agents, make_transition(texts))
+    if training.seeds:
+        return jmarl.train_seeds(team, reward, ITEMS, cfg, seeds=training.seeds, **options)
+    return [jmarl.train(team, reward, ITEMS, cfg, **options)]
+
+
 def final_parameters(result: Any) -> dict[str, np.ndarray]:
     """Return the trained parameters of each stack and critic by their path."""
-    import jax
-
     parts = {"stacks": result.state.stacks, "critics": result.state.critics}
     tree = {name: [stack.params for stack in stacks] for name, stacks in parts.items()}
     leaves = jax.tree_util.tree_flatten_with_path(jax.device_get(tree))[0]
@@ -336,21 +287,8 @@ def make_transition(texts: list[Any]) -> Callable[..., list[str]]:
 def run_training(training: Training, models: Path, directory: Path) -> tuple[list[Any], dict[str, np.ndarray]]:
     """Run one training, which writes to directory. Return its texts and final parameters."""
     texts: list[Any] = []
-    settings = training.settings | {"output_dir": str(directory)}
-    lora = settings.get("lora_rank", 0) > 0
-    team = load_team([models / name for name in training.models], training.shared_weights, lora)
-    if training.data:
-        data = load_data(DATA[training.data], len(training.models))
-        results = [fit(team, data, settings, data[:2] if training.evaluate else ())]
-    else:
-        reward = make_environment(texts) if training.environment else make_reward(texts)
-        options: dict[str, Any] = {"eval_items": EVAL_ITEMS if training.evaluate else ()}
-        if settings.get("num_turns", 1) > 1 and not training.environment:
-            reward = make_reward_environment(reward, len(training.models), make_transition(texts))
-        if training.seeds:
-            results = train_seeds(team, reward, ITEMS, settings, training.seeds, **options)
-        else:
-            results = [train(team, reward, ITEMS, settings, **options)]
+    team = jmarl.Team.load([str(models / name) for name in training.models], shared_weights=training.shared_weights)
+    results = train(training, team, training.settings | {"output_dir": str(directory)}, texts)
     parameters = {
         f"{number}/{path}": array for number, result in enumerate(results) for path, array in final_parameters(result).items()
     }
@@ -362,10 +300,6 @@ def run_training(training: Training, models: Path, directory: Path) -> tuple[lis
 
 def record(tree: Path, models: Path, directory: Path, names: Sequence[str]) -> None:
     """Run the named runs with the tree that PYTHONPATH names; write what is compared to `NAME.json` and `NAME.npz`."""
-    import jax
-
-    import jmarl
-
     if not Path(jmarl.__file__).is_relative_to(tree):
         raise ImportError(f"jmarl was imported from {jmarl.__file__} in place of {tree}")
     for name in names:

@@ -17,6 +17,7 @@ from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
 from jmarl.logs.metrics_writer import MetricsWriter
 from jmarl.logs.terminal import say
+from tests.house import HOUSE
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(path for room in ("jmarl", "experiments") for path in (ROOT / room).rglob("*.py"))
@@ -132,33 +133,24 @@ def config(tmp_path, tiny_dir, monkeypatch):
     where.mkdir()
     monkeypatch.chdir(where)
     monkeypatch.setattr(sys, "path", [str(where), *sys.path])
-    (where / "prompts_日.jsonl").write_text(
-        json.dumps({"prompt": "日本の首都は?"}, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-    (where / "rewards_in_japan.py").write_text("def length(a):\n    return [float(len(x)) for x in a]\n", encoding="utf-8")
-    settings = dict(
-        models=[str(tiny_dir("llama"))], data="prompts_日.jsonl", reward="rewards_in_japan:length", roles=["Schüler"]
-    )
-    small = dict(algorithm="grpo", num_updates=1, num_generations=2, max_new_tokens=2, save_models=False, tensorboard=False)
-    content = json.dumps(settings | small, ensure_ascii=False)
+    rows = [json.dumps({"prompt": f"{country}の首都は?"}, ensure_ascii=False) for country in ("日本", "中国")]
+    (where / "prompts_日.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (where / "rewards_in_japan.py").write_text("def length(a, b):\n    return [float(len(x)) for x in a]\n", encoding="utf-8")
+    models = dict(models=[str(tiny_dir("llama"))] * 2, roles=["Schüler", "先生"])
+    files = dict(data="prompts_日.jsonl", reward="rewards_in_japan:length", save_models=False, tensorboard=False)
+    content = json.dumps(models | files | HOUSE | {"num_updates": 1}, ensure_ascii=False)
     (where / "lauf.yaml").write_text("\ufeff" + content, encoding="utf-8")
     return "lauf.yaml"
 
 
-FLAGS = ["--output", "läufe/日"]
-
-
-def test_a_dry_run_shows_prompts_of_any_script_on_a_terminal_of_ascii(terminal, config):
+@pytest.mark.long
+def test_a_run_in_a_directory_of_any_name_shows_its_prompts_on_a_terminal_of_ascii_trains_and_resumes(terminal, config):
+    train = ["train", "--config", config, "--output", "läufe/日"]
     shown = terminal("ascii")
-    assert main(["train", "--config", config, *FLAGS, "--dry-run"]) == 0
+    assert main([*train, "--dry-run"]) == 0
     text = shown().decode("ascii")
     assert "\\u65e5\\u672c" in text and "Sch\\xfcler" in text and "would write to l\\xe4ufe/\\u65e5" in text
-
-
-@pytest.mark.slow
-def test_a_run_in_a_directory_of_any_name_trains_and_resumes(terminal, config):
-    shown = terminal("ascii")
-    assert main(["train", "--config", config, *FLAGS]) == 0
-    assert read_yaml("läufe/日/config.yaml").tree["team"]["roles"] == ["Schüler"]
+    assert main(train) == 0
+    assert read_yaml("läufe/日/config.yaml").tree["team"]["roles"] == ["Schüler", "先生"]
     assert main(["train", "--config", "läufe/日", "--resume", "--dry-run"]) == 0
     assert "would resume from step 1 of 1" in shown().decode("ascii")

@@ -46,6 +46,7 @@ print("resumed:", len(resumed.rewards), int(resumed.state.step))
 """
 
 LARGE_BATCH = """
+print("LARGE BATCH")
 team, params = make_team(random_agents("tiny", tokenizer(("a", "b")), 2, seed=0, width=256))
 cfg = TrainConfig.of(num_generations=1 << 14, max_new_tokens=64, micro_batches=2, progress=False)
 setup, state = start(team, params, cfg)
@@ -67,8 +68,10 @@ except jax.errors.JaxRuntimeError as error:
 """
 
 
-def run(script: str, directory: Path) -> str:
-    command = [sys.executable, "-c", BEGIN + script, str(directory)]
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory) -> str:
+    """What both scripts print, in one process of limited memory."""
+    command = [sys.executable, "-c", BEGIN + LONG_PROMPT + LARGE_BATCH, str(tmp_path_factory.mktemp("run"))]
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -76,9 +79,9 @@ def run(script: str, directory: Path) -> str:
 
 
 @pytest.mark.long
-def test_a_prompt_too_long_for_the_memory_is_named_and_the_run_can_resume(tmp_path):
+def test_a_prompt_too_long_for_the_memory_is_named_and_the_run_can_resume(printed):
     """Its attention alone has 2^32 numbers per head."""
-    text = run(LONG_PROMPT, tmp_path)
+    text, _ = printed.split("LARGE BATCH")
     assert "the device is out of memory (RESOURCE_EXHAUSTED" in text and "from JaxRuntimeError" in text
     assert "sampling of 2 agents x 1 prompts x 4 completions, prompts of 65536 and completions of 8 tokens: about" in text
     first = text.split("prompts of 65536 and completions of 8 tokens: about ")[1]
@@ -88,9 +91,9 @@ def test_a_prompt_too_long_for_the_memory_is_named_and_the_run_can_resume(tmp_pa
 
 
 @pytest.mark.long
-def test_a_batch_too_large_for_the_memory_is_named():
+def test_a_batch_too_large_for_the_memory_is_named(printed):
     """The error of an update is raised later, where its numbers are read."""
-    text = run(LARGE_BATCH, ROOT)
+    _, text = printed.split("LARGE BATCH")
     assert "update of 2 agents x 1 prompts x 16384 completions, prompts of 16 and completions of 64 tokens, in 2" in text
     needs = text.split("in 2 micro_batches: about ")[1]
     assert float(needs.split(" GiB")[0]) > 16

@@ -1,43 +1,34 @@
 """Every command of the README and of the guides runs here, one after the other, with a tiny model in place of the real one.
 
 Commands are read from the texts: the lines of shell blocks, then code in sentences that begins as a command. A new command is
-run as it stands. It needs a line below only if it cannot run here (NOT_HERE), takes long (SLOW), needs flags that make it
-small (SMALLER), serves until it is stopped (INSTEAD), or names a file that no command before it writes (FILES). The name of
-a command alone (`jmarl plan`, or `jmarl plan ...`) runs with --help. Commands in the code of the guides run in
-`test_notebooks.py`.
+run as it stands. It needs a line below only if it cannot run here (NOT_HERE), needs flags that make it small (SMALLER), serves
+until it is stopped (INSTEAD, STOPPED), or names a file that no command before it writes (FILES). The name of a command alone
+(`jmarl plan`, or `jmarl plan ...`) runs with --help. Commands in the code of the guides run in `test_notebooks.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import io
 import json
-import os
 import re
-import runpy
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import pytest
 
+import jmarl
+from jmarl import algorithms
 from jmarl.cli.configs import shipped_configs
-from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
 from jmarl.models.gpu import has_cuda
+from tests.running import REAL, ROOT, SERVES, Done, call, changed, rewards, small, start, tiny_model
+from tests.test_examples import RESULT
 
-ROOT = Path(__file__).resolve().parent.parent
 GUIDES = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MODEL = "smollm2-135m-instruct"
 STARTS = re.compile(r"(python3? -m|pip|tensorboard|pdoc|pre-commit|scontrol|jmarl) +(?!=)")
 
 NOT_HERE = {  # pattern of a command -> why it does not run here
@@ -48,35 +39,25 @@ NOT_HERE = {  # pattern of a command -> why it does not run here
     r"python -m pytest": "these are the tests: .ci/run runs them",
     r"scontrol ": "needs Slurm",
 }
-SLOW = (  # pattern of a command that compiles programs of its own for seconds, or starts a process
-    r"python -m experiments\.(story_length|offline|probes|examples\.\w+)(?!.* --help)",
-    r"jmarl plan .*--device cpu",
-    r"jmarl serve .*--models",
-    r"tensorboard|pdoc",
-)
+STORY = "python -m experiments.story_length"
+OFFLINE = "python -m experiments.offline"
 SMALLER = {  # beginning of a command -> flags that are added
-    "python -m experiments.story_length": "--model {model} --num-updates 1 --num-generations 2 --max-new-tokens 4 --held-out 0",
-    "python -m experiments.offline": "--model {model} --num-updates 2 --batch-size 4",
+    STORY: "--model {model} --num-updates 1 --num-generations 3 --max-new-tokens 4 --held-out 0 --save-every 1",
+    OFFLINE: "--output-dir offline --model {model} --num-updates 3 --batch-size 8 --learning-rate 1e-2",
     "python -m experiments.probes": "--probes emit --seeds 0",
     "python -m experiments.code_team": "--help",  # 120 updates with programs in a sandbox: tests/envs/test_code_training.py
+    "jmarl launch": "--set num_updates=1 held_out=0",
+    "jmarl eval": "--num-episodes 2",
+    "jmarl collect": "-n 2",
 }
+PDOC = "pdoc jmarl '!.+_pb2'"
 INSTEAD = {  # command -> what reads the same files and ends
     "tensorboard --logdir runs": "python -m tensorboard.main --inspect --logdir runs",
-    "pdoc jmarl '!.+_pb2'": "python -m pdoc jmarl '!.+_pb2' -o reference",
+    PDOC: "python -m pdoc jmarl.types jmarl.rl jmarl.learning jmarl.sampling --no-search -o reference",  # all: nightly
 }
-# Goes on until Ctrl+C, which comes after some seconds.
-STOPPED = re.compile(r"jmarl (play|report)\b.* --watch|jmarl serve .*--(environments|models)")
+STOPPED = re.compile(r"jmarl (play|report)\b.* --watch|jmarl serve .*--(environments|models)")  # goes on until Ctrl+C
 PLACEHOLDERS = {"NAME": ["mareinforce"], "DIR": ["dir"], "WORD": ["lora"], "RUN": ["runs/first", "runs/second"]}
 PLACEHOLDER = re.compile(rf"\[?\b({'|'.join(PLACEHOLDERS)})\b\]?")
-SIZES = {"num_updates": 4, "max_new_tokens": 6, "held_out": 4, "num_prompts": 2}  # what YAML files say of them
-
-
-def tiny_yaml(path: Path, model: str) -> None:
-    """Name the tiny model in a YAML file, and small sizes."""
-    text = path.read_text().replace(MODEL, model)
-    for name, size in SIZES.items():
-        text = re.sub(rf"(?m)^(\s*{name}: *)[\d.e]+", rf"\g<1>{size}", text)
-    path.write_text(text)
 
 
 def write_magrpo(path: Path) -> None:
@@ -174,7 +155,6 @@ def all_commands() -> list[Command]:
 
 COMMANDS = all_commands()
 HERE = [command for command in COMMANDS if not any(map(command.matches, NOT_HERE))]
-FAST = [command for command in HERE if not any(map(command.matches, SLOW))]
 
 
 # --- running --------------------------------------------------------------------------------------------------------------
@@ -202,94 +182,122 @@ def words_here(command: Command, model: str) -> list[str]:
         if word in FILES and not Path(word).exists():
             FILES[word](Path(word))
         if word.endswith(".yaml") and Path(word).is_file():
-            tiny_yaml(Path(word), model)
-    return [model if word == MODEL else word for word in words]
+            Path(word).write_text(small(Path(word).read_text(), model))
+    return [model if word == REAL else word for word in words]
 
 
-def call(words: list[str]) -> int:
-    """Run a command in this process and return its exit code."""
-    try:
-        with mock.patch.dict(os.environ), mock.patch.object(sys, "argv", words[2:]), warnings.catch_warnings():
-            if words[0] == "jmarl":
-                return main(words[1:])
-            warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # another test has imported it
-            runpy.run_module(words[2], run_name="__main__", alter_sys=True)
-        return 0
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-
-
-def run(command: Command, model: str) -> tuple[int, str]:
-    """Run a command in the working directory. Return its exit code, and what it printed."""
+def run(command: Command, model: str) -> Done:
+    """Run a command in the working directory."""
     words = words_here(command, model)
-    if words[:2] == ["python", "-m"] and not words[2].startswith("experiments."):
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, *words[1:]], env=env, capture_output=True, text=True, timeout=300)
-        return done.returncode, done.stdout + done.stderr
-    stop = threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT))
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        try:
-            if STOPPED.match(command.name):
-                stop.start()
-            code = call(words)
-        finally:
-            stop.cancel()
+    own = words[0] == "jmarl" or words[2].startswith("experiments.")
+    done = call(words, stops=bool(STOPPED.match(command.name))) if own else start(words)
     if command.target:
-        Path(command.target).write_text(out.getvalue())
-    return code, out.getvalue() + err.getvalue()
+        Path(command.target).write_text(done.text)
+    return done
 
 
 @pytest.fixture(scope="module")
 def model(tiny_dir) -> str:
-    return str(tiny_dir("llama", max_position_embeddings=512))
+    return tiny_model(tiny_dir)
 
 
 @pytest.fixture(scope="module")
-def played(model, tmp_path_factory) -> tuple[Path, dict[Command, tuple[int, str]]]:
-    """Run the fast commands in an empty directory. Return the directory, and of each command its exit code and its output."""
-    directory = tmp_path_factory.mktemp("readme")
-    with contextlib.chdir(directory):
-        return directory, {command: run(command, model) for command in FAST}
+def directory(tmp_path_factory) -> Path:
+    """The directory, empty at first, in which the commands run."""
+    return tmp_path_factory.mktemp("readme")
 
 
-def check(command: Command, code: int, printed: str) -> None:
-    """Check that a command ended well. A plan for a GPU needs wheels, and says so where there are none."""
+@pytest.fixture(scope="module")
+def play(model, directory) -> Callable[[Command], Done]:
+    """`play(command)`: how a command ended. It runs after all that come before it, each of them once."""
+    ended: dict[Command, Done] = {}
+
+    def until(command: Command) -> Done:
+        with contextlib.chdir(directory):
+            for next_one in HERE[len(ended) : HERE.index(command) + 1]:
+                ended[next_one] = run(next_one, model)
+        return ended[command]
+
+    return until
+
+
+def command_of(begin: str) -> Command:
+    """Return the command that begins so and has other words than --help."""
+    [found] = [command for command in HERE if command.name.startswith(begin) and "--help" not in command.words]
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", HERE, ids=lambda command: command.name)
+def test_a_command_runs(play, command):
+    """A plan for a GPU needs wheels, and says so where there are none."""
+    code, printed = play(command)
     if "--device" in command.words and "cpu" not in command.words and not has_cuda():
         assert code == 2 and "pip install 'jmarl[cuda12]'" in printed, printed
     else:
         assert code in ((0, 130) if STOPPED.match(command.name) else (0,)), printed
+    assert printed or command.words[0] == "pdoc", "it says something"
+    assert not STOPPED.match(command.name) or SERVES.search(printed), "it served before it was stopped"
+    if command.name == PDOC:
+        check_reference(printed)
+    if "experiments.examples" in command.name:
+        assert RESULT.search(printed), "a result before training and after it"
+
+
+def check_reference(printed: str) -> None:
+    """`from __future__ import annotations` makes texts of the fields of a NamedTuple."""
+    assert "Warn" not in printed, f"leave out the import in modules with NamedTuples: {printed}"
+
+
+@pytest.mark.nightly
+def test_the_reference_of_all_modules_is_written(tmp_path):
+    code, printed = start(["python", "-m", *shlex.split(PDOC), "-o", str(tmp_path)])
+    assert code == 0
+    check_reference(printed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", FAST, ids=lambda command: command.name)
-def test_a_command_runs(played, command):
-    code, printed = played[1][command]
-    check(command, code, printed)
-    assert printed, "it says something"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [command for command in HERE if command not in FAST], ids=lambda command: command.name)
-def test_a_long_command_runs(played, model, command):
-    with contextlib.chdir(played[0]):
-        code, printed = run(command, model)
-    check(command, code, printed)
-    if command.words[0] == "pdoc":  # `from __future__ import annotations` makes texts of the fields of a NamedTuple
-        assert "Warn" not in printed, f"leave out the import in modules with NamedTuples: {printed}"
-
-
-@pytest.mark.long
-def test_the_commands_of_the_readme_write_what_they_say(played):
-    directory, printed = played
-    words = {command.words[1]: command.words for command in printed if command.words[0] == "jmarl" and len(command.words) > 3}
-    rows = (directory / "runs/mine/metrics.jsonl").read_text().splitlines()
-    assert len([row for row in rows if "reward/mean" in row]) == 4
+def test_the_commands_of_the_readme_write_what_they_say(play, directory):
+    play(HERE[-1])
+    words = {command.words[1]: command.words for command in HERE if command.words[0] == "jmarl" and len(command.words) > 3}
+    assert len(rewards(directory / "runs/mine")) == 4
     assert (directory / words["export"][-1] / "agent_1/model.safetensors").is_file()
-    episodes = int(words["collect"][words["collect"].index("-n") + 1])
-    assert len((directory / words["collect"][-1]).read_text().splitlines()) == 2 * episodes, (
-        "one trajectory per agent and episode"
-    )
+    assert len((directory / words["collect"][-1]).read_text().splitlines()) == 2 * 2, "one trajectory per agent and episode"
     assert "<html" in (directory / "report.html").read_text()
+
+
+@pytest.mark.long
+def test_offline_learns_the_preferences_of_a_file(play, directory):
+    """Before training, the policy equals its reference, so accuracy is one half. A model is written."""
+    before, after = (line for line in play(command_of(OFFLINE)).text.splitlines() if line.startswith("held out"))
+    assert "before: loss 0.693, accuracy 0.500" in before and "accuracy 1.000" in after
+    assert (directory / "offline/models/agent_0/model.safetensors").exists()
+
+
+@pytest.mark.long
+def test_a_run_in_the_default_directory_can_be_resumed(play, directory, model):
+    """A checkpoint is compared with the settings of the flags."""
+    play(command_of(STORY))
+    words = shlex.split(f"{STORY} {SMALLER[STORY].format(model=model)} --num-updates 2 --resume")
+    with contextlib.chdir(directory):
+        done = call(words)
+    assert done.code == 0 and len(rewards(directory / "runs/story_length")) == 2, done.text
+
+
+@pytest.mark.long
+def test_the_scripts_of_the_readme_run(tmp_path, monkeypatch, model):
+    """The first script and the example of an own algorithm run unchanged, except for the model and sizes."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(algorithms.ALGORITHMS, "mine", None)  # removed after the test
+    sizes = {REAL: model, "num_updates=30": "num_updates=1, num_prompts=2, num_generations=3", "_tokens=24": "_tokens=4"}
+    names: dict = {}
+    exec(changed(blocks[0], sizes), names)
+    assert (tmp_path / "runs" / "first" / "models" / "agent_1" / "model.safetensors").exists()
+    (own,) = (block for block in blocks if "def median_baseline" in block)
+    exec(own, names)
+    cfg = names["cfg"].replace(algorithm="mine", output_dir="own")
+    assert len(jmarl.train(names["team"], names["reward"], names["items"], cfg).rewards) == 1
 
 
 # --- the README -----------------------------------------------------------------------------------------------------------
@@ -320,7 +328,7 @@ def test_sft_reads_the_file_that_is_collected_here():
 
 
 def test_the_tables_have_no_line_without_a_command():
-    patterns = [pattern for pattern in (*NOT_HERE, *SLOW) if not any(command.matches(pattern) for command in COMMANDS)]
+    patterns = [pattern for pattern in NOT_HERE if not any(command.matches(pattern) for command in COMMANDS)]
     names = [name for name in (*SMALLER, *INSTEAD) if not any(command.name.startswith(name) for command in COMMANDS)]
     files = [name for name in FILES if not any(name in command.words for command in COMMANDS)]
     assert patterns + names + files == []

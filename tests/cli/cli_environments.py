@@ -22,17 +22,16 @@ class Words(TextEnvironment):
 
     roles = ("first", "second")
 
-    def __init__(self, turns: int = 1, word: str = "apples", wait: float = 0.0, fails: bool = False):
-        self.max_turns, self.word, self.wait, self.fails = turns, word, wait, fails
+    def __init__(self, turns: int = 1, word: str = "apples", fails: bool = False):
+        self.max_turns, self.word, self.fails = turns, word, fails
 
     def tasks(self, split="train", count=100, seed=0):
-        return [{"text": f"{self.word} {split} {seed} {i}"} for i in range(min(count, 6))]
+        return [{"text": f"in the market {self.word} {split} {seed} {i}"} for i in range(min(count, 6))]
 
     def reset(self, task, rng):
         return {"turn": 1, "text": task["text"]}, [task["text"], f"the {task['text']}"]
 
     def step(self, state, messages, rng):
-        time.sleep(self.wait)
         if self.fails:
             raise RuntimeError("the judge\nis broken")
         letters = [sum(c.isalpha() for c in text) / 10 for text in messages]
@@ -62,4 +61,13 @@ class StopsOnce(Words):
         if " 4" in state["text"] and os.path.exists(self.file):
             os.remove(self.file)
             raise KeyboardInterrupt
+        return super().step(state, messages, rng)
+
+
+class Waits(Words):
+    """Waits for a signal in the third of its tasks."""
+
+    def step(self, state, messages, rng):
+        if " 2" in state["text"]:
+            time.sleep(600)
         return super().step(state, messages, rng)

@@ -396,11 +396,9 @@ def test_a_failed_start_changes_nothing_of_an_earlier_run(capsys):
     assert main(["train", "--config", "run.yaml", *flags]) == 0
     attempts = {path.name for path in Path("out/failing/attempts").iterdir()}
     assert not [*Path("out/failing").glob("earlier_*")] and attempts == {"1", "2", "3"}
-    before = {path: path.read_bytes() for path in Path("out/failing").rglob("*") if path.is_file() and path.name != "lock"}
+    before = contents("out/failing")
     assert main([*setting(f"formatters=[{TOWNS}:ask]", "temperature=0.5"), *flags]) == 1
-    assert {
-        path: path.read_bytes() for path in Path("out/failing").rglob("*") if path.is_file() and path.name != "lock"
-    } == before
+    assert contents("out/failing") == before
     assert main(["train", "--config", "run.yaml", *flags]) == 0
     assert [path.name for path in Path("out/failing").glob("earlier_*")] == ["earlier_1"]
     assert {path.name for path in Path("out/failing/earlier_1").iterdir()} >= {"attempts", "config.yaml", "metrics.jsonl"}
@@ -428,6 +426,7 @@ def test_a_model_without_read_permission_says_so(root):
                 path.chmod(before)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")  # the command shows them as lines
 def test_rewards_have_weights_limits_and_settings_for_errors(capsys):
     rewards = f"reward=[{TOWNS}:letters, {TOWNS}:misspelled]"

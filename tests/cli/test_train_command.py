@@ -105,6 +105,11 @@ def metrics(directory: Path | str) -> list[dict]:
     return [{k: x for k, x in row.items() if "time" not in k and k not in ("tokens_per_s", "compiles")} for row in rows]
 
 
+def contents(directory: Path) -> dict[Path, bytes]:
+    """The files of a run without its lock, which names its newest process."""
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != "lock"}
+
+
 def read(*flags: str) -> ExperimentConfig:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -153,8 +158,9 @@ def test_a_run_with_no_update_left_says_so(whole, capsys):
     assert lines[-1].startswith("out/whole: 3 updates made, none of them now; held-out reward ") and "before" not in lines[-1]
 
 
+@pytest.mark.long
 def test_a_run_resumes_from_a_step_or_a_path(whole):
-    assert main(["train", "--config", "run.yaml", "--output", "out/steps"]) == 0
+    shutil.copytree("out/whole", "out/steps")
     assert main(["train", "--config", "run.yaml", "--resume", "out/steps/checkpoints/2"]) == 0
     assert metrics("out/steps") == whole
     cfg = read("--config", "run.yaml", "--resume", "2", "--output", "x")
@@ -167,6 +173,7 @@ def test_a_run_resumes_from_a_step_or_a_path(whole):
     assert file.read_bytes() == settings, "a refused resume changes no settings"
 
 
+@pytest.mark.long
 def test_resume_auto_begins_and_ends_at_once_where_nothing_is_left_to_do(whole, capsys):
     """The same command again and again, as of a queue; without auto the finished run would be moved aside."""
     flags = ["train", "--config", "run.yaml", "--output", "out/queue", "--resume", "auto"]
@@ -180,6 +187,7 @@ def test_resume_auto_begins_and_ends_at_once_where_nothing_is_left_to_do(whole, 
     assert read("--config", "run.yaml", "--set", "resume=auto").train.run.resume == "auto"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -189,6 +197,7 @@ def test_resume_auto_begins_and_ends_at_once_where_nothing_is_left_to_do(whole, 
         (["--set", "roles=[Be brief.]"], "reward: formatters and transition (changed)"),
         (["--set", "num_updates=2"], "num_updates=2 is not allowed: the run in out/whole has made 3 already"),
         (["--set", "resume_step=1"], "there is no checkpoint of step 1 in out/whole/checkpoints: choose from 2, 3"),
+        (["--resume", "7"], "there is no checkpoint of step 7 in out/whole/checkpoints: choose from 2, 3"),
         (["--output", "out/nothing"], "there is nothing to resume: out/nothing/checkpoints has no complete checkpoint"),
     ],
 )
@@ -198,22 +207,24 @@ def test_the_dry_run_of_a_resume_refuses_what_the_run_refuses(whole, flags, mess
     assert message in capsys.readouterr().err and sorted(Path("out/whole").rglob("*")) == before
 
 
+@pytest.mark.long
 def test_the_dry_run_of_a_resume_reads_the_checkpoint_and_changes_nothing(whole, tmp_path, capsys):
     run = Path(shutil.copytree("out/whole", tmp_path / "run"))
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
+    before = contents(run)
     flags = ["train", "--config", str(run), "--output", str(run), "--resume", "--dry-run"]
     assert main([*flags, "--set", "num_generations=4"]) == 0
     out = capsys.readouterr().out
     assert "would resume from step 3 of 3" in out and "changed: num_generations: 2 -> 4" in out
     with locked(run):
         assert main(flags) == 2 and "is in use by process" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"} == before
+    assert contents(run) == before
     for step in (2, 3):
         (run / "checkpoints" / str(step) / "meta.json").write_bytes(b"{}")
     assert main(flags) == 2 and "are damaged" in capsys.readouterr().err
     assert (run / "checkpoints" / "3").is_dir(), "a dry run sets no damaged checkpoint aside"
 
 
+@pytest.mark.long
 def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):
     assert main(["train", "--config", "run.yaml", "--output", "out/dry", "--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -226,6 +237,7 @@ def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):
     assert out.endswith("nothing was trained or written; the run would write to out/dry\n") and not Path("out/dry").exists()
 
 
+@pytest.mark.long
 def test_the_dry_run_plays_one_turn_of_the_first_task(capsys):
     """With what the models write; of two turns it shows what the agent reads next. An error of the reward stands alone."""
     flags = ["train", "--config", "run.yaml", "--output", "out/dry", "--dry-run"]
@@ -268,6 +280,7 @@ def test_an_error_of_the_dry_run_stands_alone(setting, capsys):
     ]
 
 
+@pytest.mark.long
 def test_the_dry_run_of_a_sweep_checks_all_and_shows_the_first(capsys):
     sweep = ["--set", "sweep.learning_rate=[1e-3, 1e-2]"]
     assert main(["train", "--config", "run.yaml", "--output", "out/dry", "--dry-run", *sweep]) == 0
@@ -306,6 +319,7 @@ def test_settings_of_a_sweep_change_together_under_a_free_name():
     assert trees[1].values == {"chat_template_kwargs": {"b": 2}}
 
 
+@pytest.mark.long
 def test_a_run_without_held_out_rows_says_nothing_about_them(capsys):
     assert main(["train", "--config", "pairs.yaml", "--output", "out/pairs", "--set", "progress=true", "num_updates=1"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -321,11 +335,12 @@ def test_the_dry_run_of_data_marks_the_trained_tokens(capsys):
     assert "1 of 1 held-out pairs are also trained on" in out
 
 
+@pytest.mark.long
 def test_held_out_tasks_that_are_trained_on_are_counted(capsys):
     """Those of a file of their own too, with other columns; in a dry run and in a run."""
-    rows = [{"id": i, "prompt": f"Item {i} is"} for i in (3, 8, 0)]
+    rows = [{"id": i, "prompt": f"Item {i} is"} for i in (3, 8)]
     Path("other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    line = "2 of 3 held-out tasks are also trained on"
+    line = "1 of 2 held-out tasks are also trained on"
     settings = ["--set", "held_out=other.jsonl", "num_updates=1", "progress=true"]
     assert main(["train", "--config", "run.yaml", "--dry-run", *settings]) == 0
     assert line in capsys.readouterr().out
@@ -367,14 +382,9 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
         ),
         (["--set", "algorithm=ppoo"], "--set algorithm: algorithm='ppoo' is unknown; did you mean 'ppo'"),
         (["--set", "algorithm=no"], "--set algorithm: algorithm=False is unknown"),
-        (["--set", "top_p=2"], "--set top_p: top_p=2 is not allowed"),
         (["--set", "tpo_p=2"], "unknown key; did you mean 'top_p'"),
         (["--set", "top_p"], "write --set name=value"),
-        (["--resume", "--output", "out/nothing"], "there is nothing to resume"),
-        (["--resume", "7", "--output", "out/whole"], "no checkpoint of step 7 in out/whole/checkpoints: choose from 2, 3"),
         (["--resume", "nowhere"], "give latest, auto, the number of a checkpoint, or the directory of a run"),
-        (["--set", "algorithm=dpo"], "learns from given pairs"),
-        (["--set", "data=missing.jsonl"], "missing.jsonl does not exist"),
         (["--set", "sweep.learning_rate=3"], "sweep: learning_rate: 3 is no list of values"),
         (["--set", "sweep.optimizer={learning_rate: [3]}"], "write optimizer.learning_rate: [first, second]"),
         (["--set", "sweep.lerning_rate=[1e-3]"], "sweep: lerning_rate: unknown key; did you mean 'learning_rate'?"),
@@ -382,14 +392,12 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
             ["--set", "sweep.learning_rate=[1e-3]", "sweep.a=[{learning_rate: 1e-4}]"],
             "sweep: learning_rate is set by learning_rate and by a: give it in one of them",
         ),
-        (["--set", "sweep.a=[{lerning_rate: 1e-4}]"], "sweep: lerning_rate: unknown key; did you mean 'learning_rate'?"),
         (["--output", "o", "--set", "sweep.seed=[1, 1]"], "two runs would write to o/seed=1/seed_1: give each value once"),
-        (["--set", "algorithm=grpoo"], "did you mean 'grpo'"),
         (["--set", "models=null"], "no model is given"),
         (["--set", "distributed.enabled=true", "distributed.num_gpus=64"], "needs 64 devices"),
     ],
 )
-def test_what_the_user_wrote_wrong_is_one_line_and_code_2(flags, message, whole, capsys):
+def test_what_the_user_wrote_wrong_is_one_line_and_code_2(flags, message, capsys):
     assert main(["train", "--config", "run.yaml", *flags]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
@@ -427,17 +435,8 @@ def test_what_nobody_said_follows_from_the_environment(capsys):
 
 @pytest.mark.long
 def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
-    command = [
-        "train",
-        "--config",
-        "pairs.yaml",
-        "--output",
-        "out/sweep",
-        "--set",
-        "sweep.dpo.beta=[0.1, 0.5]",
-        "sweep.seeds=[0, 1]",
-    ]
-    command += ["held_out=1", "progress=false", "save_every=0"]
+    command = ["train", "--config", "pairs.yaml", "--output", "out/sweep", "--set", "sweep.dpo.beta=[0.1, 0.5]"]
+    command += ["sweep.seeds=[0, 1]", "held_out=1", "progress=false", "save_every=0"]
     assert main(command) == 0
     rows = json.loads(Path("out/sweep/results.json").read_text())
     assert [(row["dpo.beta"], row["seed"]) for row in rows] == [
@@ -464,6 +463,7 @@ def test_the_name_the_description_and_the_tags_go_to_wandb():
     assert wandb_config(vars(read("--config", "run.yaml", "--set", "training.wandb_run_name=r")))["name"] == "r"
 
 
+@pytest.mark.long
 def test_a_distributed_run_on_one_device_says_so(capsys):
     flags = ["--output", "out/dry", "--dry-run", "--set", "distributed.enabled=true", "distributed.strategy=fsdp"]
     assert main(["train", "--config", "run.yaml", *flags]) == 0
@@ -474,10 +474,3 @@ def test_a_device_that_is_not_there_is_an_error(root):
     command = [sys.executable, "-m", "jmarl", "train", "--config", "run.yaml", "--device", "tpu"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root)
     assert done.returncode == 2 and done.stderr.startswith("jmarl: device='tpu' is not on this machine")
-
-
-def test_help_answers_at_once_and_fits_a_screen():
-    start = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "jmarl", "train", "--help"], capture_output=True, text=True, check=True)
-    assert time.monotonic() - start < 2 and len(done.stdout.splitlines()) <= 50
-    assert all(name in done.stdout for name in ("--config", "--set", "--output", "--resume", "--seed", "--device", "--dry-run"))

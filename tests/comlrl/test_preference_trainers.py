@@ -3,74 +3,49 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from datasets import Dataset
 
 from jmarl import (  # fmt: skip
     DPOConfig,
     DPOTrainer,
     MADPOConfig,
     MADPOIterConfig,
-    MADPOIterTrainer,
-    MADPOTrainer,
     MARLHFConfig,
     MARLHFIterConfig,
-    MARLHFIterTrainer,
-    MARLHFTrainer,
     SFTConfig,
     SFTTrainer,
     load_agent,
 )
+from tests.comlrl.trainer_parts import FEW as FEW_COMPLETIONS
+from tests.comlrl.trainer_parts import classes, lengths
+from tests.house import ITEMS
 
-ITEMS = [{"prompt": "What is the answer?"}, {"prompt": "The other agent"}]
-TRAINERS = {
-    "madpo": (MADPOTrainer, MADPOConfig),
-    "madpo_iter": (MADPOIterTrainer, MADPOIterConfig),
-    "marlhf": (MARLHFTrainer, MARLHFConfig),
-    "marlhf_iter": (MARLHFIterTrainer, MARLHFIterConfig),
-}
-FEW = dict(
-    num_generations=4,
-    preference_num_candidates=4,
-    num_prompts=1,
-    max_new_tokens=4,
-    max_steps=2,
-    temperature=1.0,
-    top_p=1.0,
-    top_k=0,
-    batch_size=4,
-    progress=False,
-)
+TRAINERS = classes("MADPO", "MADPOIter", "MARLHF", "MARLHFIter")
+FEW = FEW_COMPLETIONS | dict(preference_num_candidates=3, max_steps=2, batch_size=2)
 PAIRS = [{"prompt": f"{n} and", "chosen": "seven apples", "rejected": "the market"} for n in range(8)]
 
 
-def lengths(a, b):
-    return [abs(len(y) - len(x)) / 10 for x, y in zip(a, b, strict=True)]
-
-
-@pytest.fixture(autouse=True)
-def in_tmp_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def model(tiny_dir) -> str:
-    return str(tiny_dir("llama", max_position_embeddings=512))
+@pytest.mark.parametrize("algorithm", TRAINERS)
+def test_a_trainer_is_at_its_module_path(algorithm):
+    trainer, config = TRAINERS[algorithm]
+    assert trainer.__module__ == f"jmarl.comlrl.trainers.{algorithm.removesuffix('_iter')}" == config.__module__
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algorithm", TRAINERS)
-def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
-    """Two updates with settings under CoMLRL's names; iterative trainers in rounds, MARLHF with another algorithm."""
+@pytest.mark.parametrize("algorithm", ["madpo", "madpo_iter", "marlhf", pytest.param("marlhf_iter", marks=pytest.mark.nightly)])
+def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tiny_dir, tmp_path):
+    """Two updates with settings under CoMLRL's names; iterative trainers in rounds, MARLHF with another algorithm and with
+    another model that learns the reward."""
     trainer, config = TRAINERS[algorithm]
-    assert trainer.__module__ == f"jmarl.comlrl.trainers.{algorithm.removesuffix('_iter')}" == config.__module__
     settings = FEW | dict(output_dir=str(tmp_path / "run"))
     settings |= dict(reward_updates=2, rl_algorithm="marloo") if "marlhf" in algorithm else dict(dpo_beta=0.2)
     if "iter" in algorithm:  # without num_prompts, a round has the pairs of all items
         settings |= dict(num_prompts=None, round_updates=1, comparator_policy="history", comparator_history_k=1)
-    trained = trainer(model, reward_func=lengths, train_dataset=ITEMS, eval_dataset=ITEMS, args=config(**settings))
+    models = dict(reward_model=str(tiny_dir("qwen2", seed=2))) if algorithm == "marlhf" else {}
+    data = dict(train_dataset=ITEMS, eval_dataset=ITEMS)
+    trained = trainer(model, reward_func=lengths, args=config(**settings), **data, **models)
+    assert algorithm != "marlhf" or trained.team.reward_model.config.family == "qwen2"
     result = trained.train()
     assert int(result.state.step) == 2 and trained.config.algorithm == algorithm
     assert set(trained.evaluate()) == {
@@ -82,31 +57,6 @@ def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
     assert len(rounds) == (2 if "iter" in algorithm else 1)
     prompts = {json.loads(line)["prompt"][0] for path in rounds for line in path.read_text().splitlines()}
     assert prompts == {item["prompt"] for item in ITEMS}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])
-def test_a_dataset_of_columns_gives_the_pairs_of_a_list(algorithm, model):
-    """A slice of a `datasets.Dataset` is a dict of columns, not a list of rows."""
-    trainer, config = TRAINERS[algorithm]
-    items = [*ITEMS, {"prompt": "seven apples"}]
-    extra = dict(reward_updates=1) if algorithm == "marlhf" else {}
-    for name, data in {"list": items, "dataset": Dataset.from_list(items)}.items():
-        args = config(**FEW | extra | dict(max_steps=1, num_prompts=2), output_dir=name, save_models=False)
-        trainer(model, reward_func=lengths, train_dataset=data, eval_dataset=data, args=args).train()
-    pairs = [Path(where, "pairs", "round_0000.jsonl").read_text() for where in ("list", "dataset")]
-    assert pairs[0] == pairs[1] and {json.loads(line)["prompt"][0] for line in pairs[0].splitlines()} <= {
-        item["prompt"] for item in items
-    }
-
-
-@pytest.mark.long
-def test_the_reward_model_may_be_another_model(model, tiny_dir):
-    other = str(tiny_dir("qwen2", max_position_embeddings=512, seed=2))
-    args = MARLHFConfig(**FEW, reward_updates=2, output_dir="")
-    trainer = MARLHFTrainer(model, reward_func=lengths, train_dataset=ITEMS, args=args, reward_model=other)
-    assert trainer.team.reward_model.config.family == "qwen2"
-    trainer.train()
 
 
 @pytest.mark.parametrize(
@@ -159,6 +109,7 @@ def test_a_team_learns_from_given_preferences(model, tmp_path):
     assert trainer.train().after["accuracy"] == 1.0
 
 
+@pytest.mark.long
 def test_texts_are_learned_and_filtered_by_reward(model):
     rows = [{"prompt": "a", "completion": "seven apples", "reward": r} for r in (0.0, 1.0, 1.0)]
     args = SFTConfig(num_updates=6, learning_rate=1e-2, batch_size=2, output_dir="", min_reward=0.5, progress=False)

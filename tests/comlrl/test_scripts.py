@@ -7,12 +7,13 @@ prompts that they are given, and the transition registers the prompts that it wr
 from __future__ import annotations
 
 import inspect
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.comlrl.trainer_parts import rows
 
 SETTINGS: dict[str, Any] = dict(
     num_agents=2,
@@ -103,16 +104,6 @@ def run(trainer_class, script, model, **arguments):
     return trainer, [str(warning.message) for warning in caught if warning.category is UserWarning]
 
 
-@pytest.fixture
-def model(tiny_dir, tmp_path, monkeypatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    return str(tiny_dir("llama", max_position_embeddings=512))
-
-
-def rows(output_dir) -> list[dict]:
-    return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.long
 def test_a_script_of_magrpo_trains_evaluates_and_saves(model, capsys):
     from jmarl.comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
@@ -142,8 +133,8 @@ def test_a_script_of_magrpo_trains_evaluates_and_saves(model, capsys):
     assert "step 1/" not in capsys.readouterr().out  # verbose is False
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["IAC", "MAAC"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["IAC", pytest.param("MAAC", marks=pytest.mark.nightly)])
 def test_a_script_of_actor_critics_finds_its_items_by_the_prompts_of_every_turn(name, model):
     from jmarl.comlrl.trainers import actor_critic
 

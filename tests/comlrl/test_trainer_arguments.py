@@ -17,27 +17,12 @@ from jmarl.comlrl.models import CausalLMWithValueHead
 from jmarl.comlrl.schedulers import DeviceScheduler
 from jmarl.comlrl.trainers.reinforce import CentralizedMAGRPOConfig, CentralizedMAGRPOTrainer
 from jmarl.config import TrainConfig
-
-ITEMS = [{"prompt": "What is the answer?"}, {"prompt": "The other agent"}]
-FEW = dict(num_generations=2, max_new_tokens=4, num_train_epochs=1, num_prompts=1, temperature=1.0, top_p=1.0, top_k=0)
-
-
-@pytest.fixture(autouse=True)
-def in_tmp_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def model(tiny_dir) -> str:
-    return str(tiny_dir("llama", max_position_embeddings=512))
-
-
-def lengths(a, b):
-    return [abs(len(y) - len(x)) / 10 for x, y in zip(a, b, strict=True)]
+from tests.comlrl.trainer_parts import FEW, lengths
+from tests.house import ITEMS
 
 
 def make(model, cls=MAGRPOTrainer, settings=None, **arguments):
-    args = cls.config_class(**FEW | {"output_dir": "", "progress": False} | (settings or {}))
+    args = cls.config_class(**FEW | {"num_train_epochs": 1} | (settings or {}))
     given = dict(agent_model=model, reward_func=lengths, train_dataset=ITEMS, args=args) | arguments
     return cls(**{name: value for name, value in given.items() if name != "agent_model" or value is not None})
 
@@ -143,12 +128,12 @@ def test_checkpoint_arguments_are_settings_of_the_run():
             with_checkpoints(config, 8, *arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_continues_from_a_copy_of_its_run(model):
     """The weights are those of a run without a break."""
-    whole = make(model, settings=dict(num_train_epochs=2, output_dir="whole"))
+    whole = make(model, settings=dict(num_train_epochs=4, output_dir="whole"))
     whole.train()
-    first = make(model, settings=dict(num_train_epochs=1))
+    first = make(model, settings=dict(num_train_epochs=2))
     with pytest.raises(RuntimeError, match="there is no checkpoint to copy"):
         first.save_checkpoint("copy")
     first.train(checkpoint_dir="first", checkpoint_interval=1)
@@ -159,7 +144,7 @@ def test_training_continues_from_a_copy_of_its_run(model):
         first.save_checkpoint("first/saved/step_2")
     assert not [*Path("first").glob("saved/*/saved/*")]
     assert utils.read_checkpoint_metadata("first/saved/step_2")["sequence"] == 2
-    second = make(model, settings=dict(num_train_epochs=2))
+    second = make(model, settings=dict(num_train_epochs=4))
     second.train(resume_from_checkpoint="copy", checkpoint_dir="copy")
     for a, b in zip(whole.agents, second.agents, strict=True):
         assert all(np.array_equal(a.params[name], b.params[name]) for name in ("embed", "final_norm") if name in a.params)
@@ -178,7 +163,7 @@ class Halves:
         return [completion[:middle], completion[middle:]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_model_writes_for_all_roles(model):
     seen, turns, called = [], [], []
 
@@ -202,7 +187,7 @@ def test_one_model_writes_for_all_roles(model):
     metrics = trainer.evaluate()
     assert metrics["eval/agents"] == 2 and [agent for agent, _ in called[0]] == [0, 1]
     assert [role[0][0] for role in turns[0]] == [text for _, text in called[0]] == list(seen[0][:2])
-    assert trainer.train().before.rollout.turns[0].prompts == [["AWhat is the answer? | BWhat is the answer?"]]
+    assert trainer.train().before.rollout.turns[0].prompts == [["AThe answer | BThe answer"]]
     assert len(seen) > 4 and all(len(b) - len(a) in (0, 1) for a, b, _ in seen)
 
 
@@ -215,7 +200,7 @@ def test_wrong_arguments_of_centralized_trainers_raise(model):
 
 
 def test_a_team_of_three_is_counted_for_the_size_of_the_buffer(model):
-    settings = dict(joint_mode="cross", num_turns=2, num_prompts=None, rollout_buffer_size=9)
+    settings = dict(joint_mode="cross", num_turns=2, num_prompts=None, num_generations=2, rollout_buffer_size=9)
     trainer = make(
         model,
         settings=settings,

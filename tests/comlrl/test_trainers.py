@@ -1,103 +1,43 @@
-"""CoMLRL's trainer classes: its scripts run, and their settings reach the run.
+"""CoMLRL's trainer classes: their settings and arguments reach the run. Its scripts run in `tests/test_documents.py`.
 
-The scripts are as their authors wrote them, except for the lines that import, load a model or name a data set. Each runs all of
-its updates with a tiny model.
+What a second device may change is marked slow: CI runs slow tests with two.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import importlib.util
 import inspect
 import json
-import math
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
-from jmarl import (
-    IACConfig,
-    IACTrainer,
-    IPPOConfig,
-    IPPOTrainer,
-    MAACConfig,
-    MAACTrainer,
-    MADPOIterConfig,
-    MAGRPOConfig,
-    MAGRPOTrainer,
-    MAPPOConfig,
-    MAPPOTrainer,
-    MAREINFORCEConfig,
-    MAREINFORCETrainer,
-    MAReMaxConfig,
-    MAReMaxTrainer,
-    MARLOOConfig,
-    MARLOOTrainer,
-    RewardProcessors,
-    load_agent,
-)
+import jmarl
+from jmarl import IACConfig, IPPOConfig, MAACConfig, MADPOIterConfig, MAGRPOConfig, MAGRPOTrainer, MARLOOConfig, load_agent
 from jmarl.comlrl import other_names
 from jmarl.comlrl.config import OTHER_NAMES, TrainerConfig
-from jmarl.config import SECTION_OF, TrainConfig
+from jmarl.comlrl.utils.reward_processor import RewardProcessors
+from jmarl.config import SECTION_OF, TrainConfig, flat
 from jmarl.envs.rewards import RewardError
+from tests.comlrl.trainer_parts import FEW, classes, lengths, rows
+from tests.house import ITEMS
 
-ITEMS = [{"prompt": "What is the answer?"}, {"prompt": "The other agent"}]
-TRAINERS = {
-    "magrpo": (MAGRPOTrainer, MAGRPOConfig),
-    "mareinforce": (MAREINFORCETrainer, MAREINFORCEConfig),
-    "marloo": (MARLOOTrainer, MARLOOConfig),
-    "maremax": (MAReMaxTrainer, MAReMaxConfig),
-    "iac": (IACTrainer, IACConfig),
-    "maac": (MAACTrainer, MAACConfig),
-    "ippo": (IPPOTrainer, IPPOConfig),
-    "mappo": (MAPPOTrainer, MAPPOConfig),
-}
-
-
-@pytest.fixture(autouse=True)
-def in_tmp_path(tmp_path, monkeypatch):
-    """Change to a temporary directory, because scripts write below the working directory."""
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def model(tiny_dir) -> str:
-    """A tiny model with room for the 256 new tokens that are the default."""
-    return str(tiny_dir("llama", max_position_embeddings=512))
-
-
-@pytest.fixture
-def offline_wandb(monkeypatch):
-    """W&B without a network or an account."""
-    wandb = pytest.importorskip("wandb", reason="the scripts log to W&B: pip install 'jmarl[wandb]'")
-    wandb.teardown()  # it reads the environment once in a process
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
+TRAINERS = classes("MAGRPO", "MAREINFORCE", "MARLOO", "MAReMax", "IAC", "MAAC", "IPPO", "MAPPO")
 
 
 def tiny_config(cls=MAGRPOConfig, **settings) -> TrainerConfig:
-    defaults = dict(num_prompts=1, num_generations=2, max_new_tokens=4, max_steps=2, output_dir="")
-    defaults |= dict(temperature=1.0, top_p=1.0, top_k=0)
-    return cls(**defaults | settings)
-
-
-def lengths(a, b):
-    return [abs(len(y) - len(x)) / 10 for x, y in zip(a, b, strict=True)]
+    return cls(**FEW | {"max_steps": 2} | settings)
 
 
 def tiny_trainer(model, cls=MAGRPOTrainer, /, **arguments) -> MAGRPOTrainer:
     defaults = dict(model=model, reward_func=lengths, train_dataset=ITEMS, args=tiny_config(cls.config_class))
     return cls(**defaults | arguments)
-
-
-def rows(output_dir) -> list[dict]:
-    return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.long
@@ -112,227 +52,7 @@ def test_on_error_mask_masks_a_reward_that_raises(model):
     with pytest.raises(RewardError, match="on_error='mask'"):
         tiny_trainer(model, reward_func=lambda a, b: 1 / 0).train()
     with pytest.warns(UserWarning, match="have no valid reward.*no service"):
-        tiny_trainer(
-            model, reward_func=fails_on_e, on_error="mask", args=tiny_config(num_generations=8, max_new_tokens=8)
-        ).train()
-
-
-# --- scripts ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_the_quick_demo_runs(model, offline_wandb):
-    # import math
-    # from functools import partial
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-
-    from jmarl import load_agent
-    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
-    from jmarl.comlrl.utils.reward_processor import RewardProcessors
-
-    train_data = {
-        "prompt": [
-            "Describe a city in the clouds:",
-            "Invent a new holiday and explain it:",
-            "Write a bedtime story for a dragon:",
-            "Explain how teleportation might work:",
-            "Tell a joke about dinosaurs:",
-            "Describe a world without electricity:",
-            "Create a superhero with a unique power:",
-            "Write a scene where the moon talks:",
-            "Invent a new type of fruit:",
-            "Design a playground on Mars:",
-        ]
-    }
-    train_dataset = Dataset.from_dict(train_data)
-
-    model_name = model
-    tokenizer = AutoTokenizer.from_pretrained(model_name)
-    agents = [load_agent(model_name) for _ in range(2)]
-
-    def proper_length_ratio_reward(
-        completions1, completions2, target_min=2.0, target_max=3.0
-    ):  # fmt: skip
-        rewards = []
-        for c1, c2 in zip(completions1, completions2):  # noqa: B905
-            len1, len2 = len(c1), len(c2)
-
-            if len1 == 0:
-                rewards.append(0.0)
-                continue
-
-            ratio = len2 / len1
-
-            if target_min <= ratio <= target_max:
-                reward = 1.0
-            else:
-                if ratio < target_min:  # noqa: SIM108
-                    distance = target_min - ratio
-                else:
-                    distance = ratio - target_max
-
-                reward = math.exp(-distance)
-
-            rewards.append(float(reward))
-
-        return rewards
-
-    config = MAGRPOConfig(
-        output_dir="./magrpo_multi_reward_output",
-        num_train_epochs=3,
-        per_device_train_batch_size=1,
-        learning_rate=5e-5,
-        logging_steps=10,
-        save_steps=100,
-        num_generations=8,
-        max_new_tokens=128,
-    )
-
-    wandb_config = {
-        "project": "your-project-name",
-        "entity": "your-entity-name",
-        "name": "length-ratio-demo",
-    }
-
-    configured_reward_func = partial(
-        proper_length_ratio_reward, target_min=2, target_max=3
-    )  # fmt: skip
-
-    trainer = MAGRPOTrainer(
-        agents=agents,
-        reward_func=configured_reward_func,
-        reward_processor=RewardProcessors.scale(factor=100.0),
-        args=config,
-        train_dataset=train_dataset,
-        tokenizer=tokenizer,
-        wandb_config=wandb_config,
-    )
-
-    trainer.train()
-    trainer.save_model(f"{config.output_dir}/models")
-
-    # 3 epochs of 10 prompts, rewards times 100, two agents on disk, and a log of W&B.
-    written = rows(config.output_dir)
-    assert [row["step"] for row in written] == list(range(30))
-    for row in written:
-        assert row["reward/mean"] == pytest.approx(100 * row["measures/proper_length_ratio_reward"])
-    assert {path.name for path in Path(config.output_dir, "models").iterdir()} == {"agent_0", "agent_1"}
-    assert list(Path(config.output_dir).glob("wandb/offline-run-*/*.wandb"))
-
-
-@pytest.mark.long
-def test_the_readme_usage_runs(model):
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-
-    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
-
-    # Load dataset and tokenizer
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    dataset = Dataset.from_list(ITEMS).select(range(1))
-
-    # Initialize trainer and start training
-    trainer = MAGRPOTrainer(
-        model=model,
-        num_agents=2,
-        tokenizer=tokenizer,
-        train_dataset=dataset,
-        reward_func=lambda a, b: [abs(max(len(b[0]), 1) / max(len(a[0]), 1) - 3.0)],
-        formatters=[lambda example: example["prompt"]] * 2,
-        args=MAGRPOConfig(
-            per_device_train_batch_size=1,
-        ),
-    )
-    trainer.train()
-
-    assert len(rows("runs/magrpo")) == 20  # the default of 20 epochs
-
-
-@pytest.mark.long
-def test_the_trainer_guide_runs(model, offline_wandb):
-    def my_reward_function(completions1, completions2, batch_items=None):
-        """Reward function that compares completions from 2 agents."""
-        rewards = []
-        for c1, c2 in zip(completions1, completions2):  # noqa: B905
-            # Your reward logic here
-            # Example: length-based reward
-            if len(c2) > len(c1) * 2:  # noqa: SIM108
-                reward = 1.0
-            else:
-                reward = 0.5
-            rewards.append(reward)
-        return rewards
-
-    from jmarl.comlrl.utils.reward_processor import RewardProcessors
-
-    # Scale rewards (amplify small rewards for better training signals)
-    RewardProcessors.scale(factor=100.0)  # 0.5 → 50.0
-
-    # Clamp rewards to prevent extreme values
-    RewardProcessors.clamp(min_val=-10.0, max_val=10.0)
-
-    # Apply sigmoid scaling
-    RewardProcessors.sigmoid_scale()
-
-    # Identity (no change)
-    RewardProcessors.identity()
-
-    from datasets import Dataset
-
-    train_data = {
-        "prompt": [
-            "Write a story about a robot:",
-            "Explain quantum physics:",
-            "Create a recipe for chocolate cake:",
-        ]
-    }
-    train_dataset = Dataset.from_dict(train_data)
-
-    from transformers import AutoTokenizer
-
-    from jmarl import load_agent
-    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
-
-    # Load models and tokenizer
-    model_name = model
-    tokenizer = AutoTokenizer.from_pretrained(model_name)
-    agents = [load_agent(model_name) for _ in range(2)]
-
-    # Training configuration
-    config = MAGRPOConfig(
-        output_dir="./my_experiment",
-        num_train_epochs=3,
-        learning_rate=5e-5,
-        num_generations=4,  # Samples per agent per prompt
-        max_new_tokens=128,
-        per_device_train_batch_size=1,  # Must be 1 (see explanation below)
-    )
-
-    # Create trainer
-    trainer = MAGRPOTrainer(
-        agents=agents,
-        reward_funcs=my_reward_function,
-        reward_processors=RewardProcessors.scale(factor=100.0),  # Scale rewards
-        args=config,
-        train_dataset=train_dataset,
-        tokenizer=tokenizer,
-        wandb_config={
-            "project": "my-project",
-            "entity": "my-username",
-            "name": "my-experiment",
-        },
-    )
-
-    # Train
-    trainer.train()
-
-    # Save models
-    trainer.save_model("./my_experiment/final_models")
-
-    assert len(rows("my_experiment")) == 9
-    assert all(50 <= row["reward/mean"] <= 100 for row in rows("my_experiment"))
-    assert load_agent("my_experiment/final_models/agent_1").config == agents[1].config
+        tiny_trainer(model, reward_func=fails_on_e, on_error="mask").train()
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
@@ -347,8 +67,7 @@ def test_rewards_are_called_per_joint_action_unless_batched(model, batched):
         sizes.append({len(a), len(b), len(batch_items), len(prompts)})
         return [0.0] * len(a)
 
-    settings = tiny_config(num_prompts=2, num_generations=3, max_steps=1)
-    tiny_trainer(model, reward_func=reward, args=settings, batched_reward=batched).train()
+    tiny_trainer(model, reward_func=reward, args=tiny_config(max_steps=1), batched_reward=batched).train()
     assert sizes == ([{6}] if batched else [{1}] * 6)
 
 
@@ -427,6 +146,7 @@ def test_the_signature_lists_fields_and_other_names():
     assert set(parameters) == {field.name for field in dataclasses.fields(MAGRPOConfig)} | set(OTHER_NAMES)
     assert parameters["logging_steps"].default == parameters["log_every"].default == 50
     assert inspect.signature(MADPOIterConfig).parameters["num_iterations"].default == 6
+    assert {*jmarl._MODULE_OF} <= {*dir(jmarl)}
     for trainer, _ in TRAINERS.values():
         assert not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(trainer).parameters.values())
 
@@ -459,13 +179,11 @@ def test_pyright_accepts_the_documents_and_refuses_a_wrong_name(tmp_path):
     assert errors == ['No parameter named "logging_stepz"']
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("algorithm", TRAINERS)
-def test_a_trainer_runs_its_algorithm_and_is_at_its_module_path(algorithm, model):
+def test_a_trainer_has_its_algorithm_and_is_at_its_module_path(algorithm, model):
     trainer, config = TRAINERS[algorithm]
     other = MAGRPOConfig if config is not MAGRPOConfig else MARLOOConfig
-    assert config().train_config(1).algorithm == algorithm
-    assert len(tiny_trainer(model, trainer).train().rewards) == 2
+    assert config().train_config(1).algorithm == algorithm == tiny_trainer(model, trainer).config.algorithm
     with pytest.raises(TypeError, match=f"takes args={config.__name__}"):
         tiny_trainer(model, trainer, args=tiny_config(other))
     module = importlib.import_module(f"jmarl.comlrl.trainers.{algorithm}")
@@ -473,23 +191,33 @@ def test_a_trainer_runs_its_algorithm_and_is_at_its_module_path(algorithm, model
 
 
 @pytest.mark.long
+@pytest.mark.nightly  # the other tests train magrpo and ippo, and those of the loop all algorithms
+@pytest.mark.parametrize("algorithm", TRAINERS)
+def test_a_trainer_runs_its_algorithm(algorithm, model):
+    assert len(tiny_trainer(model, TRAINERS[algorithm][0]).train().rewards) == 2
+
+
+@pytest.mark.slow
 def test_critics_of_the_trainers(model, tiny_dir):
-    """Separate by default, a head of the agent with use_separate_critic=False, of another model with critic_model=."""
+    """Separate by default, a head of the agent with use_separate_critic=False, of another model with critic_model=.
+
+    `test_scripts.py` and `tests/learning/test_critics.py` train separate ones.
+    """
     other = str(tiny_dir("qwen3", hidden_size=48))
     args = tiny_config(IPPOConfig, use_separate_critic=True, value_clip_range=0.2, num_epochs=2, critic_learning_rate=1e-3)
-    result = tiny_trainer(model, IPPOTrainer, args=args, critics=[other, other]).train()
-    assert result.state.critics[0].params["value"].shape == (2, 48)
+    separate = tiny_trainer(model, TRAINERS["ippo"][0], args=args, critics=[other, other])
+    assert separate.team.critic.config.hidden_size == 48 and flat(separate.config)["separate_critic"]
     args = tiny_config(IPPOConfig, use_separate_critic=False, value_loss_coef=0.6)
-    trainer = tiny_trainer(model, IPPOTrainer, args=args)
+    trainer = tiny_trainer(model, TRAINERS["ippo"][0], args=args)
     result = trainer.train()
     assert not result.state.critics and "value" in result.state.stacks[0].params
     assert "value" not in trainer.agents[0].params and trainer.train().state.stacks
-    result = tiny_trainer(model, MAACTrainer, args=tiny_config(MAACConfig), critic_model=other).train()
-    assert result.state.critics[0].params["value"].shape == (1, 48)
+    central = tiny_trainer(model, TRAINERS["maac"][0], args=tiny_config(MAACConfig), critic_model=other)
+    assert central.team.critic.config.hidden_size == 48
     with pytest.raises(ValueError, match="critics= names 2 different models: all critics start from one"):
-        tiny_trainer(model, IACTrainer, critics=[other, model])
+        tiny_trainer(model, TRAINERS["iac"][0], critics=[other, model])
     with pytest.raises(TypeError, match="critics= is a list of models or names; one is critic_model="):
-        tiny_trainer(model, IACTrainer, critics=other)
+        tiny_trainer(model, TRAINERS["iac"][0], critics=other)
     with pytest.raises(TypeError, match="critic_model= has no effect for MAGRPOTrainer, which has no critic"):
         tiny_trainer(model, critic_model=other)
     with pytest.raises(ValueError, match="critic_value_head_hidden_dim=8 is not allowed: a value head is one linear layer"):
@@ -531,7 +259,7 @@ def test_settings_are_frozen_and_can_be_replaced():
 # --- agents, data, formatters -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_agents_are_names_or_loaded_and_of_one_or_several_models(model, tiny_dir):
     other = str(tiny_dir("qwen2"))
     three = dict(reward_func=lambda a, b, c: [float(len(a[0]) - len(b[0]) + len(c[0]))])
@@ -557,7 +285,7 @@ def test_default_team_has_two_agents_and_counts_must_agree(model):
             tiny_trainer(None, agents=[model, model], **arguments)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_metrics_of_an_eval_logger_are_logged_with_the_held_out_results(model, tmp_path):
     """As CoMLRL calls it: completions [agent][sample][turn], the samples' tests, entry points and prompts; then the number of
     turns for the aggregator."""
@@ -574,7 +302,7 @@ def test_the_metrics_of_an_eval_logger_are_logged_with_the_held_out_results(mode
     def transition(prompt, agent_completions, num_agents, **histories):
         return [f"{prompt} {text}!" for text in agent_completions]
 
-    args = tiny_config(num_turns=2, max_steps=1, eval_generations=2, output_dir=str(tmp_path / "run"))
+    args = tiny_config(num_turns=2, num_generations=2, max_steps=1, eval_generations=2, output_dir=str(tmp_path / "run"))
     run = dict(args=args, external_transition=transition, eval_dataset=held_out, eval_logger=eval_logger)
     trainer = tiny_trainer(model, **run, eval_aggregator=eval_aggregator)
     result = trainer.train()
@@ -597,6 +325,7 @@ def test_the_metrics_of_an_eval_logger_are_logged_with_the_held_out_results(mode
     assert tiny_trainer(model, **run).evaluate()["eval/turns"] == 2  # without an aggregator: the mean over samples
 
 
+@pytest.mark.long
 def test_a_metric_that_is_no_number_raises(model):
     arguments = dict(eval_dataset=ITEMS, eval_logger=lambda prompts: [{"verdict": "good"} for _ in prompts])
     with pytest.raises(TypeError, match="the metric 'verdict' of an evaluation is 'good'"):
@@ -607,33 +336,15 @@ def test_a_metric_that_is_no_number_raises(model):
 
 
 @pytest.mark.long
-def test_two_turns_with_external_transition(model, tmp_path):
-    """`external_transition` gets its keywords, a formatter gets `external_prompts`."""
-    prompts = []
-
-    def transition(prompt, agent_completions, num_agents, prompt_history_per_agent, response_history_per_agent):
-        assert [history[-1] for history in response_history_per_agent] == list(agent_completions)
-        return [f"{prompt}, agent {i}" for i in range(num_agents)]
-
-    def formatter(item, external_prompts=None):
-        prompts.append(external_prompts or item["prompt"])
-        return prompts[-1]
-
-    settings = dict(num_turns=2, discount=0.9, early_termination_threshold=1e9, max_new_tokens=4, num_generations=2)
-    args = MAGRPOConfig(num_train_epochs=1, output_dir=str(tmp_path), progress=False, **settings)
-    result = tiny_trainer(model, args=args, formatters=formatter, external_transition=transition).train()
-    assert args.gamma == args.discount == 0.9
-    assert len(result.rewards) == len(ITEMS) and {f"{ITEMS[0]['prompt']}, agent {i}" for i in (0, 1)} <= set(prompts)
-
-
 def test_formatters_give_each_agent_its_prompt(model):
-    data = [{"topic": "apples"}]
+    data = [{"topic": "apples"}, {"topic": "seven apples and three pears"}]
     formatters = [
         lambda x: f"Say {x['topic']}",
         lambda x, external_prompts: f"Sing {x['topic']}{external_prompts or '!'}",
     ]
     trainer = tiny_trainer(model, train_dataset=data, eval_dataset=data, formatters=formatters)
-    assert trainer.train().before.rollout.turns[0].prompts == [["Say apples"], ["Sing apples!"]]
+    prompts = trainer.train().before.rollout.turns[0].prompts
+    assert prompts == [[f"{begin} {x['topic']}{end}" for x in data] for begin, end in (("Say", ""), ("Sing", "!"))]
     one = tiny_trainer(model, train_dataset=data, formatters=lambda x: x["topic"])
     assert [formatter(data[0]) for formatter in one.env.formatters] == ["apples", "apples"]
 
@@ -648,14 +359,11 @@ class Numbered:
         return ITEMS[i]
 
 
-@pytest.mark.parametrize("kind", ["list", "dataset", "generator", "numbered"])
-def test_any_series_of_dicts_is_a_data_set(model, kind):
-    from datasets import Dataset
-
-    data = {"list": ITEMS, "dataset": Dataset.from_list(ITEMS), "generator": (x for x in ITEMS), "numbered": Numbered()}
-    with pytest.warns(UserWarning, match="can be read once") if kind == "generator" else contextlib.nullcontext():
-        trainer = tiny_trainer(model, train_dataset=data[kind], args=tiny_config(max_steps=-1, num_train_epochs=2))
-    assert len(trainer.train().rewards) == 4
+@pytest.mark.parametrize("data", [ITEMS, Dataset.from_list(ITEMS), Numbered()], ids=["list", "dataset", "numbered"])
+def test_any_series_of_dicts_is_a_data_set(model, data):
+    """`tests/envs/test_rows.py` has more."""
+    trainer = tiny_trainer(model, train_dataset=data, eval_dataset=data)
+    assert trainer.items == trainer.eval_items == ITEMS
 
 
 @pytest.mark.parametrize(
@@ -720,9 +428,7 @@ def test_wandb_that_cannot_log_raises_before_a_model_is_loaded(monkeypatch):
 @pytest.mark.long
 def test_training_raises_a_reward_and_evaluate_shows_it(model):
     """Probe: agents are rewarded for the letter e, which is in many tokens of the tiny tokenizer."""
-    settings = tiny_config(
-        num_prompts=2, num_generations=16, max_new_tokens=8, max_steps=30, learning_rate=3e-3, eval_generations=16
-    )
+    settings = tiny_config(max_steps=40, learning_rate=1e-2, eval_generations=16)
     reward = dict(reward_func=lambda a, b: [x.count("e") + y.count("e") for x, y in zip(a, b, strict=True)])
     trainer = tiny_trainer(model, args=settings, eval_dataset=ITEMS, batched_reward=True, **reward)
     before = trainer.evaluate()
@@ -739,9 +445,8 @@ def test_training_raises_a_reward_and_evaluate_shows_it(model):
     assert trainer.evaluate(ITEMS[:1])["eval/reward"] != after["eval/reward"]
 
 
+@pytest.mark.long
 def test_eval_num_samples_takes_the_first_items(model):
-    from datasets import Dataset
-
     data = dict(eval_dataset=Dataset.from_list(ITEMS))
     first = tiny_trainer(model, args=tiny_config(eval_num_samples=1), **data).evaluate()
     assert first["eval/reward"] == tiny_trainer(model, eval_dataset=ITEMS[:1]).evaluate()["eval/reward"]
@@ -752,14 +457,20 @@ def test_eval_num_samples_takes_the_first_items(model):
         tiny_trainer(model).evaluate()
 
 
-def test_saved_agents_load_in_transformers_with_the_trained_weights(model):
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # W&B's own
+def test_saved_agents_load_in_transformers_with_the_trained_weights(model, monkeypatch):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    trainer = tiny_trainer(model, args=tiny_config(learning_rate=1e-2))
+    pytest.importorskip("wandb", reason="pip install 'jmarl[wandb]'")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb = dict(wandb_config={"project": "p", "mode": "offline"})
+    trainer = tiny_trainer(model, args=tiny_config(learning_rate=1e-2, output_dir="run"), **wandb)
     trainer.save_model("before")
     trainer.train()
     trainer.save_model("after")
+    assert list(Path("run").glob("wandb/offline-run-*/*.wandb"))
     text = ITEMS[0]["prompt"]
     outputs = {}
     for path in [model, *(f"{when}/agent_{i}" for when in ("before", "after") for i in (0, 1))]:
@@ -774,6 +485,7 @@ def test_saved_agents_load_in_transformers_with_the_trained_weights(model):
     assert all(np.array_equal(x, y) for x, y in zip(leaves(saved.params), leaves(current.params), strict=True))
 
 
+@pytest.mark.slow
 def test_a_second_call_of_train_continues_from_the_trained_weights(model):
     """It gives the weights of a second trainer that starts from the agents of the first."""
     trainer = tiny_trainer(model, args=tiny_config(learning_rate=1e-3))
@@ -785,6 +497,7 @@ def test_a_second_call_of_train_continues_from_the_trained_weights(model):
     assert all(np.array_equal(x, y) for x, y in pairs)
 
 
+@pytest.mark.slow
 def test_weights_lost_in_an_interrupted_update_raise(model):
     calls = []
 
@@ -802,26 +515,3 @@ def test_weights_lost_in_an_interrupted_update_raise(model):
         trainer.train()
     with pytest.raises(RuntimeError, match="train.. did not finish"):
         trainer.save_model("models")
-
-
-# --- the package ------------------------------------------------------------------------------------------------------
-
-
-def test_importing_jmarl_is_light_and_every_public_name_resolves():
-    code = """
-import sys, jmarl
-assert not {"jax", "numpy", "transformers"} & set(sys.modules), "import jmarl is not light"
-for name in jmarl._MODULE_OF:
-    assert getattr(jmarl, name).__name__ in (name, "RewardFunction") and name in dir(jmarl), name
-import jmarl.runs.train
-assert callable(jmarl.runs.train.train)
-try:
-    jmarl.MAGRPO
-except AttributeError as error:
-    assert "MAGRPOConfig" in str(error)
-else:
-    raise AssertionError
-"""
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr

@@ -16,9 +16,7 @@ from jmarl.config.validation import explain
 
 PLAIN = dict(models=["a", "b"], environment="math_verifier", options={"max_turns": 3}, algorithm="ippo", learning_rate=1e-3)
 WHOLE = ExperimentConfig(
-    TeamConfig(("a", "b")),
-    TaskConfig("math_verifier", {"max_turns": 3}),
-    TrainConfig.of(algorithm="ippo", learning_rate=1e-3),
+    TeamConfig(("a", "b")), TaskConfig("math_verifier", {"max_turns": 3}), TrainConfig.of(algorithm="ippo", learning_rate=1e-3)
 )
 
 
@@ -74,27 +72,24 @@ def test_short_names_are_unique_in_the_whole_tree():
     assert flat(WHOLE)["learning_rate"] == 1e-3 and flat(WHOLE)["models"] == ("a", "b")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(model=["a"]), "ExperimentConfig has no setting 'model'; did you mean 'models'"),
-        (dict(enviroment="math"), "did you mean 'environment'"),
-        (dict(lerning_rate=1.0), "did you mean 'learning_rate'"),
-        (dict(max_prompt_length=512), "prompts are not cut to a length"),
-        (dict(zebra=1), r"help\(jmarl.ExperimentConfig\) lists"),
-        (dict(team={"model": ["a"]}), "TeamConfig has no setting 'model'; did you mean 'models'"),
-        (dict(task={"environment": "math", "optoins": {}}), "TaskConfig has no setting 'optoins'; did you mean 'options'"),
-        (dict(train={"lerning_rate": 1.0}), "TrainConfig has no setting 'lerning_rate'; did you mean 'learning_rate'"),
-        (dict(train={"sampling": {"temprature": 1.0}}), "Sampling has no setting 'temprature'; did you mean 'temperature'"),
-        (dict(sampling={"learning_rate": 1.0}), "Sampling has no setting 'learning_rate'"),
-        (dict(eval_envs=[{"nam": "math"}]), "EnvironmentConfig has no setting 'nam'; did you mean 'name'"),
-        (dict(train={"sampling": {"top_k": 1}, "top_k": 2}), "top_k is set twice, in sampling and outside"),
-        (dict(train={"top_k": 1}, top_k=2), "top_k is set twice, in train and outside"),
-        (dict(team=3), r"team must be a TeamConfig\(...\)"),
-        (dict(options=[1]), "options must be a dict whose keys are names"),
-        (dict(eval_envs=[3]), "eval_envs must be of type EnvironmentConfig"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    (dict(model=["a"]), "ExperimentConfig has no setting 'model'; did you mean 'models'"),
+    (dict(enviroment="math"), "did you mean 'environment'"),
+    (dict(lerning_rate=1.0), "did you mean 'learning_rate'"),
+    (dict(max_prompt_length=512), "prompts are not cut to a length"),
+    (dict(zebra=1), r"help\(jmarl.ExperimentConfig\) lists"),
+    (dict(team={"model": ["a"]}), "TeamConfig has no setting 'model'; did you mean 'models'"),
+    (dict(task={"environment": "math", "optoins": {}}), "TaskConfig has no setting 'optoins'; did you mean 'options'"),
+    (dict(train={"lerning_rate": 1.0}), "TrainConfig has no setting 'lerning_rate'; did you mean 'learning_rate'"),
+    (dict(train={"sampling": {"temprature": 1.0}}), "Sampling has no setting 'temprature'; did you mean 'temperature'"),
+    (dict(sampling={"learning_rate": 1.0}), "Sampling has no setting 'learning_rate'"),
+    (dict(eval_envs=[{"nam": "math"}]), "EnvironmentConfig has no setting 'nam'; did you mean 'name'"),
+    (dict(train={"sampling": {"top_k": 1}, "top_k": 2}), "top_k is set twice, in sampling and outside"),
+    (dict(train={"top_k": 1}, top_k=2), "top_k is set twice, in train and outside"),
+    (dict(team=3), r"team must be a TeamConfig\(...\)"),
+    (dict(options=[1]), "options must be a dict whose keys are names"),
+    (dict(eval_envs=[3]), "eval_envs must be of type EnvironmentConfig"),
+])  # fmt: skip
 def test_an_unknown_name_or_a_wrong_type_is_a_type_error_that_says_what_to_do(settings, message):
     with pytest.raises(TypeError, match=message):
         ExperimentConfig.of(**dict(models=["a"], environment="math") | settings)
@@ -112,42 +107,36 @@ def test_a_part_without_its_setting_is_a_type_error(missing, message):
         ExperimentConfig.of(num_agents=2, environment="math")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(models=[]), "models must be one name, path or Hub id per agent"),
-        (dict(models=["a", "b"], num_agents=3), "num_agents must be None or 2, the number of models"),
-        (dict(roles=["x", "y"]), "roles must be one text per agent, 1, or none"),
-        (dict(roles=["x"]), "roles must be empty without data and a reward"),
-        (dict(data="d.json"), "data must be set, or one of environment and eval_envs, but not both"),
-        (dict(environment=None), "data must be set, or one of environment and eval_envs, but not both"),
-        (dict(environment=None, eval_envs=["math"], options={"a": 1}), "options must be {} without environment"),
-        (dict(reward="m:f"), "reward must be None without data"),
-        (dict(subset="s"), "subset must be None without data"),
-        (dict(split="s"), "split must be 'train' without data"),
-        (dict(environment=None, data="d.json", formatters=["m:f"]), r"formatters must be \(\) without reward"),
-        (dict(environment=None, data="d.json", external_transition="m:f"), "external_transition must be None without reward"),
-        (dict(in_turns=True), "in_turns must be False without external_transition"),
-        (dict(environment=None, data="d.json", reward="m:f", formatters=["m:f"] * 3), "formatters must be one for all agents"),
-        (dict(eval_envs=["math"]), r"eval_envs must be \(\) beside other environments where held_out is 0"),
-        (dict(held_out=-1), "held_out must be >= 0"),
-        (dict(held_out_split="x"), "held_out_split must be 'test' where held_out is a number"),
-        (dict(num_tasks=0), "num_tasks must be >= 1"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    (dict(models=[]), "models must be one name, path or Hub id per agent"),
+    (dict(models=["a", "b"], num_agents=3), "num_agents must be None or 2, the number of models"),
+    (dict(roles=["x", "y"]), "roles must be one text per agent, 1, or none"),
+    (dict(roles=["x"]), "roles must be empty without data and a reward"),
+    (dict(data="d.json"), "data must be set, or one of environment and eval_envs, but not both"),
+    (dict(environment=None), "data must be set, or one of environment and eval_envs, but not both"),
+    (dict(environment=None, eval_envs=["math"], options={"a": 1}), "options must be {} without environment"),
+    (dict(reward="m:f"), "reward must be None without data"),
+    (dict(subset="s"), "subset must be None without data"),
+    (dict(split="s"), "split must be 'train' without data"),
+    (dict(environment=None, data="d.json", formatters=["m:f"]), r"formatters must be \(\) without reward"),
+    (dict(environment=None, data="d.json", external_transition="m:f"), "external_transition must be None without reward"),
+    (dict(in_turns=True), "in_turns must be False without external_transition"),
+    (dict(environment=None, data="d.json", reward="m:f", formatters=["m:f"] * 3), "formatters must be one for all agents"),
+    (dict(eval_envs=["math"]), r"eval_envs must be \(\) beside other environments where held_out is 0"),
+    (dict(held_out=-1), "held_out must be >= 0"),
+    (dict(held_out_split="x"), "held_out_split must be 'test' where held_out is a number"),
+    (dict(num_tasks=0), "num_tasks must be >= 1"),
+])  # fmt: skip
 def test_settings_that_do_not_fit_each_other_are_a_value_error(settings, message):
     with pytest.raises(ValueError, match=message):
         ExperimentConfig.of(**dict(models=["a"], environment="math") | settings)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(models="a", environment="math", seed=1, learning_rate=1e-3, wandb={"mode": "offline"}, train_envs=()),
-        dict(models=["a"], num_agents=2, train_envs=["math", {"name": "debate", "options": {"swap": True}}], seeds=[1, 2]),
-        dict(models=["a"], environment="math", on_error="raise", chat=[True], algorithm="c3", num_turns=2),
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    dict(models="a", environment="math", seed=1, learning_rate=1e-3, wandb={"mode": "offline"}, train_envs=()),
+    dict(models=["a"], num_agents=2, train_envs=["math", {"name": "debate", "options": {"swap": True}}], seeds=[1, 2]),
+    dict(models=["a"], environment="math", on_error="raise", chat=[True], algorithm="c3", num_turns=2),
+])  # fmt: skip
 def test_the_settings_that_differ_from_the_defaults_are_the_configuration(settings):
     cfg = ExperimentConfig.of(**settings)
     changed = cfg.changed_dict()

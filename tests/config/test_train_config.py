@@ -82,42 +82,36 @@ def test_a_name_with_two_meanings_reaches_the_field_of_its_value(name, value):
     assert flat(TrainConfig.of(**{name: value}))[field] == meaning
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(learning_rte=1.0), "did you mean 'learning_rate'"),
-        (dict(zebra=1), r"help\(TrainConfig\) lists"),
-        (dict(learning_rate=1.0, agent_learning_rate=1.0), "learning_rate and agent_learning_rate are the same setting"),
-        (dict(learning_rate="1e-5"), "of type float"),
-        (dict(num_updates=True), "of type int"),
-        (dict(sampling=Optimizer()), r"sampling must be a Sampling\(\.\.\.\)"),
-        (dict(algorithm=3), "algorithm must be of type str"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    (dict(learning_rte=1.0), "did you mean 'learning_rate'"),
+    (dict(zebra=1), r"help\(TrainConfig\) lists"),
+    (dict(learning_rate=1.0, agent_learning_rate=1.0), "learning_rate and agent_learning_rate are the same setting"),
+    (dict(learning_rate="1e-5"), "of type float"),
+    (dict(num_updates=True), "of type int"),
+    (dict(sampling=Optimizer()), r"sampling must be a Sampling\(\.\.\.\)"),
+    (dict(algorithm=3), "algorithm must be of type str"),
+])  # fmt: skip
 def test_a_wrong_name_or_type_is_a_type_error_that_says_what_to_do(settings, message):
     with pytest.raises(TypeError, match=message):
         TrainConfig.of(**settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(top_p=0.0), r"top_p must be in \(0, 1\] \(1 is off\)"),
-        (dict(temperature=-1.0), r"temperature must be >= 0 \(0 is greedy\)"),
-        (dict(learning_rate=(1.0, -1.0)), "learning_rate must be > 0"),
-        (dict(gae_lambda=2.0), r"gae_lambda must be in \[0, 1\], or None"),
-        (dict(seed=-1), r"seed must be in \[0, 2147483647\]"),
-        (dict(optimizer=("adamw", "adam")), "optimizer must be one of .*'lion'"),
-        (dict(joint_mode="both"), "joint_mode must be one of .*'cross'"),
-        (dict(min_new_tokens=9, max_new_tokens=8), r"min_new_tokens must be 0..max_new_tokens=8"),
-        (dict(kl_target=0.1), "kl_target must be None where kl_coef=0"),
-        (dict(target_kl=0.1), "None where a batch is one optimizer step"),
-        (dict(momentum=0.5), "0.0 without optimizer=sgd"),
-        (dict(lr_schedule="linear", num_updates=3, warmup_updates=3), "num_updates must be > warmup_updates=3"),
-        (dict(resume=True), "resume must be off without output_dir"),
-        (dict(algorithm="c3", joint_mode="cross"), "counterfactual for algorithm=c3"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    (dict(top_p=0.0), r"top_p must be in \(0, 1\] \(1 is off\)"),
+    (dict(temperature=-1.0), r"temperature must be >= 0 \(0 is greedy\)"),
+    (dict(learning_rate=(1.0, -1.0)), "learning_rate must be > 0"),
+    (dict(gae_lambda=2.0), r"gae_lambda must be in \[0, 1\], or None"),
+    (dict(seed=-1), r"seed must be in \[0, 2147483647\]"),
+    (dict(optimizer=("adamw", "adam")), "optimizer must be one of .*'lion'"),
+    (dict(joint_mode="both"), "joint_mode must be one of .*'cross'"),
+    (dict(min_new_tokens=9, max_new_tokens=8), r"min_new_tokens must be 0..max_new_tokens=8"),
+    (dict(kl_target=0.1), "kl_target must be None where kl_coef=0"),
+    (dict(target_kl=0.1), "None where a batch is one optimizer step"),
+    (dict(momentum=0.5), "0.0 without optimizer=sgd"),
+    (dict(lr_schedule="linear", num_updates=3, warmup_updates=3), "num_updates must be > warmup_updates=3"),
+    (dict(resume=True), "resume must be off without output_dir"),
+    (dict(algorithm="c3", joint_mode="cross"), "counterfactual for algorithm=c3"),
+])  # fmt: skip
 def test_a_value_out_of_range_is_a_value_error_that_says_what_is_allowed(settings, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig.of(**settings)
@@ -151,17 +145,9 @@ def test_annotations_say_what_is_allowed():
 
 def test_flags_short_and_long_give_what_python_gives():
     arguments = [
-        "--learning-rate",
-        "1e-3",
-        "2e-3",
-        "--algorithm",
-        "ippo",
-        "--no-progress",
-        "--episodes.chat",
-        "--frozen-agents",
-        "1",
+        "--learning-rate", "1e-3", "2e-3", "--algorithm", "ippo", "--no-progress", "--episodes.chat", "--frozen-agents", "1",
         "--max-steps=7",
-    ]
+    ]  # fmt: skip
     expected = TrainConfig.of(
         algorithm="ppo", learning_rate=(1e-3, 2e-3), progress=False, chat=True, frozen_agents=(1,), num_updates=7
     ).replace(algorithm="ippo")

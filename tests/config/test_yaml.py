@@ -105,28 +105,22 @@ def test_other_texts_stay_texts():
     assert [parse_value(x) for x in ("e5", "1e", "v1e-5", "agent=2", "", " ")] == ["e5", "1e", "v1e-5", "agent=2", "", " "]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("batch_size", "bach_size", "a.yaml, line 6: training.bach_size: unknown key in training; did you mean 'batch_size'"),
-        ("num_epochs: 100", "num_epochs: x", "a.yaml, line 5: training.num_epochs: num_updates='x' is not allowed"),
-        ("max_turns", "max_trns", "a.yaml, line 15: eval_envs: code has no option 'max_trns'; did you mean 'max_turns'"),
-        ("mode: client", "mode: server", "an environment is never trained"),
-        ("mode: client", "remote: true", "line 15: eval_envs: remote: true needs server_address: HOST:PORT"),
-        ("distributed:\n", "top_p: 2.0\ndistributed:\n", "a.yaml, line 19: top_p: top_p=2.0 is not allowed"),
-        ("distributed:\n", "learning_rate: 1.0\ndistributed:\n", "line 7: .* and a.yaml, line 19: .* both set learning_rate"),
-        (
-            "distributed:\n",
-            "lerning_rate: 1.0\ndistributed:\n",
-            "line 19: lerning_rate: unknown key; did you mean '.*learning_rate'",
-        ),
-        ("distributed:\n", "ppo: {}\ndistributed:\n", "line 19: ppo is set twice, before in line 8"),
-        ("enabled: true", "enabled: true\n  world_size: 0", "world_size=0 is not allowed: give a number of at least 1"),
-        ("distributed:\n", "x: [\ndistributed:\n", "a.yaml, line 21, column 10 is not YAML"),
-        ("batch_size: 16", "mini_batch_size: 3\n  batch_size: 16", "3 episodes does not divide the 16"),
-        ('torch_dtype: "bfloat16"', "load_in_4bit: true", "load_in_4bit can only be False: weights are not quantized"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("batch_size", "bach_size", "a.yaml, line 6: training.bach_size: unknown key in training; did you mean 'batch_size'"),
+    ("num_epochs: 100", "num_epochs: x", "a.yaml, line 5: training.num_epochs: num_updates='x' is not allowed"),
+    ("max_turns", "max_trns", "a.yaml, line 15: eval_envs: code has no option 'max_trns'; did you mean 'max_turns'"),
+    ("mode: client", "mode: server", "an environment is never trained"),
+    ("mode: client", "remote: true", "line 15: eval_envs: remote: true needs server_address: HOST:PORT"),
+    ("distributed:\n", "top_p: 2.0\ndistributed:\n", "a.yaml, line 19: top_p: top_p=2.0 is not allowed"),
+    ("distributed:\n", "learning_rate: 1.0\ndistributed:\n", "line 7: .* and a.yaml, line 19: .* both set learning_rate"),
+    ("distributed:\n", "lerning_rate: 1.0\ndistributed:\n",
+     "line 19: lerning_rate: unknown key; did you mean '.*learning_rate'"),
+    ("distributed:\n", "ppo: {}\ndistributed:\n", "line 19: ppo is set twice, before in line 8"),
+    ("enabled: true", "enabled: true\n  world_size: 0", "world_size=0 is not allowed: give a number of at least 1"),
+    ("distributed:\n", "x: [\ndistributed:\n", "a.yaml, line 21, column 10 is not YAML"),
+    ("batch_size: 16", "mini_batch_size: 3\n  batch_size: 16", "3 episodes does not divide the 16"),
+    ('torch_dtype: "bfloat16"', "load_in_4bit: true", "load_in_4bit can only be False: weights are not quantized"),
+])  # fmt: skip
 def test_errors_name_the_line_and_what_to_do(old, new, message):
     assert old in EXAMPLE
     with pytest.raises((ValueError, TypeError), match=message):
@@ -155,56 +149,40 @@ def test_later_sources_override_in_any_spelling():
 OWN = "models: [a]\nenvironment: math\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "flags", "expected"),
-    [
-        (
-            "training: {eval_every: 5, eval_episodes: 10}",
-            ["held_out=50", "training.eval_every=2"],
-            dict(held_out=50, eval_every=2),
-        ),
-        ("training: {eval_every: 5, eval_episodes: 10}", ["held_out=50", "training.eval_episodes=10"], dict(held_out=10)),
-        (
-            "model: {use_lora: true, lora_r: 8, lora_alpha: 16}",
-            ["lora_alpha=32", "model.lora_r=16"],
-            dict(lora_alpha=32, lora_rank=16),
-        ),
-        ("model: {use_lora: true}", ["lora_rank=4", "model.lora_r=16"], dict(lora_rank=16)),
-        ("training: {mini_batch_size: 4}", ["training.batch_size=8"], dict(num_prompts=8, num_minibatches=2)),
-    ],
-)
+@pytest.mark.parametrize(("text", "flags", "expected"), [
+    ("training: {eval_every: 5, eval_episodes: 10}", ["held_out=50", "training.eval_every=2"], dict(held_out=50, eval_every=2)),
+    ("training: {eval_every: 5, eval_episodes: 10}", ["held_out=50", "training.eval_episodes=10"], dict(held_out=10)),
+    ("model: {use_lora: true, lora_r: 8, lora_alpha: 16}", ["lora_alpha=32", "model.lora_r=16"],
+     dict(lora_alpha=32, lora_rank=16)),
+    ("model: {use_lora: true}", ["lora_rank=4", "model.lora_r=16"], dict(lora_rank=16)),
+    ("training: {mini_batch_size: 4}", ["training.batch_size=8"], dict(num_prompts=8, num_minibatches=2)),
+])  # fmt: skip
 def test_a_flag_is_not_overridden_by_what_a_rule_takes_from_a_file(text, flags, expected):
     cfg = flat(read(OWN + text, *flags))
     assert {name: cfg[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "flags", "expected"),
-    [
-        ("model: {torch_dtype: bfloat16}", ["model.dtype=float32"], dict(compute_dtype="float32")),
-        ("model: {dtype: float32}", ["model.torch_dtype=bfloat16"], dict(compute_dtype="bfloat16")),
-        ("training: {use_bf16: true}", ["model.torch_dtype=float32"], dict(compute_dtype="float32")),
-        ("model: {torch_dtype: bfloat16}", ["training.use_bf16=false"], dict(compute_dtype="float32")),
-        ("model: {torch_dtype: bfloat16}", ["training.use_fp16=false"], dict(compute_dtype="bfloat16")),
-        ("model: {torch_dtype: float16}", ["training.use_bf16=true"], dict(compute_dtype="bfloat16")),
-        ("training: {use_fp16: true}", ["training.use_bf16=true"], dict(compute_dtype="bfloat16")),
-        ("training: {use_bf16: true}", ["training.use_bf16=false"], dict(compute_dtype="float32")),
-        ("{training: {use_bf16: false}, model: {dtype: bfloat16}}", [], dict(compute_dtype="bfloat16")),
-        ("{model: {dtype: float32}, training: {use_bf16: true}}", [], dict(compute_dtype="bfloat16")),
-        ("generation: {do_sample: false}", ["generation.temperature=0.7"], dict(temperature=0.7)),
-        ("generation: {temperature: 0.7}", ["generation.do_sample=false"], dict(temperature=0.0)),
-        ("generation: {temperature: 0.7, do_sample: false}", [], dict(temperature=0.0)),
-        ("generation: {temperature: 0.7, do_sample: false}", ["generation.do_sample=true"], dict(temperature=0.7)),
-        ("training: {num_epochs: 100}", ["training.num_iterations=5"], dict(num_updates=5)),
-        (
-            "training: {batch_size: 2, num_rollouts_per_iteration: 8}",
-            ["training.episodes_per_iteration=4"],
-            dict(num_prompts=4, num_minibatches=2),
-        ),
-        ("grpo: {normalize_rewards: false}", ["grpo.normalize_advantages=true"], dict(advantage_scale="std")),
-        ("grpo: {reward_normalization: batch, normalize_rewards: false}", [], dict(advantage_scale="none")),
-    ],
-)
+@pytest.mark.parametrize(("text", "flags", "expected"), [
+    ("model: {torch_dtype: bfloat16}", ["model.dtype=float32"], dict(compute_dtype="float32")),
+    ("model: {dtype: float32}", ["model.torch_dtype=bfloat16"], dict(compute_dtype="bfloat16")),
+    ("training: {use_bf16: true}", ["model.torch_dtype=float32"], dict(compute_dtype="float32")),
+    ("model: {torch_dtype: bfloat16}", ["training.use_bf16=false"], dict(compute_dtype="float32")),
+    ("model: {torch_dtype: bfloat16}", ["training.use_fp16=false"], dict(compute_dtype="bfloat16")),
+    ("model: {torch_dtype: float16}", ["training.use_bf16=true"], dict(compute_dtype="bfloat16")),
+    ("training: {use_fp16: true}", ["training.use_bf16=true"], dict(compute_dtype="bfloat16")),
+    ("training: {use_bf16: true}", ["training.use_bf16=false"], dict(compute_dtype="float32")),
+    ("{training: {use_bf16: false}, model: {dtype: bfloat16}}", [], dict(compute_dtype="bfloat16")),
+    ("{model: {dtype: float32}, training: {use_bf16: true}}", [], dict(compute_dtype="bfloat16")),
+    ("generation: {do_sample: false}", ["generation.temperature=0.7"], dict(temperature=0.7)),
+    ("generation: {temperature: 0.7}", ["generation.do_sample=false"], dict(temperature=0.0)),
+    ("generation: {temperature: 0.7, do_sample: false}", [], dict(temperature=0.0)),
+    ("generation: {temperature: 0.7, do_sample: false}", ["generation.do_sample=true"], dict(temperature=0.7)),
+    ("training: {num_epochs: 100}", ["training.num_iterations=5"], dict(num_updates=5)),
+    ("training: {batch_size: 2, num_rollouts_per_iteration: 8}", ["training.episodes_per_iteration=4"],
+     dict(num_prompts=4, num_minibatches=2)),
+    ("grpo: {normalize_rewards: false}", ["grpo.normalize_advantages=true"], dict(advantage_scale="std")),
+    ("grpo: {reward_normalization: batch, normalize_rewards: false}", [], dict(advantage_scale="none")),
+])  # fmt: skip
 def test_of_several_keys_for_one_thing_the_newest_counts(text, flags, expected):
     tree = parse_yaml(text, "a.yaml").tree | parse_yaml(OWN, "a.yaml").tree
     cfg = flat(read(dump_yaml(tree), *flags))
@@ -217,60 +195,38 @@ def test_two_keys_for_one_thing_in_one_file_are_an_error(section):
         read(OWN + section)
 
 
-@pytest.mark.parametrize(
-    ("text", "flags", "expected"),
-    [
-        (
-            "environment: {env_type: math, max_turns: 2}",
-            ["options.difficulty_range=[1,2]"],
-            dict(environment="math", options={"max_turns": 2, "difficulty_range": [1, 2]}),
-        ),
-        ("environment: {env_type: math, max_turns: 2}", ["options.max_turns=3"], dict(options={"max_turns": 3})),
-        ("environment: {env_type: math, max_turns: 2}", ["options={}"], dict(options={})),
-        (
-            "training: {wandb_project: a, wandb_mode: offline}",
-            ["wandb.project=b"],
-            dict(wandb={"project": "b", "mode": "offline"}),
-        ),
-        (
-            "wandb: {project: a, tags: [x]}",
-            ["training.wandb_project=b", "training.wandb_mode=offline"],
-            dict(wandb={"project": "b", "tags": ["x"], "mode": "offline"}),
-        ),
-        ("wandb: {project: a}", ["training.use_wandb=true"], dict(wandb={"project": "a"})),
-        ("wandb: {project: a}", ["training.use_wandb=false"], dict(wandb={})),
-        ("training: {wandb_project: a, wandb_mode: offline}", ["wandb={project: b}"], dict(wandb={"project": "b"})),
-    ],
-)
+@pytest.mark.parametrize(("text", "flags", "expected"), [
+    ("environment: {env_type: math, max_turns: 2}", ["options.difficulty_range=[1,2]"],
+     dict(environment="math", options={"max_turns": 2, "difficulty_range": [1, 2]})),
+    ("environment: {env_type: math, max_turns: 2}", ["options.max_turns=3"], dict(options={"max_turns": 3})),
+    ("environment: {env_type: math, max_turns: 2}", ["options={}"], dict(options={})),
+    ("training: {wandb_project: a, wandb_mode: offline}", ["wandb.project=b"], dict(wandb={"project": "b", "mode": "offline"})),
+    ("wandb: {project: a, tags: [x]}", ["training.wandb_project=b", "training.wandb_mode=offline"],
+     dict(wandb={"project": "b", "tags": ["x"], "mode": "offline"})),
+    ("wandb: {project: a}", ["training.use_wandb=true"], dict(wandb={"project": "a"})),
+    ("wandb: {project: a}", ["training.use_wandb=false"], dict(wandb={})),
+    ("training: {wandb_project: a, wandb_mode: offline}", ["wandb={project: b}"], dict(wandb={"project": "b"})),
+])  # fmt: skip
 def test_a_flag_for_a_part_keeps_the_other_parts(text, flags, expected):
     tree = parse_yaml(OWN, "a.yaml").tree | parse_yaml(text, "a.yaml").tree
     cfg = flat(read(dump_yaml(tree), *flags))
     assert {name: cfg[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "flags"),
-    [
-        ("environment: math", ["environment.max_turns=3"]),
-        ("environment: {env_type: math, max_turns: 2}", ["options.difficulty_range=[1,2]", "environment.max_turns=3"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "flags"), [
+    ("environment: math", ["environment.max_turns=3"]),
+    ("environment: {env_type: math, max_turns: 2}", ["options.difficulty_range=[1,2]", "environment.max_turns=3"]),
+])  # fmt: skip
 def test_an_option_that_would_replace_others_is_refused(text, flags):
     with pytest.raises(ValueError, match=r"--set environment.max_turns: .*: set options.max_turns"):
         read("models: [a]\n" + text, *flags)
 
 
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ("model: {lora_alpha: 32}", "a.yaml, line 3: model.lora_alpha: lora_alpha=32 .*lora_rank=0, which has no adapters"),
-        (
-            "distributed: {num_gpus: 4}",
-            "a.yaml, line 3: distributed.num_gpus: .* no effect without enabled: set dist",
-        ),
-        ("distributed: {strategy: fsdp}", "a.yaml, line 3: distributed.strategy: .* no effect without enabled"),
-    ],
-)
+@pytest.mark.parametrize(("section", "message"), [
+    ("model: {lora_alpha: 32}", "a.yaml, line 3: model.lora_alpha: lora_alpha=32 .*lora_rank=0, which has no adapters"),
+    ("distributed: {num_gpus: 4}", "a.yaml, line 3: distributed.num_gpus: .* no effect without enabled: set dist"),
+    ("distributed: {strategy: fsdp}", "a.yaml, line 3: distributed.strategy: .* no effect without enabled"),
+])  # fmt: skip
 def test_keys_of_a_part_that_is_off_are_refused(section, message):
     with pytest.raises(ValueError, match=message):
         read(OWN + section)
@@ -321,22 +277,19 @@ def test_cuda_is_the_platform_gpu(text):
     assert layers.settings(lambda name: "rollouts")["device"].value == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("batch_size: 8", dict(num_prompts=8)),
-        ("batch_size: 8\n  gradient_accumulation_steps: 2", dict(num_prompts=16, micro_batches=2)),
-        ("batch_size: 8\n  mini_batch_size: 4", dict(num_prompts=8, num_minibatches=2)),
-        ("batch_size: 8\n  num_rollouts_per_iteration: 32", dict(num_prompts=32, num_minibatches=4)),
-        ("eval_every: 5", dict(eval_every=5, held_out=20, eval_generations=1)),
-        ("eval_every: 5\n  eval_episodes: 3", dict(eval_every=5, held_out=3, eval_generations=1)),
-        ("use_bf16: true", dict(compute_dtype="bfloat16")),
-        ("max_episode_length: 3", dict(num_turns=3, branching="chain")),
-        ("use_tensorboard: false", dict(tensorboard=False)),
-        ("wandb_project: p\n  wandb_run_name: n", dict(wandb={"project": "p", "name": "n"})),
-        ("lr_scheduler: cosine\n  num_iterations: 7", dict(lr_schedule="cosine", num_updates=7)),
-    ],
-)
+@pytest.mark.parametrize(("given", "expected"), [
+    ("batch_size: 8", dict(num_prompts=8)),
+    ("batch_size: 8\n  gradient_accumulation_steps: 2", dict(num_prompts=16, micro_batches=2)),
+    ("batch_size: 8\n  mini_batch_size: 4", dict(num_prompts=8, num_minibatches=2)),
+    ("batch_size: 8\n  num_rollouts_per_iteration: 32", dict(num_prompts=32, num_minibatches=4)),
+    ("eval_every: 5", dict(eval_every=5, held_out=20, eval_generations=1)),
+    ("eval_every: 5\n  eval_episodes: 3", dict(eval_every=5, held_out=3, eval_generations=1)),
+    ("use_bf16: true", dict(compute_dtype="bfloat16")),
+    ("max_episode_length: 3", dict(num_turns=3, branching="chain")),
+    ("use_tensorboard: false", dict(tensorboard=False)),
+    ("wandb_project: p\n  wandb_run_name: n", dict(wandb={"project": "p", "name": "n"})),
+    ("lr_scheduler: cosine\n  num_iterations: 7", dict(lr_schedule="cosine", num_updates=7)),
+])  # fmt: skip
 def test_training_keys_that_need_a_rule(given, expected):
     assert read(f"{OWN}training:\n  {given}") == ExperimentConfig.of(models=["a"], environment="math", **expected)
 
@@ -479,14 +432,11 @@ def test_a_section_of_another_algorithm_is_ignored_where_the_algorithm_is_given(
     assert (cfg.train.episodes.gamma, cfg.train.episodes.num_generations, keys) == (0.7, 3, [" ppo"])
 
 
-@pytest.mark.parametrize(
-    ("section", "expected"),
-    [
-        ("model: {temperature: 0.7}\ngrpo: {temperature: 1.0}", (0.7, "grpo.temperature")),
-        ("model: {generation: {temperature: 0.7}}\ngrpo: {temperature: 0.7}", (0.7, None)),
-        ("grpo: {temperature: 0.6}", (0.6, None)),
-    ],
-)
+@pytest.mark.parametrize(("section", "expected"), [
+    ("model: {temperature: 0.7}\ngrpo: {temperature: 1.0}", (0.7, "grpo.temperature")),
+    ("model: {generation: {temperature: 0.7}}\ngrpo: {temperature: 0.7}", (0.7, None)),
+    ("grpo: {temperature: 0.6}", (0.6, None)),
+])  # fmt: skip
 def test_the_temperature_of_the_model_counts(section, expected):
     text = f"environment: math\ntraining: {{algorithm: grpo}}\n{section}"
     flag = "model.model_name_or_path=a"

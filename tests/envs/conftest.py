@@ -14,3 +14,11 @@ def needs_sandbox():
         default_sandbox()
     except SandboxUnavailable as error:
         pytest.skip(f"no sandbox: {error}")
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    """Data sets are cached in a directory of the test."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)

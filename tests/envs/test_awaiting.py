@@ -72,17 +72,9 @@ class Judge:
 
 
 FUNCTIONS = [
-    plain,
-    with_columns,
-    one_by_one,
-    list_of_coroutines,
-    returns_a_list_of_coroutines,
-    returns_a_coroutine,
-    Judge(),
-    Judge().method,
-    functools.partial(with_columns, extra=1),
-    lambda completions: plain(completions),
-]
+    plain, with_columns, one_by_one, list_of_coroutines, returns_a_list_of_coroutines, returns_a_coroutine, Judge(),
+    Judge().method, functools.partial(with_columns, extra=1), lambda completions: plain(completions),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -164,15 +156,12 @@ async def hangs_without_await(completions):
     return [float(len(text)) for text in completions]
 
 
-@pytest.mark.parametrize(
-    ("func", "words"),
-    [
-        (fails, "ZeroDivisionError: mine"),
-        (exits, "exit(3) was called"),
-        (hangs, "within timeout=0.5 seconds"),
-        (hangs_without_await, "within timeout=0.5 seconds"),
-    ],
-)
+@pytest.mark.parametrize(("func", "words"), [
+    (fails, "ZeroDivisionError: mine"),
+    (exits, "exit(3) was called"),
+    (hangs, "within timeout=0.5 seconds"),
+    (hangs_without_await, "within timeout=0.5 seconds"),
+])  # fmt: skip
 def test_errors_and_late_calls_are_counted_as_those_of_plain_functions(func, words):
     began = time.monotonic()
     result = score(make_reward(func, num_agents=1, batched=False, on_error="mask", timeout=0.5))

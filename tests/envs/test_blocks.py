@@ -17,31 +17,28 @@ def place(cells: Iterable[Cell], block: str) -> str:
     return "\n".join(f"/setblock {x} {y} {z} {block}" for x, y, z in cells)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("/setblock 1 2 0 stone", [((1, 2, 0), (1, 2, 0), "stone")]),
-        ("setblock 1 2 0 minecraft:Stone", [((1, 2, 0), (1, 2, 0), "stone")]),
-        ("/fill 3 2 1 0 4 1 glass", [((0, 2, 1), (3, 4, 1), "glass")]),
-        ("- /setblock 1 1 0 a\n2. /setblock 2 1 0 b", [((1, 1, 0),) * 2 + ("a",), ((2, 1, 0),) * 2 + ("b",)]),
-        ("```\n/setblock 1 1 0 a\n```", [((1, 1, 0),) * 2 + ("a",)]),
-        ("Use `/setblock 1 1 0 a` first", [((1, 1, 0),) * 2 + ("a",)]),
-        ("/setblock 1 1 0 a /setblock 2 1 0 b", [((1, 1, 0),) * 2 + ("a",), ((2, 1, 0),) * 2 + ("b",)]),
-        ("/setblock -1 +2 0 a", [((-1, 2, 0),) * 2 + ("a",)]),
-        ("I will build the letter now.\n\n", []),
-        ("/kill @e\n/give me stone", []),
-        ("/setblock 1 2 stone", [None]),
-        ("/setblock 1 2 0", [None]),
-        ("/setblock 1.0 2 0 stone", [None]),
-        ("/setblock ~1 2 0 stone", [None]),
-        ("/setblock nan inf 1e9 stone", [None]),
-        ("/setblock 99999 0 0 stone", [None]),
-        ("/setblock ² 0 0 stone", [None]),
-        ("/setblock ١ 0 0 stone", [None]),
-        ("/fill 0 0 0 1 1 1 stone hollow", [None]),
-        ("/setblock 0 0 0 stone and so on", [None]),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("/setblock 1 2 0 stone", [((1, 2, 0), (1, 2, 0), "stone")]),
+    ("setblock 1 2 0 minecraft:Stone", [((1, 2, 0), (1, 2, 0), "stone")]),
+    ("/fill 3 2 1 0 4 1 glass", [((0, 2, 1), (3, 4, 1), "glass")]),
+    ("- /setblock 1 1 0 a\n2. /setblock 2 1 0 b", [((1, 1, 0),) * 2 + ("a",), ((2, 1, 0),) * 2 + ("b",)]),
+    ("```\n/setblock 1 1 0 a\n```", [((1, 1, 0),) * 2 + ("a",)]),
+    ("Use `/setblock 1 1 0 a` first", [((1, 1, 0),) * 2 + ("a",)]),
+    ("/setblock 1 1 0 a /setblock 2 1 0 b", [((1, 1, 0),) * 2 + ("a",), ((2, 1, 0),) * 2 + ("b",)]),
+    ("/setblock -1 +2 0 a", [((-1, 2, 0),) * 2 + ("a",)]),
+    ("I will build the letter now.\n\n", []),
+    ("/kill @e\n/give me stone", []),
+    ("/setblock 1 2 stone", [None]),
+    ("/setblock 1 2 0", [None]),
+    ("/setblock 1.0 2 0 stone", [None]),
+    ("/setblock ~1 2 0 stone", [None]),
+    ("/setblock nan inf 1e9 stone", [None]),
+    ("/setblock 99999 0 0 stone", [None]),
+    ("/setblock ² 0 0 stone", [None]),
+    ("/setblock ١ 0 0 stone", [None]),
+    ("/fill 0 0 0 1 1 1 stone hollow", [None]),
+    ("/setblock 0 0 0 stone and so on", [None]),
+])  # fmt: skip
 def test_commands_are_read(text, expected):
     assert read_commands(text, 10) == [None if command is None else Command(*command) for command in expected]
 

@@ -22,6 +22,7 @@ from jmarl.envs.games.str_build import FONT, PALETTES, StrBuild, picture, target
 from jmarl.envs.vector import LockStep, Step
 
 RNG = np.random.default_rng(0)
+NIGHTLY = pytest.mark.nightly
 LETTER_I = sorted(target_cells("I"))
 
 
@@ -231,19 +232,16 @@ def test_reward_ranges_of_several_turns():
 
 
 @pytest.mark.parametrize("make", [StrBuild, HouseBuild])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "/setblock 0 0 0 stone\n" * 1_000_000,
-        "/fill 0 0 0 999999999 999999999 999999999 stone\n" * 10_000,
-        "/fill -9999 -9999 -9999 9999 9999 9999 air\n" * 10_000,
-        "/fill 0 0 0 3 3 3 air\n" * 10_000,
-        "/setblock " + "9" * 1_000_000,
-        "/" * 1_000_000,
-        "/setblock 1e5 NaN Infinity stone\n/setblock \ud800 \x00 🙂 stone\n" * 1000,
-        "/setblock " + "1 " * 500_000,
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "/setblock 0 0 0 stone\n" * 1_000_000,
+    "/fill 0 0 0 999999999 999999999 999999999 stone\n" * 10_000,
+    "/fill -9999 -9999 -9999 9999 9999 9999 air\n" * 10_000,
+    "/fill 0 0 0 3 3 3 air\n" * 10_000,
+    "/setblock " + "9" * 1_000_000,
+    "/" * 1_000_000,
+    "/setblock 1e5 NaN Infinity stone\n/setblock \ud800 \x00 🙂 stone\n" * 1000,
+    "/setblock " + "1 " * 500_000,
+])  # fmt: skip
 def test_hostile_texts_are_read_quickly(make, text):
     env = make()
     task = env.tasks("train", 1)[0]
@@ -299,25 +297,22 @@ def test_a_step_changes_neither_the_state_nor_the_environment(make):
     assert repr((state, vars(env))) == before and env.step(state, solve(env, task), RNG) == step
 
 
-@pytest.mark.parametrize(
-    ("make", "task", "message"),
-    [
-        (StrBuild, {}, "string=None"),
-        (StrBuild, {"string": ""}, "letters A to Z"),
-        (StrBuild, {"string": "Ä"}, "letters A to Z"),
-        (StrBuild, {"string": "a1"}, "letters A to Z"),
-        (HouseBuild, {}, "no inventory"),
-        (HouseBuild, {"inventory": {"S": 1}}, "no inventory"),
-        (HouseBuild, SLAB | {"target_spec": None}, "list of layers"),
-        (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0}]}}, "list of layers"),
-        (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 1, "rows": ["S"]}]}}, "are not y = 0"),
-        (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0, "rows": ["SS", "S"]}]}}, "not all 2 rows of 2"),
-        (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0, "rows": ["SX"]}]}}, "lacks: X"),
-        (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0, "rows": ["AA"]}]}}, "all air"),
-        (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0, "rows": ["SS"]}]}}, "without air"),
-        (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0, "rows": ["SA" * 50] * 50}]}}, "4096 cells are allowed"),
-    ],
-)
+@pytest.mark.parametrize(("make", "task", "message"), [
+    (StrBuild, {}, "string=None"),
+    (StrBuild, {"string": ""}, "letters A to Z"),
+    (StrBuild, {"string": "Ä"}, "letters A to Z"),
+    (StrBuild, {"string": "a1"}, "letters A to Z"),
+    (HouseBuild, {}, "no inventory"),
+    (HouseBuild, {"inventory": {"S": 1}}, "no inventory"),
+    (HouseBuild, SLAB | {"target_spec": None}, "list of layers"),
+    (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0}]}}, "list of layers"),
+    (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 1, "rows": ["S"]}]}}, "are not y = 0"),
+    (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0, "rows": ["SS", "S"]}]}}, "not all 2 rows of 2"),
+    (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0, "rows": ["SX"]}]}}, "lacks: X"),
+    (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0, "rows": ["AA"]}]}}, "all air"),
+    (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0, "rows": ["SS"]}]}}, "without air"),
+    (HouseBuild, SLAB | {"target_spec": {"layers": [{"y": 0, "rows": ["SA" * 50] * 50}]}}, "4096 cells are allowed"),
+])  # fmt: skip
 def test_malformed_tasks_are_refused(make, task, message):
     with pytest.raises(ValueError, match=message):
         make().reset(task, RNG)
@@ -363,7 +358,9 @@ def test_the_published_houses_become_tasks_that_the_solver_solves(data_dir):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "turns"), [("str_build", 2), ("house_build", 1), ("function_calling", 1)])
+@pytest.mark.parametrize(("name", "turns"), [
+    ("house_build", 1), pytest.param("str_build", 2, marks=NIGHTLY), pytest.param("function_calling", 1, marks=NIGHTLY),
+])  # fmt: skip
 def test_the_experiment_trains(name, turns, tiny_dir, tmp_path, capsys):
     """A tiny model, one update, and held-out tasks before and after it."""
     from experiments.building import BuildingConfig, run

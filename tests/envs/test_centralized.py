@@ -32,22 +32,19 @@ def tagged(*texts):
 # --- parsing ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text, texts, missing",
-    [
-        ("<agent_0>one</agent_0><agent_1>two</agent_1>", ["one", "two"], 0),
-        ("well:\n<AGENT_1> two </Agent_1> and <agent_0>\none\nmore\n</AGENT_0> bye", ["one\nmore", "two"], 0),
-        ("<agent_1>two</agent_1>", ["", "two"], 1),
-        ("<agent_0></agent_0><agent_1>two</agent_1>", ["", "two"], 0),
-        ("<agent_0>one</agent_0><agent_1>cut o", ["one", ""], 1),
-        ("<agent_0>one</agent_1><agent_1>two</agent_0>", ["one</agent_1><agent_1>two", ""], 1),
-        ("<agent_0>first</agent_0><agent_0>second</agent_0>", ["first", ""], 1),
-        ("<agent_0>one</agent_0><agent_10>ten</agent_10><agent_2>three</agent_2>", ["one", ""], 1),
-        ("<agent_0>a <agent_1>b</agent_1> c</agent_0>", ["a <agent_1>b</agent_1> c", "b"], 0),
-        ("no tags at all", ["", ""], 2),
-        ("", ["", ""], 2),
-    ],
-)
+@pytest.mark.parametrize("text, texts, missing", [
+    ("<agent_0>one</agent_0><agent_1>two</agent_1>", ["one", "two"], 0),
+    ("well:\n<AGENT_1> two </Agent_1> and <agent_0>\none\nmore\n</AGENT_0> bye", ["one\nmore", "two"], 0),
+    ("<agent_1>two</agent_1>", ["", "two"], 1),
+    ("<agent_0></agent_0><agent_1>two</agent_1>", ["", "two"], 0),
+    ("<agent_0>one</agent_0><agent_1>cut o", ["one", ""], 1),
+    ("<agent_0>one</agent_1><agent_1>two</agent_0>", ["one</agent_1><agent_1>two", ""], 1),
+    ("<agent_0>first</agent_0><agent_0>second</agent_0>", ["first", ""], 1),
+    ("<agent_0>one</agent_0><agent_10>ten</agent_10><agent_2>three</agent_2>", ["one", ""], 1),
+    ("<agent_0>a <agent_1>b</agent_1> c</agent_0>", ["a <agent_1>b</agent_1> c", "b"], 0),
+    ("no tags at all", ["", ""], 2),
+    ("", ["", ""], 2),
+])  # fmt: skip
 def test_a_completion_is_cut_into_sections(text, texts, missing):
     sections = parse(text, 2)
     assert (sections.texts, sections.missing, sections.parse_error) == (texts, missing, missing == 2)
@@ -164,7 +161,8 @@ def speaker(tiny_config):
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<end>", pad_token="<end>")
     cfg = tiny_config(vocab_size=len(words))
-    return Agent("speaker", cfg, jax.device_get(decoder.init_params(cfg, jax.random.key(0))), fast)
+    init_params = jax.jit(decoder.init_params, static_argnums=0)  # one program, not one per operation
+    return Agent("speaker", cfg, jax.device_get(init_params(cfg, jax.random.key(0))), fast)
 
 
 @pytest.mark.long

@@ -28,60 +28,34 @@ ITEM = {
 NOW = "def now(self):\n    return self.n"
 UP = "def up(self, by):\n    self.n += by"
 
+FULL = (2.0, 4.0, 0.0)
 # agent 0, agent 1, snippets (2), tests (4), overlap (-1)
 CASES = {
-    "right": (NOW, UP, 2.0, 4.0, 0.0),
-    "in fences": (f"So:\n```python\n{NOW}\n```", f"```python\n{UP}\n```\nDone.", 2.0, 4.0, 0.0),
-    "in the class": (
-        "```python\nclass Counter:\n    def now(self):\n        return self.n\n```",
-        "class Counter:\n    def up(self, by):\n        self.n += by",
-        2.0,
-        4.0,
-        0.0,
-    ),
-    "indented": (
-        "    def now(self):\n        return self.n",
-        "Here:\n    def up(self, by):\n        self.n += by",
-        2.0,
-        4.0,
-        0.0,
-    ),
+    "right": (NOW, UP, *FULL),
+    "in fences": (f"So:\n```python\n{NOW}\n```", f"```python\n{UP}\n```\nDone.", *FULL),
+    "in the class": ("```python\nclass Counter:\n    def now(self):\n        return self.n\n```",
+     "class Counter:\n    def up(self, by):\n        self.n += by", *FULL),
+    "indented": ("    def now(self):\n        return self.n", "Here:\n    def up(self, by):\n        self.n += by", *FULL),
     "one is wrong": ("def now(self):\n    return 7", UP, 2.0, 2.0, 0.0),
     "one is missing": (NOW, "I do not know.", 1.0, 2.0, 0.0),
     "one does nothing": (NOW, "def up(self, by):\n    '''Counts.'''\n    pass", 1.0, 2.0, 0.0),
     "both wrote both": (f"{NOW}\n\n{UP}", f"{NOW}\n\n{UP}", 2.0, 4.0, -1.0),
-    "one wrote both": (f"{NOW}\n\n{UP}", "", 2.0, 4.0, 0.0),
+    "one wrote both": (f"{NOW}\n\n{UP}", "", *FULL),
     "one twice": (NOW, f"{NOW}\n\n{UP}", 2.0, 4.0, -0.5),
     "nothing": ("", "", 0.0, 0.0, 0.0),
-    "a syntax error beside": (NOW, f"def other(self:\n    return\n\n{UP}", 2.0, 4.0, 0.0),
+    "a syntax error beside": (NOW, f"def other(self:\n    return\n\n{UP}", *FULL),
     "a syntax error inside": (NOW, "def up(self, by):\n    self.n +=", 1.0, 2.0, 0.0),
     "no program": (NOW, "def up(self, by):\n    nonlocal x\n    self.n += by", 0.0, 0.0, 0.0),
     "a number too long to write": (NOW, f"def up(self, by):\n    self.n += 0x{'f' * 4000}", 0.0, 0.0, 0.0),
-    "a helper of its own": (
-        NOW,
-        "def up(self, by):\n    self.n = self._sum(by)\ndef _sum(self, by):\n    return self.n + by",
-        2.0,
-        4.0,
-        0.0,
-    ),
-    "imports of its own": (NOW, "import operator\ndef up(self, by):\n    self.n = operator.add(self.n, by)", 2.0, 4.0, 0.0),
+    "a helper of its own": (NOW, "def up(self, by):\n    self.n = self._sum(by)\ndef _sum(self, by):\n    return self.n + by",
+     *FULL),
+    "imports of its own": (NOW, "import operator\ndef up(self, by):\n    self.n = operator.add(self.n, by)", *FULL),
     "an exit": (NOW, "def up(self, by):\n    import os\n    os._exit(0)", 2.0, 0.0, 0.0),
-    "a static method": (
-        NOW,
-        "def up(self, by):\n    self.n = self._sum(self.n, by)\ndef _sum(a, b):\n    return a + b",
-        2.0,
-        4.0,
-        0.0,
-    ),
+    "a static method": (NOW, "def up(self, by):\n    self.n = self._sum(self.n, by)\ndef _sum(a, b):\n    return a + b", *FULL),
     "a loop": (NOW, "def up(self, by):\n    while True: pass", 2.0, 0.0, 0.0),
-    "equal to everything": (
-        "def now(self):\n    class E:\n        def __eq__(s, o): return True\n    return E()",
-        UP,
-        2.0,
-        2.0,
-        0.0,
-    ),
-}
+    "equal to everything": ("def now(self):\n    class E:\n        def __eq__(s, o): return True\n    return E()", UP, 2.0, 2.0,
+     0.0),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +68,21 @@ def play_turn(env, *texts, item=ITEM):
     return env.step(states, [[text] for text in texts], np.random.default_rng(0))
 
 
+@pytest.fixture(scope="module")
+def played(env):
+    """The answer to the joint actions of all cases."""
+    states, _ = env.reset([ITEM] * len(CASES), np.random.default_rng(0))
+    texts = [[case[agent] for case in CASES.values()] for agent in range(2)]
+    return env.step(states, texts, np.random.default_rng(0))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_rewards_equal_those_computed_by_hand(env, name):
-    *texts, snippets, tests, overlap = CASES[name]
-    answer = play_turn(env, *texts)
-    score = answer.after[0].score
-    assert list(score.parts.values()) == pytest.approx([snippets, tests, overlap]), score
-    assert answer.result.total == pytest.approx(snippets + tests + overlap)
-    assert env.reward_range[0] <= snippets + tests + overlap <= env.reward_range[1] == 6.0
+def test_rewards_equal_those_computed_by_hand(env, played, name):
+    i, expected = list(CASES).index(name), CASES[name][2:]
+    score = played.after[i].score
+    assert list(score.parts.values()) == pytest.approx(expected), score
+    assert played.result.total[i] == pytest.approx(sum(expected))
+    assert env.reward_range[0] <= sum(expected) <= env.reward_range[1] == 6.0
 
 
 def test_methods_are_divided_among_agents():
@@ -150,10 +131,7 @@ def test_bad_items_and_options_are_refused(env):
         CodeCompletion(shown_tests=2)
 
 
-def test_tasks_are_valid_items_and_splits_are_disjoint(data_dir, tmp_path, monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+def test_tasks_are_valid_items_and_splits_are_disjoint(data_dir, own_cache):
     env = CodeCompletion(data_path=data_dir / "classeval/test.jsonl.gz")
     tasks = {split: env.tasks(split, 200, seed=1) for split in ("train", "eval")}
     assert {split: len({item["task_id"] for item in items}) for split, items in tasks.items()} == {"train": 59, "eval": 15}
@@ -180,11 +158,8 @@ UNSOLVABLE = {
 
 
 @pytest.mark.slow
-def test_reference_solutions_earn_the_maximum(data_dir, tmp_path, monkeypatch):
+def test_reference_solutions_earn_the_maximum(data_dir, own_cache):
     """ClassEval's own methods, divided among two agents, earn 6 on all classes but those named above."""
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     path = data_dir / "classeval/test.jsonl.gz"
     items = load_items("classeval", path=path)
     rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]

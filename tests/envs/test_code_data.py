@@ -32,21 +32,15 @@ def test_remove_names_removes_definitions_and_decorators():
     assert remove_names("import re\n@c\ndef f(): pass\ndef g(): pass  # g", ["f"]) == "import re\n\n\ndef g(): pass  # g"
 
 
-@pytest.mark.parametrize(
-    "name, path, count",
-    [
-        ("humaneval", "humaneval/test.jsonl.gz", 122),
-        ("coophumaneval", "coophumaneval/test.jsonl", 56),
-        ("mbpp", "mbpp/full/train.jsonl.gz", 261),
-        ("mbpp", "mbpp/full/test.jsonl.gz", 349),
-        ("mbpp_sanitized", "mbpp/sanitized/test.jsonl.gz", 180),
-        ("mbpp_openmlrl", "mbpp/openmlrl/sanitized.jsonl.gz", 179),
-    ],
-)
-def test_data_sets_become_items(data_dir, tmp_path, monkeypatch, name, path, count):
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+@pytest.mark.parametrize("name, path, count", [
+    ("humaneval", "humaneval/test.jsonl.gz", 122),
+    ("coophumaneval", "coophumaneval/test.jsonl", 56),
+    ("mbpp", "mbpp/full/train.jsonl.gz", 261),
+    ("mbpp", "mbpp/full/test.jsonl.gz", 349),
+    ("mbpp_sanitized", "mbpp/sanitized/test.jsonl.gz", 180),
+    ("mbpp_openmlrl", "mbpp/openmlrl/sanitized.jsonl.gz", 179),
+])  # fmt: skip
+def test_data_sets_become_items(data_dir, own_cache, name, path, count):
     items = load_items(name, path=data_dir / path)
     assert len(items) == count
     env = CodeGeneration(2)
@@ -57,14 +51,11 @@ def test_data_sets_become_items(data_dir, tmp_path, monkeypatch, name, path, cou
         assert not any(line in text for line in asserted for text in texts)
 
 
-def test_reference_solutions_earn_the_maximum_of_one_agent(data_dir, tmp_path, monkeypatch):
+def test_reference_solutions_earn_the_maximum_of_one_agent(data_dir, own_cache):
     """From the completion to the reward: solutions of HumanEval and MBPP in markdown."""
     import gzip
     import json
 
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     env = CodeGeneration(1)
     for name, path, code in (
         ("humaneval", "humaneval/test.jsonl.gz", lambda row: row["prompt"] + row["canonical_solution"]),

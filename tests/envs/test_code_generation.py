@@ -25,10 +25,11 @@ MAIN = "def squares(a, b):\n    return aux(a) + aux(b)\n"
 ALONE = "def squares(a, b):\n    return a * a + b * b\n"
 FENCED = "Here it is:\n\n```python\n{code}```\n\nThis function adds."
 
+FULL, NO_BONUS = (1.0, 0.5, 1.0, 1.5), (1.0, 0.5, 1.0, 0.0)  # of the parts below
 # completion of the helper's agent, completion of the function's agent, then level 1, level 2, level 3, bonus
 CASES = {
-    "perfect": (AUX, MAIN, 1.0, 0.5, 1.0, 1.5),
-    "markdown around both": (FENCED.format(code=AUX), FENCED.format(code=MAIN), 1.0, 0.5, 1.0, 1.5),
+    "perfect": (AUX, MAIN, *FULL),
+    "markdown around both": (FENCED.format(code=AUX), FENCED.format(code=MAIN), *FULL),
     "no function": (AUX, "def other(a, b):\n    return 1", 0.4, 0.0, 0.0, 0.0),
     "a function that returns nothing": (AUX, "def squares(a, b):\n    print(aux(a))", 0.4, 0.0, 0.0, 0.0),
     "an inner function that returns": (AUX, "def squares(a, b):\n    def f():\n        return 1\n    f()", 0.4, 0.0, 0.0, 0.0),
@@ -37,134 +38,53 @@ CASES = {
     "no aux": ("", ALONE, 0.6, 0.5, 1.0, 0.0),
     "no aux, which is called": ("", MAIN, 0.6, 0.5, 0.0, 0.0),
     "aux that returns nothing": ("def aux(x):\n    x * x", ALONE, 0.6, 0.5, 1.0, 0.0),
-    "aux unused": (AUX, ALONE, 1.0, 0.5, 1.0, 0.0),
+    "aux unused": (AUX, ALONE, *NO_BONUS),
     "a wrapper": ("def aux(a, b):\n    return a * a + b * b", "def squares(a, b):\n    return aux(a, b)", 1.0, 0.5, 1.0, 0.5),
-    "a wrapper by a variable": (
-        "def aux(a, b):\n    return a * a + b * b",
-        "def squares(a, b):\n    '''Doc.'''\n    c = aux(a, b)\n    return c",
-        1.0,
-        0.5,
-        1.0,
-        0.5,
-    ),
+    "a wrapper by a variable": ("def aux(a, b):\n    return a * a + b * b",
+     "def squares(a, b):\n    '''Doc.'''\n    c = aux(a, b)\n    return c", 1.0, 0.5, 1.0, 0.5),
     "a result ignored": (AUX, "def squares(a, b):\n    aux(a)\n    return a * a + b * b", 1.0, 0.5, 1.0, 1.0),
-    "a result in a variable that is never read": (
-        AUX,
-        "def squares(a, b):\n    c = aux(a)\n    return a * a + b * b",
-        1.0,
-        0.5,
-        1.0,
-        1.0,
-    ),
-    "one of two results used": (AUX, "def squares(a, b):\n    aux(b)\n    return aux(a) + b * b", 1.0, 0.5, 1.0, 1.5),
+    "a result in a variable that is never read": (AUX, "def squares(a, b):\n    c = aux(a)\n    return a * a + b * b", 1.0, 0.5,
+     1.0, 1.0),
+    "one of two results used": (AUX, "def squares(a, b):\n    aux(b)\n    return aux(a) + b * b", *FULL),
     "a syntax error": (AUX, "def squares(a, b):\n    return aux(a +\n", 1.0, 0.0, 0.0, 0.0),
     "a syntax error in aux": ("def aux(x:\n    return x", ALONE, 1.0, 0.0, 0.0, 0.0),
-    "three of four tests": (
-        AUX,
-        "def squares(a, b):\n    return aux(a) + aux(b) if a == b else 5 + aux(a) * 0",
-        1.0,
-        0.5,
-        0.75,
-        1.5,
-    ),
+    "three of four tests": (AUX, "def squares(a, b):\n    return aux(a) + aux(b) if a == b else 5 + aux(a) * 0", 1.0, 0.5, 0.75,
+     1.5),
     "two of four tests": (AUX, "def squares(a, b):\n    return aux(a) * 5", 1.0, 0.5, 0.5, 1.5),
     "no test": (AUX, "def squares(a, b):\n    return aux(a) + 100", 1.0, 0.5, 0.0, 0.0),
-    "two functions of one name": (AUX, "def squares(a, b):\n    return 0\n\n" + MAIN, 1.0, 0.5, 1.0, 1.5),
-    "two fences": (AUX, "```python\nimport math\n```\nand\n```python\n" + MAIN + "```", 1.0, 0.5, 1.0, 1.5),
-    "a fence that was cut off": (AUX, "```python\n" + MAIN, 1.0, 0.5, 1.0, 1.5),
-    "a fence of another language": (AUX, "```bash\nls\n```\n```py\n" + MAIN + "```", 1.0, 0.5, 1.0, 1.5),
-    "words after the code": (AUX, MAIN + "\nThis function calls aux twice.", 1.0, 0.5, 1.0, 1.5),
-    "words before the code": (AUX, "Sure! Here is the code:\n" + MAIN, 1.0, 0.5, 1.0, 1.5),
-    "aux replaced by the other agent": (AUX, "def aux(x):\n    return 0\n" + MAIN, 1.0, 0.5, 1.0, 1.5),
+    "two functions of one name": (AUX, "def squares(a, b):\n    return 0\n\n" + MAIN, *FULL),
+    "two fences": (AUX, "```python\nimport math\n```\nand\n```python\n" + MAIN + "```", *FULL),
+    "a fence that was cut off": (AUX, "```python\n" + MAIN, *FULL),
+    "a fence of another language": (AUX, "```bash\nls\n```\n```py\n" + MAIN + "```", *FULL),
+    "words after the code": (AUX, MAIN + "\nThis function calls aux twice.", *FULL),
+    "words before the code": (AUX, "Sure! Here is the code:\n" + MAIN, *FULL),
+    "aux replaced by the other agent": (AUX, "def aux(x):\n    return 0\n" + MAIN, *FULL),
     "the function written by the wrong agent": (AUX + "\n" + ALONE, "x = 1", 0.4, 0.0, 0.0, 0.0),
-    "an endless loop": (
-        AUX,
-        "def squares(a, b):\n    while a == 3:\n        pass\n    return aux(a) + aux(b)",
-        1.0,
-        0.5,
-        0.25,
-        1.5,
-    ),
+    "an endless loop": (AUX, "def squares(a, b):\n    while a == 3:\n        pass\n    return aux(a) + aux(b)", 1.0, 0.5, 0.25,
+     1.5),
     "an early exit": (AUX, "import os\ndef squares(a, b):\n    os._exit(0)\n    return 5", 1.0, 0.5, 0.0, 0.0),
-    "a call that is never reached": (
-        AUX,
-        "def squares(a, b):\n    if 0:\n        return aux(a) + 1\n    return a * a + b * b\n    return aux(b)",
-        1.0,
-        0.5,
-        1.0,
-        0.0,
-    ),
-    "an aux of its own inside": (
-        AUX,
-        "def squares(a, b):\n    def aux(x):\n        return x * x\n    return aux(a) + aux(b)",
-        1.0,
-        0.5,
-        1.0,
-        0.0,
-    ),
-    "an aux of its own beside": (
-        "def aux(x):\n    return 'useless'",
-        "if True:\n    def aux(x):\n        return x * x\n" + MAIN,
-        1.0,
-        0.5,
-        1.0,
-        0.0,
-    ),
+    "a call that is never reached": (AUX,
+     "def squares(a, b):\n    if 0:\n        return aux(a) + 1\n    return a * a + b * b\n    return aux(b)", *NO_BONUS),
+    "an aux of its own inside": (AUX, "def squares(a, b):\n    def aux(x):\n        return x * x\n    return aux(a) + aux(b)",
+     *NO_BONUS),
+    "an aux of its own beside": ("def aux(x):\n    return 'useless'",
+     "if True:\n    def aux(x):\n        return x * x\n" + MAIN, *NO_BONUS),
     "an aux that is assigned": ("def aux(x):\n    return 0", "aux = lambda x: x * x\n" + MAIN, 1.0, 0.5, 0.25, 1.5),
-    "deep sums and long numbers beside": (
-        AUX,
-        "y = 0x" + "f" * 4000 + "\nz = " + "1+" * 550 + "1\n" + AUX + MAIN,
-        1.0,
-        0.5,
-        1.0,
-        1.5,
-    ),
-    "a constant before the function": (
-        AUX,
-        "Of course.\n\nTWO = 2\n\ndef squares(a, b):\n    return aux(a) + aux(b) + TWO - 2",
-        1.0,
-        0.5,
-        1.0,
-        1.5,
-    ),
-    "words that look like code": (
-        AUX,
-        "from the problem we see it.\n" + MAIN + "Time complexity: T(n) = O(1).",
-        1.0,
-        0.5,
-        1.0,
-        1.5,
-    ),
-    "a second fence with output": (
-        AUX,
-        f"```python\n{MAIN}```\nprints\n```\n5\n```\nas in\n```\n>>> squares(1, 2)\n5\n```",
-        1.0,
-        0.5,
-        1.0,
-        1.5,
-    ),
-    "a fence that closes on the last line": (AUX, f"```python\n{MAIN.rstrip()}```", 1.0, 0.5, 1.0, 1.5),
-    "a fence in a list": (
-        AUX,
-        "1. So:\n\n   ```python\n   def squares(a, b):\n       return aux(a) + aux(b)\n   ```",
-        1.0,
-        0.5,
-        1.0,
-        1.5,
-    ),
-    "other line ends": (AUX, f"```python\n{MAIN}```".replace("\n", "\r\n"), 1.0, 0.5, 1.0, 1.5),
-    "a wrong test of its own": (AUX, f"```python\n{MAIN}assert squares(1, 1) == 7\nprint(squares(2))\n```", 1.0, 0.5, 1.0, 1.5),
-    "annotations from the future": (AUX, "from __future__ import annotations\n" + MAIN, 1.0, 0.5, 1.0, 1.5),
-    "a lambda": (AUX, "squares = lambda a, b: a * a + b * b", 1.0, 0.5, 1.0, 0.0),
-    "equal to everything": (
-        "class E:\n    def __eq__(self, o): return True\ndef aux():\n    return E()",
-        "def squares(a, b):\n    return aux()",
-        1.0,
-        0.5,
-        0.0,
-        0.0,
-    ),
-}
+    "deep sums and long numbers beside": (AUX, "y = 0x" + "f" * 4000 + "\nz = " + "1+" * 550 + "1\n" + AUX + MAIN, *FULL),
+    "a constant before the function": (AUX, "Of course.\n\nTWO = 2\n\ndef squares(a, b):\n    return aux(a) + aux(b) + TWO - 2",
+     *FULL),
+    "words that look like code": (AUX, "from the problem we see it.\n" + MAIN + "Time complexity: T(n) = O(1).", *FULL),
+    "a second fence with output": (AUX, f"```python\n{MAIN}```\nprints\n```\n5\n```\nas in\n```\n>>> squares(1, 2)\n5\n```",
+     *FULL),
+    "a fence that closes on the last line": (AUX, f"```python\n{MAIN.rstrip()}```", *FULL),
+    "a fence in a list": (AUX, "1. So:\n\n   ```python\n   def squares(a, b):\n       return aux(a) + aux(b)\n   ```", *FULL),
+    "other line ends": (AUX, f"```python\n{MAIN}```".replace("\n", "\r\n"), *FULL),
+    "a wrong test of its own": (AUX, f"```python\n{MAIN}assert squares(1, 1) == 7\nprint(squares(2))\n```", *FULL),
+    "annotations from the future": (AUX, "from __future__ import annotations\n" + MAIN, *FULL),
+    "a lambda": (AUX, "squares = lambda a, b: a * a + b * b", *NO_BONUS),
+    "equal to everything": ("class E:\n    def __eq__(self, o): return True\ndef aux():\n    return E()",
+     "def squares(a, b):\n    return aux()", 1.0, 0.5, 0.0, 0.0),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -179,13 +99,21 @@ def play_turn(env, *texts, item=ITEM):
     return answer, answer.after[0].score
 
 
+@pytest.fixture(scope="module")
+def played(env):
+    """The answer to the joint actions of all cases."""
+    states, _ = env.reset([ITEM] * len(CASES), np.random.default_rng(0))
+    texts = [[case[agent] for case in CASES.values()] for agent in range(2)]
+    return env.step(states, texts, np.random.default_rng(0))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_rewards_equal_those_computed_by_hand(env, name):
-    aux, main, *expected = CASES[name]
-    answer, score = play_turn(env, aux, main)
+def test_rewards_equal_those_computed_by_hand(env, played, name):
+    i, expected = list(CASES).index(name), CASES[name][2:]
+    score = played.after[i].score
     assert list(score.parts.values()) == pytest.approx(expected), score
-    assert answer.result.total == pytest.approx(sum(expected)) and answer.result.rewards.shape == (1, 2)
-    assert {k: v[0] for k, v in answer.result.parts.items()}["level_3"] == pytest.approx(expected[2])
+    assert played.result.total[i] == pytest.approx(sum(expected)) and played.result.rewards.shape == (len(CASES), 2)
+    assert played.result.parts["level_3"][i] == pytest.approx(expected[2])
     assert env.reward_range[0] <= sum(expected) <= env.reward_range[1] == 4.0
 
 
@@ -233,13 +161,6 @@ def test_weak_tests_do_not_count_as_passed(env):
     assert score.parts["level_3"] == pytest.approx(0.5) and not score.solved and answer.result.measures["solved"] == [0.0]
 
 
-def test_a_batch_gives_the_rewards_of_its_joint_actions(env):
-    texts = [list(column) for column in zip(*[case[:2] for case in CASES.values()], strict=True)]
-    states, _ = env.reset([ITEM] * len(CASES), np.random.default_rng(0))
-    total = env.step(states, texts, np.random.default_rng(0)).result.total
-    assert total == pytest.approx([sum(case[2:]) for case in CASES.values()])
-
-
 @pytest.mark.parametrize("field", ["prompt", "entry_point", "test"])
 def test_malformed_items_are_refused_by_reset(env, field):
     for value in (None, "", 3):
@@ -249,16 +170,13 @@ def test_malformed_items_are_refused_by_reset(env, field):
         env.reset([ITEM | {"test": "assert ("}], np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(num_agents=0), "num_agents=0"),
-        (dict(feedback="loud"), "plain, passed, level_passed"),
-        (dict(feedback="expert_edits"), "needs an expert"),
-        (dict(expert=str), "expert has no effect"),
-        (dict(feedback="plain", shown_tests=2), "shown_tests=2"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    (dict(num_agents=0), "num_agents=0"),
+    (dict(feedback="loud"), "plain, passed, level_passed"),
+    (dict(feedback="expert_edits"), "needs an expert"),
+    (dict(expert=str), "expert has no effect"),
+    (dict(feedback="plain", shown_tests=2), "shown_tests=2"),
+])  # fmt: skip
 def test_contradictory_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         CodeGeneration(**options)

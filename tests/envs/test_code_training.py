@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import jax
@@ -30,6 +29,8 @@ from jmarl.rl.returns import pass_at_k
 from jmarl.runs.train import train
 from jmarl.sandbox import Sandbox, launch
 from jmarl.team import Team, make_team
+from tests.house import HOUSE
+from tests.running import rows
 
 ITEMS = code_problems.generate_problems(4, difficulty=(1, 1))
 AUX = "def aux(x):\n    return x * x\n"
@@ -131,21 +132,28 @@ def test_three_agents_of_a_pipeline_read_the_helpers_before_them():
 # Runs
 
 
+class Noisy(CodeGeneration):
+    """Turns any text into a program that passes some tests, so that a random model has rewards to learn from."""
+
+    def code_of(self, completion):
+        functions = [f"def {item['entry_point']}(x):\n    return aux(x) % 7" for item in ITEMS]
+        return "\n".join([f"def aux(x):\n    return {len(completion)}", *functions])
+
+
+SETTINGS = HOUSE | dict(max_new_tokens=8, sample_parts=2, eval_generations=2)
+
+
 @pytest.fixture(scope="module")
-def trained(agents, tmp_path_factory):
-    out = tmp_path_factory.mktemp("run")
-    cfg = TrainConfig.of(
-        num_updates=2, num_prompts=2, num_generations=2, max_new_tokens=8, save_every=1, output_dir=str(out), eval_generations=2
-    )
-    with Sandbox() as box:
-        train(Team.of(agents), CodeGeneration(2, sandbox=box), ITEMS, cfg, eval_items=ITEMS[:2])
-        return out, cfg, box.level
+def trained(agents, box, tmp_path_factory):
+    """A run with rewards of real executions, for half of the prompts of a step at a time, which overlap with sampling."""
+    cfg = TrainConfig.of(**SETTINGS, save_every=1, output_dir=str(tmp_path_factory.mktemp("run")))
+    return train(Team.of(agents), Noisy(2, sandbox=box), ITEMS, cfg, eval_items=ITEMS[:2]), cfg
 
 
 @pytest.mark.long
 def test_metrics_of_levels_and_pass_at_k_are_logged(trained):
-    rows = [json.loads(line) for line in (trained[0] / "metrics.jsonl").read_text().splitlines()]
-    steps, evaluations = [row for row in rows if "reward/mean" in row], [row for row in rows if "eval/reward" in row]
+    written = rows(trained[1].run.output_dir)
+    steps, evaluations = ([row for row in written if name in row] for name in ("reward/mean", "eval/reward"))
     parts = [f"reward/{name}" for name in ("level_1", "level_2", "level_3", "bonus")]
     names = [*parts, "measures/solved", "measures/limited"]
     assert len(steps) == 2 and all(name in row for row in steps for name in names)
@@ -155,39 +163,21 @@ def test_metrics_of_levels_and_pass_at_k_are_logged(trained):
 
 
 @pytest.mark.long
-def test_the_sandbox_level_is_in_the_metadata_and_must_not_change(trained, agents, monkeypatch):
-    out, cfg, level = trained
+def test_the_sandbox_level_is_in_the_metadata_and_must_not_change(trained, agents, box):
+    out = Path(trained[1].run.output_dir)
     with Checkpointer(out / "checkpoints", read_only=True) as saved:
-        assert saved.read_meta(None)[0]["environment"] == {"sandbox": level}
-    events = b"".join(path.read_bytes() for path in Path(out).rglob("*tfevents*"))
+        assert saved.read_meta(None)[0]["environment"] == {"sandbox": box.level}
+    events = b"".join(path.read_bytes() for path in out.rglob("*tfevents*"))
     assert b"sandbox" in events
-    with Sandbox("unsafe-process") as box, pytest.raises(ValueError, match=rf"environment: .*{level}.* -> .*S1"):
-        resumed = cfg.replace(resume=True, num_updates=3)
-        train(Team.of(agents), CodeGeneration(2, sandbox=box), ITEMS, resumed)
+    with Sandbox("unsafe-process") as other, pytest.raises(ValueError, match=rf"environment: .*{box.level}.* -> .*S1"):
+        train(Team.of(agents), Noisy(2, sandbox=other), ITEMS, trained[1].replace(resume=True, num_updates=3))
 
 
 @pytest.mark.long
-def test_overlapping_rewards_with_sampling_gives_bit_equal_parameters(agents):
-    """Rewards of real executions, for half of the prompts of a step at a time."""
-    states = []
-    for overlap in (True, False):
-        cfg = TrainConfig.of(
-            num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=8, learning_rate=1e-2, sample_parts=2,
-            overlap_rewards=overlap,
-        )  # fmt: skip
-        with Sandbox() as box:
-            env = Noisy(2, sandbox=box)
-            states.append(train(Team.of(agents), env, ITEMS, cfg).state)
-    for x, y in zip(*map(jax.tree.leaves, states), strict=True):
+def test_overlapping_rewards_with_sampling_gives_bit_equal_parameters(trained, agents, box):
+    alone = train(Team.of(agents), Noisy(2, sandbox=box), ITEMS, TrainConfig.of(**SETTINGS, overlap_rewards=False))
+    for x, y in zip(*map(jax.tree.leaves, (trained[0].state, alone.state)), strict=True):
         np.testing.assert_array_equal(x, y)
-
-
-class Noisy(CodeGeneration):
-    """Turns any text into a program that passes some tests, so that a random model has rewards to learn from."""
-
-    def code_of(self, completion):
-        functions = [f"def {item['entry_point']}(x):\n    return aux(x) % 7" for item in ITEMS]
-        return "\n".join([f"def aux(x):\n    return {len(completion)}", *functions])
 
 
 def test_training_without_sandbox_level_s2_is_refused_with_reason_and_remedy(monkeypatch, tmp_path):
@@ -208,12 +198,12 @@ def test_the_table_of_baselines_has_a_row_per_method(tiny_dir, monkeypatch, caps
     flags = ["--model", model, "--team", str(tmp_path), "--held-out", "2", "--eval-generations", "2", "--max-new-tokens", "4"]
     monkeypatch.setattr("sys.argv", ["code_baselines", *flags, "--no-chat"])
     code_baselines.main()
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert [row[0].strip("| ") for row in rows[2:]] == [
+    table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [row[0].strip("| ") for row in table[2:]] == [
         "single agent", "naive concatenation", "sequential pipeline", "one-round discussion", "trained team",
     ]  # fmt: skip
-    assert rows[0][3:5] == ["pass@1", "pass@2"] and all(row[3] == "0.000 ± 0.000" for row in rows[2:])
-    tokens = [float(row[5].strip("| ")) for row in rows[2:]]
+    assert table[0][3:5] == ["pass@1", "pass@2"] and all(row[3] == "0.000 ± 0.000" for row in table[2:])
+    tokens = [float(row[5].strip("| ")) for row in table[2:]]
     assert tokens[0] <= 8 and tokens[1] <= 8 and tokens[3] > tokens[1]
 
 

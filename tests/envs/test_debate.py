@@ -129,16 +129,13 @@ def test_a_file_may_have_motions_only(tmp_path):
     assert play(Debate(data=file), task, [PRO, CON])[-1].done
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ({}, "has no motion"),
-        ({"motion": " "}, "has no motion"),
-        ({"motion": "A", "background": 3}, "background=3 of the motion"),
-        ({"motion": "A", "pro_points": "one"}, "pro_points='one' of the motion 'A': give a list"),
-        ({"motion": "A", "con_points": [""]}, "con_points"),
-    ],
-)
+@pytest.mark.parametrize(("task", "message"), [
+    ({}, "has no motion"),
+    ({"motion": " "}, "has no motion"),
+    ({"motion": "A", "background": 3}, "background=3 of the motion"),
+    ({"motion": "A", "pro_points": "one"}, "pro_points='one' of the motion 'A': give a list"),
+    ({"motion": "A", "con_points": [""]}, "con_points"),
+])  # fmt: skip
 def test_malformed_tasks_are_refused(task, message):
     for env in (Debate(), DebateScripted()):
         with pytest.raises(ValueError, match=message):

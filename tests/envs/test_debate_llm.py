@@ -96,25 +96,22 @@ def prefers(side):
 # --- parsing and prompts -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "scores"),
-    [
-        ("A=7 B=4", (7, 4)),
-        (" A = 7, B = 4.5. ", (7, 4.5)),
-        ("Both were fine.\nA=10; B=0\n", (10, 0)),
-        ("A=7 B=4\nA=7 B=4", None),
-        ("I say A=7 B=4", None),
-        ("A=11 B=4", None),
-        ("A=-1 B=4", None),
-        ("A=nan B=inf", None),
-        ("A=7", None),
-        ("B=7 A=4", None),
-        ("A=<number> B=<number>", None),
-        ("A=" + "9" * 100_000 + " B=1", None),
-        ("", None),
-        ("\x00\ud800", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "scores"), [
+    ("A=7 B=4", (7, 4)),
+    (" A = 7, B = 4.5. ", (7, 4.5)),
+    ("Both were fine.\nA=10; B=0\n", (10, 0)),
+    ("A=7 B=4\nA=7 B=4", None),
+    ("I say A=7 B=4", None),
+    ("A=11 B=4", None),
+    ("A=-1 B=4", None),
+    ("A=nan B=inf", None),
+    ("A=7", None),
+    ("B=7 A=4", None),
+    ("A=<number> B=<number>", None),
+    ("A=" + "9" * 100_000 + " B=1", None),
+    ("", None),
+    ("\x00\ud800", None),
+])  # fmt: skip
 def test_scores_are_parsed_strictly(text, scores):
     assert parse_scores(text) == (scores and tuple(score / 10 for score in scores))
 
@@ -209,21 +206,18 @@ def hang(body):
     return ["A=1 B=1"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "message", "num_requests"),
-    [
-        (lambda body: 500, "refused with 500", 3),
-        (lambda body: 401, "refused with 401", 1),
-        (lambda body: None, "tried 3 times", 3),
-        (lambda body: b"rubbish", "tried 3 times", 3),
-        (lambda body: b"[" * 100_000, "tried 3 times", 3),
-        (lambda body: b'{"choices": [{"text": "A=1 B=2"}]}', "without choices", 1),
-        (lambda body: b'{"choices": ["A=1 B=2"]}', "without choices", 1),
-        (lambda body: b"3", "without choices", 1),
-        (lambda body: ["A=1 B=2"], "asked for 3 completions and gave 1", 1),
-        (hang, "tried 3 times", 3),
-    ],
-)
+@pytest.mark.parametrize(("answer", "message", "num_requests"), [
+    (lambda body: 500, "refused with 500", 3),
+    (lambda body: 401, "refused with 401", 1),
+    (lambda body: None, "tried 3 times", 3),
+    (lambda body: b"rubbish", "tried 3 times", 3),
+    (lambda body: b"[" * 100_000, "tried 3 times", 3),
+    (lambda body: b'{"choices": [{"text": "A=1 B=2"}]}', "without choices", 1),
+    (lambda body: b'{"choices": ["A=1 B=2"]}', "without choices", 1),
+    (lambda body: b"3", "without choices", 1),
+    (lambda body: ["A=1 B=2"], "asked for 3 completions and gave 1", 1),
+    (hang, "tried 3 times", 3),
+])  # fmt: skip
 def test_a_service_that_fails_masks_the_joint_action(server, answer, message, num_requests):
     """After as many requests as tries, for each order; the run continues."""
     server.answer = answer
@@ -303,7 +297,8 @@ def judge_model(judge_agent):
 
 @pytest.fixture(scope="module")
 def random_model(speaker):
-    return AgentModel(speaker, max_new_tokens=8)
+    """It runs the programs of the other one."""
+    return AgentModel(speaker, max_new_tokens=12, temperature=0.2)
 
 
 @pytest.mark.long
@@ -320,7 +315,8 @@ def test_an_untrained_agent_as_a_judge_masks_the_joint_action(random_model):
     """Equal seeds give equal texts."""
     answer = play(LLMJudge(random_model))
     assert answer.result.num_raised == 1 and "0 of 6 samples of the judge could be read" in answer.result.faults[0]
-    texts = [random_model(["one", "two"], 3, seed) for seed in (5, 5, 6)]
+    prompts = [judge_prompt(DEBATE, order) for order in (("pro", "con"), ("con", "pro"))]
+    texts = [random_model(prompts, 3, seed) for seed in (5, 5, 6)]
     assert texts[0] == texts[1] != texts[2] and [len(samples) for samples in texts[0]] == [3, 3]
 
 

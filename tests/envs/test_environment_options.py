@@ -47,18 +47,15 @@ def test_timeouts_are_limits_of_programs():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("math", dict(timeout=3), "unexpected keyword argument 'timeout'; its options are generator"),
-        ("math", dict(dificulty_range=[1, 2]), "did you mean 'difficulty_range'"),
-        ("math", dict(reward_scal=2), "did you mean 'reward_scale'"),
-        ("math", dict(reward_scale="x"), "reward_scale='x' is not allowed: give a number"),
-        ("math", dict(reward_clip=[1, 0]), "min_val <= max_val"),
-        ("math", dict(problems=[]), "problems is a list of dicts"),
-        ("math", dict(problems="none.json"), "none.json does not exist in the working directory .*; give a file "),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "message"), [
+    ("math", dict(timeout=3), "unexpected keyword argument 'timeout'; its options are generator"),
+    ("math", dict(dificulty_range=[1, 2]), "did you mean 'difficulty_range'"),
+    ("math", dict(reward_scal=2), "did you mean 'reward_scale'"),
+    ("math", dict(reward_scale="x"), "reward_scale='x' is not allowed: give a number"),
+    ("math", dict(reward_clip=[1, 0]), "min_val <= max_val"),
+    ("math", dict(problems=[]), "problems is a list of dicts"),
+    ("math", dict(problems="none.json"), "none.json does not exist in the working directory .*; give a file "),
+])  # fmt: skip
 def test_options_without_use_are_refused(name, options, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         make(name, **options)

@@ -13,11 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jmarl.envs.tools.function_calling import FunctionCalling, signature
-from jmarl.envs.tools.function_calls import (
-    ATTAINABLE,
-    CLAMP,
-    WEIGHTS,
-)
+from jmarl.envs.tools.function_calls import ATTAINABLE, CLAMP, WEIGHTS
 from jmarl.envs.tools.function_requests import FUNCTIONS, draw, schema
 
 RNG = np.random.default_rng(0)
@@ -115,36 +111,33 @@ def test_rewards_stay_in_the_range_and_ignore_the_order_of_agents(data):
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "f(a=1)\n" * 1_000_000,
-        "[" * 100_000,
-        "f(a=" + "[" * 3900 + "]" * 3900 + ")",
-        "f(a=" + "-" * 7900 + "1)",
-        "f" + ".f" * 3900 + "(a=1)",
-        "f" + "()" * 3900,
-        '{"name": "f", "arguments": {"a": ' + "[" * 3900 + "]" * 3900 + "}}",
-        '{"a":' * 1500 + "1" + "}" * 1500,
-        '{"name": "f", "arguments": {"a": ' + "9" * 7000 + "}}",
-        '{"name": "f", "arguments": {"a": NaN, "b": Infinity, "c": 1e999}}',
-        "f(a=" + "9" * 7000 + ")",
-        "f(a='" + "\\" * 7000 + "')",
-        'f(a=1e999, b="\ud800\x00")',
-        "f(a='\x00')",
-        ("f(a=1)" + ")" * 3 + "\n") * 1000,
-        "(" * 4000 + ")" * 4000,
-        "1. " * 2600,
-        "f(a=lambda: 1)\n" * 500,
-        " \t" * 4000,
-        "Agent" + " " * 7900,
-        "```" * 2600,
-        "```\n(\n" * 1100,
-        "`* \t" * 2000,
-        ")\n" * 4000,
-        '{"name": "f", "arguments": "' + "[" * 7900 + '"}',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "f(a=1)\n" * 1_000_000,
+    "[" * 100_000,
+    "f(a=" + "[" * 3900 + "]" * 3900 + ")",
+    "f(a=" + "-" * 7900 + "1)",
+    "f" + ".f" * 3900 + "(a=1)",
+    "f" + "()" * 3900,
+    '{"name": "f", "arguments": {"a": ' + "[" * 3900 + "]" * 3900 + "}}",
+    '{"a":' * 1500 + "1" + "}" * 1500,
+    '{"name": "f", "arguments": {"a": ' + "9" * 7000 + "}}",
+    '{"name": "f", "arguments": {"a": NaN, "b": Infinity, "c": 1e999}}',
+    "f(a=" + "9" * 7000 + ")",
+    "f(a='" + "\\" * 7000 + "')",
+    'f(a=1e999, b="\ud800\x00")',
+    "f(a='\x00')",
+    ("f(a=1)" + ")" * 3 + "\n") * 1000,
+    "(" * 4000 + ")" * 4000,
+    "1. " * 2600,
+    "f(a=lambda: 1)\n" * 500,
+    " \t" * 4000,
+    "Agent" + " " * 7900,
+    "```" * 2600,
+    "```\n(\n" * 1100,
+    "`* \t" * 2000,
+    ")\n" * 4000,
+    '{"name": "f", "arguments": "' + "[" * 7900 + '"}',
+])  # fmt: skip
 def test_hostile_texts_are_scored_quickly(text):
     start = time.perf_counter()
     step = play(TASK, text, text)
@@ -230,21 +223,18 @@ def test_render_shows_expected_and_actual_calls():
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"user_prompt": " "}, "no text in user_prompt"),
-        ({"user_prompt": None}, "no text in user_prompt"),
-        ({"function": None}, "no list of functions"),
-        ({"function": [{}]}, "no list of functions"),
-        ({"ground_truth": []}, "no calls in ground_truth"),
-        ({"ground_truth": [{"f": {}, "g": {}}]}, "no calls in ground_truth"),
-        ({"ground_truth": [{"nobody": {}}]}, "not of one of its functions"),
-        ({"ground_truth": [{"f": {"a": 1}}]}, "at least one value for each argument of 'f'"),
-        ({"ground_truth": [{"f": {"a": []}}]}, "at least one value for each argument of 'f'"),
-        ({"ground_truth": [{"f": 1}]}, "its arguments are no dict"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"user_prompt": " "}, "no text in user_prompt"),
+    ({"user_prompt": None}, "no text in user_prompt"),
+    ({"function": None}, "no list of functions"),
+    ({"function": [{}]}, "no list of functions"),
+    ({"ground_truth": []}, "no calls in ground_truth"),
+    ({"ground_truth": [{"f": {}, "g": {}}]}, "no calls in ground_truth"),
+    ({"ground_truth": [{"nobody": {}}]}, "not of one of its functions"),
+    ({"ground_truth": [{"f": {"a": 1}}]}, "at least one value for each argument of 'f'"),
+    ({"ground_truth": [{"f": {"a": []}}]}, "at least one value for each argument of 'f'"),
+    ({"ground_truth": [{"f": 1}]}, "its arguments are no dict"),
+])  # fmt: skip
 def test_malformed_tasks_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         FunctionCalling().reset(TASK | change, RNG)

@@ -81,45 +81,39 @@ def test_only_the_first_32_calls_are_read():
     assert [call.arguments["a"] for call in read_calls("\n".join(f"f(a={i})" for i in range(99)), ORDER)] == list(range(32))
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (3, 3.0, True),
-        (True, 1, False),
-        (False, 0, False),
-        (None, False, False),
-        ("3", 3, False),
-        ("New  york ", "new York", True),
-        ("Straße", "STRASSE", True),
-        ([1, "A"], [1.0, "a"], True),
-        ([1, 2], [2, 1], False),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
-        ({}, [], False),
-        (math.nan, math.nan, True),
-        (math.inf, -math.inf, False),
-        (2**100, 2.0**100, True),
-    ],
-)
+@pytest.mark.parametrize(("one", "other", "same"), [
+    (3, 3.0, True),
+    (True, 1, False),
+    (False, 0, False),
+    (None, False, False),
+    ("3", 3, False),
+    ("New  york ", "new York", True),
+    ("Straße", "STRASSE", True),
+    ([1, "A"], [1.0, "a"], True),
+    ([1, 2], [2, 1], False),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+    ({}, [], False),
+    (math.nan, math.nan, True),
+    (math.inf, -math.inf, False),
+    (2**100, 2.0**100, True),
+])  # fmt: skip
 def test_values_are_equal_if_their_canonical_forms_are(one, other, same):
     assert (canonical(one) == canonical(other)) is same
 
 
-@pytest.mark.parametrize(
-    ("arguments", "allowed", "share"),
-    [
-        ({"a": 1}, {"a": [1]}, 1),
-        ({"a": 2}, {"a": [1]}, 0),
-        ({"a": 2}, {"a": [1, 2]}, 1),
-        ({"a": 1, "z": 1}, {"a": [1]}, 1 / 2),
-        ({"a": 1}, {"a": [1], "b": [1]}, 1 / 2),
-        ({"a": 1}, {"a": [1], "b": [5, ""]}, 1),
-        ({"a": 1, "b": 5}, {"a": [1], "b": [5, ""]}, 1),
-        ({"a": 1, "b": 6}, {"a": [1], "b": [5, ""]}, 1 / 2),
-        ({}, {}, 1),
-        ({"z": 1}, {}, 0),
-        ({}, {"a": [1], "b": [2]}, 0),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "allowed", "share"), [
+    ({"a": 1}, {"a": [1]}, 1),
+    ({"a": 2}, {"a": [1]}, 0),
+    ({"a": 2}, {"a": [1, 2]}, 1),
+    ({"a": 1, "z": 1}, {"a": [1]}, 1 / 2),
+    ({"a": 1}, {"a": [1], "b": [1]}, 1 / 2),
+    ({"a": 1}, {"a": [1], "b": [5, ""]}, 1),
+    ({"a": 1, "b": 5}, {"a": [1], "b": [5, ""]}, 1),
+    ({"a": 1, "b": 6}, {"a": [1], "b": [5, ""]}, 1 / 2),
+    ({}, {}, 1),
+    ({"z": 1}, {}, 0),
+    ({}, {"a": [1], "b": [2]}, 0),
+])  # fmt: skip
 def test_similarity_is_the_share_of_matching_arguments(arguments, allowed, share):
     assert similarity(FunctionCall("f", arguments), ExpectedCall("f", allowed)) == pytest.approx(share)
     assert similarity(FunctionCall("g", arguments), ExpectedCall("f", allowed)) == 0

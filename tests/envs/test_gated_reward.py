@@ -63,17 +63,21 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.parametrize("name, first, second, value", PUBLISHED)
-def test_published_lists_give_the_published_values(name, first, second, value, data_dir):
+@pytest.fixture
+def published(data_dir):
+    """The published word lists."""
     path = data_dir / "writing_words" / "words.json"
     if not path.is_file():
         pytest.skip(f"no published word lists at {path}")
-    lists = json.loads(path.read_text())
-    assert len(lists["transition_words"]) == 12
-    env = make(name, stop_words=lists["stopwords"], transitions=lists["transition_words"])
-    assert play(env, first, second).reward == pytest.approx(value, abs=1e-5)
-    substring = make(name, stop_words=lists["stopwords"], transitions=lists["transition_words"], substring=True)
-    assert play(substring, first, second).reward == pytest.approx(value, abs=1e-5)
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name, first, second, value", PUBLISHED)
+def test_published_lists_give_the_published_values(name, first, second, value, published):
+    assert len(published["transition_words"]) == 12
+    for options in ({}, {"substring": True}):
+        env = make(name, stop_words=published["stopwords"], transitions=published["transition_words"], **options)
+        assert play(env, first, second).reward == pytest.approx(value, abs=1e-5)
 
 
 def test_default_lists_give_the_published_values_except_for_however():
@@ -82,11 +86,8 @@ def test_default_lists_give_the_published_values_except_for_however():
     assert rewards == pytest.approx([2.6, 0.5 + 1 + 0.5 + 0.4 * 0.4, 1.8989648, 0.5, 2.49423], abs=1e-5)
 
 
-def test_published_lists_match_inside_words_only_with_substring(data_dir):
-    path = data_dir / "writing_words" / "words.json"
-    if not path.is_file():
-        pytest.skip(f"no published word lists at {path}")
-    lists = WordLists.create((), json.loads(path.read_text())["transition_words"])
+def test_published_lists_match_inside_words_only_with_substring(published):
+    lists = WordLists.create((), published["transition_words"])
     assert categories_in("Some gifts.", lists) == []
     assert categories_in("Some gifts.", lists, substring=True) == ["cause_effect", "condition"]  # s-o-me, g-if-ts
 
@@ -174,20 +175,17 @@ def test_transition_words_count_in_the_second_text_of_tldr_and_in_both_of_arxiv(
     assert [play(Arxiv(), *texts).info["categories"] for texts in ((first, second), (second, first))] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    "text, categories",
-    [
-        ("However, it rained", ["contrast"]),
-        ("it rained HOWEVER", ["contrast"]),
-        ("whatsoever howevers however2 _however", []),
-        ("in\n  addition", ["addition"]),
-        ("in, addition", []),
-        ("so-and-so butter thusly", []),
-        ("but", ["contrast"]),
-        ("first (but) then-if", ["contrast", "order", "condition"]),
-        ("", []),
-    ],
-)
+@pytest.mark.parametrize("text, categories", [
+    ("However, it rained", ["contrast"]),
+    ("it rained HOWEVER", ["contrast"]),
+    ("whatsoever howevers however2 _however", []),
+    ("in\n  addition", ["addition"]),
+    ("in, addition", []),
+    ("so-and-so butter thusly", []),
+    ("but", ["contrast"]),
+    ("first (but) then-if", ["contrast", "order", "condition"]),
+    ("", []),
+])  # fmt: skip
 def test_transitions_are_whole_words(text, categories):
     assert categories_in(text, WordLists.create((), TRANSITIONS)) == categories
 

@@ -15,8 +15,9 @@ from jmarl.envs.data import split_of
 from jmarl.envs.math.answers import check_completion
 from jmarl.envs.math.problems import TOPICS, MathProblemGenerator
 from jmarl.envs.math.word_problems import NAMES, STORIES
+from tests.matrix import product
 
-NUM_TASKS = 1500
+NUM_TASKS = 1000
 OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -74,7 +75,7 @@ def test_every_difficulty_has_a_thousand_distinct_tasks_and_splits_are_disjoint(
     ids = {key: {task["id"] for task in tasks} for key, tasks in generated.items()}
     questions = {key: {task["question"] for task in tasks} for key, tasks in generated.items()}
     for level in (1, 2, 3):
-        assert min(len(ids[level, "train"]), len(ids[level, "eval"]), len(questions[level, "train"])) == NUM_TASKS >= 1000
+        assert min(len(ids[level, "train"]), len(ids[level, "eval"]), len(questions[level, "train"])) == NUM_TASKS
         assert {task["difficulty"] for task in generated[level, "train"]} == {level}
     by_split = {
         split: set().union(*(texts for (_, s), texts in questions.items() if s == split)) for split in ("train", "eval")
@@ -89,9 +90,9 @@ def test_no_question_is_in_both_splits_whatever_its_difficulty():
     by_split = {"train": {}, "eval": {}}
     for level in (1, 2, 3):
         for split, questions in by_split.items():
-            tasks = MathProblemGenerator((level, level), ["algebra", "arithmetic"]).tasks(split, 5000, seed=7)
+            tasks = MathProblemGenerator((level, level), ["algebra", "arithmetic"]).tasks(split, 2500, seed=7)
             questions.update({task["question"]: task for task in tasks})
-    assert min(map(len, by_split.values())) > 10_000 and not by_split["train"].keys() & by_split["eval"].keys()
+    assert min(map(len, by_split.values())) > 5_000 and not by_split["train"].keys() & by_split["eval"].keys()
 
 
 def test_expressions_of_level_three_have_fractions_or_many_operations(by_template):
@@ -99,8 +100,7 @@ def test_expressions_of_level_three_have_fractions_or_many_operations(by_templat
     assert all("/" in text or len(re.findall(r" [-+×÷] ", text)) >= 4 for text in questions)
 
 
-@pytest.mark.parametrize("topic", TOPICS)
-@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("topic, level", product(list(TOPICS), [1, 2, 3]))
 def test_every_topic_alone_has_a_thousand_tasks(topic, level):
     generator = MathProblemGenerator((level, level), [topic])
     assert len(generator.tasks("train", 1000)) == 1000 and {task["topic"] for task in generator.tasks("eval", 50)} == {topic}
@@ -126,15 +126,12 @@ def test_names_and_the_order_of_a_sum_make_no_new_problem(generated):
         assert len(pairs) == len(set(pairs))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(difficulty_range=(0, 3)), "between 1 and 3"),
-        (dict(difficulty_range=(3, 2)), "between 1 and 3"),
-        (dict(topics=["geometry"]), "choose arithmetic, algebra, word, multi_step"),
-        (dict(topics=[]), "choose arithmetic"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (dict(difficulty_range=(0, 3)), "between 1 and 3"),
+    (dict(difficulty_range=(3, 2)), "between 1 and 3"),
+    (dict(topics=["geometry"]), "choose arithmetic, algebra, word, multi_step"),
+    (dict(topics=[]), "choose arithmetic"),
+])  # fmt: skip
 def test_invalid_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         MathProblemGenerator(**options)
@@ -144,8 +141,9 @@ def test_invalid_options_are_refused(options, message):
 
 @pytest.mark.long
 def test_the_answer_of_a_task_is_correct_and_close_ones_are_wrong(generated):
+    """Of every third task."""
     for tasks in generated.values():
-        for task in tasks:
+        for task in tasks[::3]:
             form = dict(kind=task["kind"], unit=task["unit"], lowest_terms=task["lowest_terms"])
             assert check_completion(f"Answer: {task['answer']}", task["answer"], **form).status == "correct"
             assert check_completion(task["question"], task["answer"], **form).status != "correct" or task["kind"] == "number"

@@ -99,22 +99,19 @@ def test_shown_steps_are_true_equations_that_begin_with_a_number_of_the_question
 # ---- with a verifier
 
 
-@pytest.mark.parametrize(
-    ("messages", "solver_rewards", "verifier_rewards"),
-    [
-        (("Answer: 42", "fine. CORRECT"), [1.0, 0.0], [0.0, 1.0]),
-        (("Answer: 41", "CORRECT"), [0.0, 0.0], [0.0, 0.0]),
-        (("Answer: 41", "12 + 30 is not 41. WRONG", "Answer: 42"), [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
-        (("Answer: 42", "WRONG", "Answer: 42"), [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
-        (("Answer: 42", "WRONG", "hm"), [1.0, 0.0, -1.3], [0.0, 0.0, 0.0]),
-        (("hm", "WRONG", "Answer: 42"), [-0.3, 0.0, 1.3], [0.0, 1.0, 0.0]),
-        (("Answer: 41", "I cannot say", "Answer: 43"), [0.0, 0.0, 0.0], [0.0, -0.3, 0.0]),
-        (("Answer: 41", "CORRECT? No: INCORRECT", "Answer: 42"), [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
-        (("Answer: 41", "It is NOT CORRECT", "Answer: 42"), [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
-        (("Answer: 42", "not WRONG but CORRECT"), [1.0, 0.0], [0.0, 1.0]),
-        (("Answer: 42", "correct", "Answer: 42"), [1.0, 0.0, 0.0], [0.0, -0.3, 0.0]),
-    ],
-)
+@pytest.mark.parametrize(("messages", "solver_rewards", "verifier_rewards"), [
+    (("Answer: 42", "fine. CORRECT"), [1.0, 0.0], [0.0, 1.0]),
+    (("Answer: 41", "CORRECT"), [0.0, 0.0], [0.0, 0.0]),
+    (("Answer: 41", "12 + 30 is not 41. WRONG", "Answer: 42"), [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
+    (("Answer: 42", "WRONG", "Answer: 42"), [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
+    (("Answer: 42", "WRONG", "hm"), [1.0, 0.0, -1.3], [0.0, 0.0, 0.0]),
+    (("hm", "WRONG", "Answer: 42"), [-0.3, 0.0, 1.3], [0.0, 1.0, 0.0]),
+    (("Answer: 41", "I cannot say", "Answer: 43"), [0.0, 0.0, 0.0], [0.0, -0.3, 0.0]),
+    (("Answer: 41", "CORRECT? No: INCORRECT", "Answer: 42"), [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
+    (("Answer: 41", "It is NOT CORRECT", "Answer: 42"), [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
+    (("Answer: 42", "not WRONG but CORRECT"), [1.0, 0.0], [0.0, 1.0]),
+    (("Answer: 42", "correct", "Answer: 42"), [1.0, 0.0, 0.0], [0.0, -0.3, 0.0]),
+])  # fmt: skip
 def test_solver_and_verifier_have_rewards_of_their_own(messages, solver_rewards, verifier_rewards):
     steps = play(MathVerifier(), *messages)
     by_agent = np.array(rewards(steps)).T
@@ -232,34 +229,28 @@ def test_prompts_quote_messages_shortened_and_without_odd_characters(message):
     assert quote("") == "(nothing)" and quote("a" * 5000) == "a" * MAX_QUOTE
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ({}, "no text in question, answer"),
-        ({"question": "2 + 2?"}, "no text in answer"),
-        ({"question": " ", "answer": "4"}, "no text in question"),
-        ({"question": "2 + 2?", "answer": 4}, "no text in answer"),
-        ({"question": "2 + 2?", "answer": "four"}, "answer='four' cannot be read as a number"),
-        ({"question": "2 + 2?", "answer": "4", "kind": "word"}, "of kind 'word': choose number, set, interval, assignments"),
-    ],
-)
+@pytest.mark.parametrize(("task", "message"), [
+    ({}, "no text in question, answer"),
+    ({"question": "2 + 2?"}, "no text in answer"),
+    ({"question": " ", "answer": "4"}, "no text in question"),
+    ({"question": "2 + 2?", "answer": 4}, "no text in answer"),
+    ({"question": "2 + 2?", "answer": "four"}, "answer='four' cannot be read as a number"),
+    ({"question": "2 + 2?", "answer": "4", "kind": "word"}, "of kind 'word': choose number, set, interval, assignments"),
+])  # fmt: skip
 def test_malformed_tasks_are_refused(task, message):
     with pytest.raises(ValueError, match=message):
         MathReasoning().reset(task, RNG)
 
 
-@pytest.mark.parametrize(
-    ("cls", "options", "message"),
-    [
-        (MathReasoning, dict(max_turns=0), "max_turns=0"),
-        (MathReasoning, dict(data="math"), "unknown data set 'math': choose gsm8k, svamp"),
-        (MathReasoning, dict(data_path="x.jsonl"), "give data=, gsm8k or svamp"),
-        (MathReasoning, dict(generator=MathProblemGenerator(), data="gsm8k"), "give one of them"),
-        (MathReasoning, dict(difficulty_range=(1, 2), data="svamp"), "give one of them"),
-        (MathReasoning, dict(difficulty_range=(1, 4)), "between 1 and 3"),
-        (MathVerifier, dict(rounds=0), "rounds=0"),
-    ],
-)
+@pytest.mark.parametrize(("cls", "options", "message"), [
+    (MathReasoning, dict(max_turns=0), "max_turns=0"),
+    (MathReasoning, dict(data="math"), "unknown data set 'math': choose gsm8k, svamp"),
+    (MathReasoning, dict(data_path="x.jsonl"), "give data=, gsm8k or svamp"),
+    (MathReasoning, dict(generator=MathProblemGenerator(), data="gsm8k"), "give one of them"),
+    (MathReasoning, dict(difficulty_range=(1, 2), data="svamp"), "give one of them"),
+    (MathReasoning, dict(difficulty_range=(1, 4)), "between 1 and 3"),
+    (MathVerifier, dict(rounds=0), "rounds=0"),
+])  # fmt: skip
 def test_invalid_options_are_refused(cls, options, message):
     with pytest.raises(ValueError, match=message):
         cls(**options)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -13,19 +11,7 @@ from experiments.start import start
 from experiments.tiny import random_agents, tokenizer
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import agents_of
-
-
-@pytest.mark.long
-def test_a_team_trains_by_turns(tiny_dir, tmp_path):
-    """The solver does not act in the first one."""
-    cfg = MathConfig.of(
-        model=str(tiny_dir("llama", max_position_embeddings=1024)), environment="math_planner", num_updates=1, num_prompts=1,
-        num_generations=2, max_new_tokens=4, held_out=1, tasks=4, output_dir=str(tmp_path / "run"),
-    )  # fmt: skip
-    result = run(cfg)
-    assert np.isfinite(result.rewards).all() and result.after is not None
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert any("solved" in name for row in rows for name in row) and cfg.episodes.num_turns == TURNS["math_planner"]
+from tests.running import rows
 
 
 def test_settings_that_do_not_exist_are_refused():
@@ -37,6 +23,7 @@ def test_settings_that_do_not_exist_are_refused():
         with pytest.raises(ValueError, match=message):
             MathConfig.of(**options, output_dir="")
     assert MathConfig.of(environment="math", num_turns=3, output_dir="").episodes.num_turns == 3
+    assert MathConfig.of(environment="math_planner", output_dir="").episodes.num_turns == TURNS["math_planner"] == 2
 
 
 @pytest.mark.long
@@ -49,6 +36,7 @@ def test_a_tiny_team_imitates_and_is_trained(tmp_path, capsys):
     )  # fmt: skip
     result = run(cfg)
     assert len(result.rewards) == 2 and result.before and result.after
+    assert np.isfinite(result.rewards).all() and any("solved" in name for row in rows(tmp_path / "run") for name in row)
     assert "held-out untrained: reward" in capsys.readouterr().out
     resumed = run(cfg.replace(num_updates=3, resume=True))  # nothing is imitated again: all is in the checkpoint
     assert len(resumed.rewards) == 1 and "untrained" not in capsys.readouterr().out

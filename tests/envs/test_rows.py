@@ -117,15 +117,12 @@ def test_a_file_of_another_kind_is_named(tmp_path, kind):
             read_rows(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("mark.jsonl", "\ufeff" + '{"a": 1}\r\n\r\n{"a": 2}\r\n'),
-        ("array.jsonl", '[{"a": 1},\n{"a": 2}]'),
-        ("lines.json", '{"a": 1}\n{"a": 2}'),
-        ("without_suffix", '\n {"a": 1}\n\n{"a": 2}\n'),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), [
+    ("mark.jsonl", "\ufeff" + '{"a": 1}\r\n\r\n{"a": 2}\r\n'),
+    ("array.jsonl", '[{"a": 1},\n{"a": 2}]'),
+    ("lines.json", '{"a": 1}\n{"a": 2}'),
+    ("without_suffix", '\n {"a": 1}\n\n{"a": 2}\n'),
+])  # fmt: skip
 def test_the_content_of_a_json_file_decides(tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode())
     assert read_rows(tmp_path / name) == [{"a": 1}, {"a": 2}]
@@ -152,35 +149,29 @@ def test_missing_cells_are_none_and_numbers_are_of_python(tmp_path):
     assert read_rows(in_file(tmp_path / "long.csv", [{"a": long, "b": ""}])) == [{"a": long, "b": None}]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("prompt;answer\na;b\n", "separated by ';'"),
-        ("a,b\n1,2\n\n1,2,3\n", r"line 4: 3 cells, and 2 columns \(a, b\)"),
-        ("a,b\n1\n", "line 2: 1 cells"),
-        ("a,a\n1,2\n", "different names"),
-        ('a,b\n"1,2\n', "line 2: not valid CSV"),
-        ("prompt,n\n\"[{'role': 'user', 'content': 'x'}]\",1\n", "line 2: prompt is a text with a list of messages"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("prompt;answer\na;b\n", "separated by ';'"),
+    ("a,b\n1,2\n\n1,2,3\n", r"line 4: 3 cells, and 2 columns \(a, b\)"),
+    ("a,b\n1\n", "line 2: 1 cells"),
+    ("a,a\n1,2\n", "different names"),
+    ('a,b\n"1,2\n', "line 2: not valid CSV"),
+    ("prompt,n\n\"[{'role': 'user', 'content': 'x'}]\",1\n", "line 2: prompt is a text with a list of messages"),
+])  # fmt: skip
 def test_a_bad_csv_file_is_an_error_with_its_line(tmp_path, text, message):
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         read_rows(tmp_path / "a.csv")
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ({"prompt": ["a"]}, r"got a dict of \['prompt'\].*Dataset.from_dict"),
-        (b"[{}]", "got bytes"),
-        (3, "got int"),
-        (["a", "b"], "row 0 is a str, not a dict"),
-        ([{}, [{}]], "row 1 is a list, not a dict"),
-        (pd.Series(["a"]), "row 0 is a str"),
-        (datasets.Dataset.from_list(ROWS).data.table, r"got Table.*of this pyarrow Table .to_pylist\(\)"),
-    ],
-)
+@pytest.mark.parametrize(("source", "message"), [
+    ({"prompt": ["a"]}, r"got a dict of \['prompt'\].*Dataset.from_dict"),
+    (b"[{}]", "got bytes"),
+    (3, "got int"),
+    (["a", "b"], "row 0 is a str, not a dict"),
+    ([{}, [{}]], "row 1 is a list, not a dict"),
+    (pd.Series(["a"]), "row 0 is a str"),
+    (datasets.Dataset.from_list(ROWS).data.table, r"got Table.*of this pyarrow Table .to_pylist\(\)"),
+])  # fmt: skip
 def test_what_holds_no_dicts_is_an_error(source, message):
     with pytest.raises(TypeError, match=message):
         read_rows(source)

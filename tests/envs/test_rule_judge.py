@@ -58,27 +58,22 @@ def test_the_length_score_depends_on_the_characters(characters, score):
 PLAIN = "The trees of a town give a cool shade to the people below."  # 58 characters; counts, and has no marker
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (PLAIN, dict(length=0.58, evidence=0, reasoning=0, structure=1 / 6, relevance=1, kept=1)),
-        ("A study shows that the trees of a town give cool shade.", dict(evidence=0.5, reasoning=0)),
-        ("A study shows that trees cool. " + PLAIN.replace("The", "For example the"), dict(evidence=1)),
-        ("A study of trees in a town helps. Another study of cheap trams in a city helps as well.", dict(evidence=0.5)),
-        ("The trees of a town make a street 12 degrees cooler.", dict(evidence=0.5)),
-        ("The trees of a town make a street 5 % cooler.", dict(evidence=0.5)),
-        ("The trees of a town make a street 5 degrees cooler.", dict(evidence=0)),
-        ("The trees of a town are good because the shade is cool, therefore everyone likes them.", dict(reasoning=0.5)),
-        ("The trees are good because the shade is cool. Therefore the people in a town like to walk.", dict(reasoning=1)),
-        (f"First, {PLAIN.lower()}", dict(structure=1 / 6 + 1 / 4)),
-        (
-            "First, the trees of a town are cool. Next, a leaf in the street is pretty. Finally, the birds of a garden sing.",
-            dict(structure=1),
-        ),
-        ("The pavement of a street is hot in the month of July.", dict(relevance=0)),
-        ("A street with trees and a bench is pretty to look at.", dict(relevance=0.5)),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    (PLAIN, dict(length=0.58, evidence=0, reasoning=0, structure=1 / 6, relevance=1, kept=1)),
+    ("A study shows that the trees of a town give cool shade.", dict(evidence=0.5, reasoning=0)),
+    ("A study shows that trees cool. " + PLAIN.replace("The", "For example the"), dict(evidence=1)),
+    ("A study of trees in a town helps. Another study of cheap trams in a city helps as well.", dict(evidence=0.5)),
+    ("The trees of a town make a street 12 degrees cooler.", dict(evidence=0.5)),
+    ("The trees of a town make a street 5 % cooler.", dict(evidence=0.5)),
+    ("The trees of a town make a street 5 degrees cooler.", dict(evidence=0)),
+    ("The trees of a town are good because the shade is cool, therefore everyone likes them.", dict(reasoning=0.5)),
+    ("The trees are good because the shade is cool. Therefore the people in a town like to walk.", dict(reasoning=1)),
+    (f"First, {PLAIN.lower()}", dict(structure=1 / 6 + 1 / 4)),
+    ("First, the trees of a town are cool. Next, a leaf in the street is pretty. Finally, the birds of a garden sing.",
+     dict(structure=1)),
+    ("The pavement of a street is hot in the month of July.", dict(relevance=0)),
+    ("A street with trees and a bench is pretty to look at.", dict(relevance=0.5)),
+])  # fmt: skip
 def test_terms_of_an_argument_equal_those_computed_by_hand(text, expected):
     """The motion has the content words town, plant, tree; 2 of them give full relevance."""
     assert content_of("Towns should plant more trees") == {"town", "plant", "tre"}
@@ -182,22 +177,19 @@ def low_score(pro):
 MARKERS = "because therefore study research data first second finally for example according to thus hence evidence statistics"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        MARKERS,
-        ". ".join(MARKERS.split()) + ".",
-        f"{MARKERS} towns plant trees shade weather " * 8,
-        "Because of this, therefore, for example, as a study of the data shows, it is so. " * 3,
-        " ".join(TASK["pro_points"] * 5),
-        f"{TASK['motion']} {TASK['background']} {TASK['pro_points'][0]}",
-        "Shade keeps, old people healthy, in hot weather. " * 4,
-        "",
-        "ну да " * 100,
-        "trees " * 300,
-        "The recipe needs eggs because the dough is dry. A study shows that 12 cooks liked the cake, therefore try it at home.",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    MARKERS,
+    ". ".join(MARKERS.split()) + ".",
+    f"{MARKERS} towns plant trees shade weather " * 8,
+    "Because of this, therefore, for example, as a study of the data shows, it is so. " * 3,
+    " ".join(TASK["pro_points"] * 5),
+    f"{TASK['motion']} {TASK['background']} {TASK['pro_points'][0]}",
+    "Shade keeps, old people healthy, in hot weather. " * 4,
+    "",
+    "ну да " * 100,
+    "trees " * 300,
+    "The recipe needs eggs because the dough is dry. A study shows that 12 cooks liked the cake, therefore try it at home.",
+])  # fmt: skip
 def test_lists_copies_and_off_topic_speeches_score_nothing(text):
     assert low_score([text, text]) == 0
     assert low_score([text, ""]) == 0

@@ -139,17 +139,13 @@ def test_calls_in_the_forms_that_models_were_taught_are_read(name):
     assert parse_message(NATIVE[name].split("<|e")[0] + "<answer>3</answer>", SCHEMAS).answer == "3"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<|python_tag|>{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {"a": 2}}',
-        "[f(a=1), f(a=2)]",
-        '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {"a": 2}}]',
-        '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f[ARGS]{"a": 2}',
-        '{"name": "f", "parameters": {"a": 1}}\n{"name": "f", "parameters": {"a": 2}}',
-        '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call><function=f>{"a": 2}</function>',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    '<|python_tag|>{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {"a": 2}}', "[f(a=1), f(a=2)]",
+    '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {"a": 2}}]',
+    '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f[ARGS]{"a": 2}',
+    '{"name": "f", "parameters": {"a": 1}}\n{"name": "f", "parameters": {"a": 2}}',
+    '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call><function=f>{"a": 2}</function>',
+])  # fmt: skip
 def test_several_calls_of_a_form_are_read_in_their_order(text):
     assert [tuple(call) for call in parse_message(text, SCHEMAS).calls] == [("f", {"a": 1}, ""), ("f", {"a": 2}, "")]
 
@@ -182,17 +178,10 @@ def test_a_malformed_call_of_a_native_form_says_why(name):
     assert reason in parse_message(text, SCHEMAS).calls[0].problem
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'I call {"name": "f", "parameters": {"a": 1}}',
-        '{"name": "f", "parameters": {"a": 1}} is what I call',
-        '{"result": 42}',
-        "[1, 2]",
-        "```json\n{}\n```",
-        "<function=f><parameter=a>1",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    'I call {"name": "f", "parameters": {"a": 1}}', '{"name": "f", "parameters": {"a": 1}} is what I call', '{"result": 42}',
+    "[1, 2]", "```json\n{}\n```", "<function=f><parameter=a>1",
+])  # fmt: skip
 def test_prose_and_what_is_not_closed_are_no_calls(text):
     assert not [call for call in parse_message(text, SCHEMAS).calls if not call.problem]
 

@@ -19,17 +19,13 @@ RNG = np.random.default_rng(0)
 # Answers
 
 ANSWERS = {
-    "42": (
-        ["42", " 42 ", "42.", "42.0", "+42", "042"],
-        ["41", "42 43", "42, 43", "4 2", "forty-two", "42 or 41", "-42", "42e0", "0x2a", "٤٢", "", "nan", "inf"],
-    ),
+    "42": (["42", " 42 ", "42.", "42.0", "+42", "042"],
+     ["41", "42 43", "42, 43", "4 2", "forty-two", "42 or 41", "-42", "42e0", "0x2a", "٤٢", "", "nan", "inf"]),
     "1234567.5": (["1,234,567.5", "1234567.50"], ["1,23,4567.5", "1234567", "1.234.567,5"]),
-    "East Rusk": (
-        ["east rusk", "East  Rusk.", "the East Rusk", "EAST\nRUSK"],
-        ["East", "Rusk", "East Rusk, West Rusk", "East Rusk or Pell", "in East Rusk"],
-    ),
+    "East Rusk": (["east rusk", "East  Rusk.", "the East Rusk", "EAST\nRUSK"],
+     ["East", "Rusk", "East Rusk, West Rusk", "East Rusk or Pell", "in East Rusk"]),
     "-3": (["-3", "-3.0"], ["3", "−3 3"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("expected", ANSWERS)
@@ -39,21 +35,9 @@ def test_right_answers_are_correct_and_wrong_ones_are_not(expected):
     assert not any(is_correct(text, expected) for text in wrong)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "1234 metres",
-        "1,234 Metres.",
-        "$1234",
-        "**1234**",
-        "'1234'",
-        '"1234."',
-        "**1234 metres**",
-        "`1234`",
-        "_1234_",
-        "€1,234.0",
-    ],
-)
+@pytest.mark.parametrize("answer", [
+    "1234 metres", "1,234 Metres.", "$1234", "**1234**", "'1234'", '"1234."', "**1234 metres**", "`1234`", "_1234_", "€1,234.0",
+])  # fmt: skip
 def test_answers_may_have_units_and_decoration(answer):
     assert is_correct(answer, "1234", question="How many metres high is the hill?")
     assert not is_correct(answer, "1235", question="How many metres high is the hill?")

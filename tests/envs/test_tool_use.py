@@ -29,11 +29,8 @@ def call(name, **parameters):
     return f"<tool_call>{json.dumps({'name': name, 'parameters': parameters})}</tool_call>"
 
 
-CALC, SEARCH, FAILS = (
-    call("calculator", expression="6 * 7"),
-    call("web_search", query="Tarn"),
-    call("calculator", expression="1/0"),
-)
+CALC, SEARCH, FAILS = (call("calculator", expression="6 * 7"), call("web_search", query="Tarn"),
+ call("calculator", expression="1/0"))  # fmt: skip
 BAD, UNKNOWN, BROKEN = call("calculator", text="6 * 7"), call("abacus"), "<tool_call>calculator</tool_call>"
 RIGHT, WRONG = "<answer>42</answer>", "<answer>41</answer>"
 
@@ -220,13 +217,11 @@ MALFORMED = {
     "no tools": ({"question": "q", "answer": "1"}, "has no tools"),
     "a text for tools": ({"question": "q", "answer": "1", "tools": "calculator"}, "has no tools"),
     "tools twice": ({"question": "q", "answer": "1", "tools": ["calculator"] * 2}, "each once"),
-    "unknown tools": (
-        {"question": "q", "answer": "1", "tools": ["abacus"]},
-        "needs abacus, but the tools are calculator, web_search",
-    ),
+    "unknown tools": ({"question": "q", "answer": "1", "tools": ["abacus"]},
+     "needs abacus, but the tools are calculator, web_search"),
     "files": ({"question": "q", "answer": "1", "tools": [], "files": ["a"]}, "give a dict from path to text"),
     "tolerance": ({"question": "q", "answer": "1", "tools": [], "tolerance": -1}, "tolerance=-1"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MALFORMED)

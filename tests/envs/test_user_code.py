@@ -149,15 +149,12 @@ def test_what_jmarl_and_libraries_raise_is_not_of_the_user():
     assert sentence_of(error, verbose=False) == str(error)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("def f(x)\n    return x", r"SyntaxError: expected ':', in broken_\d.py, line 1"),
-        ("import numpy\nimport numpyy", r"ModuleNotFoundError: No module named 'numpyy', in broken_\d.py, line 2"),
-        ("\n\nx = y", r"NameError: name 'y' is not defined, in broken_\d.py, line 3"),
-        ("raise SystemExit('usage')", r"SystemExit: usage, in broken_\d.py, line 1"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("def f(x)\n    return x", r"SyntaxError: expected ':', in broken_\d.py, line 1"),
+    ("import numpy\nimport numpyy", r"ModuleNotFoundError: No module named 'numpyy', in broken_\d.py, line 2"),
+    ("\n\nx = y", r"NameError: name 'y' is not defined, in broken_\d.py, line 3"),
+    ("raise SystemExit('usage')", r"SystemExit: usage, in broken_\d.py, line 1"),
+])  # fmt: skip
 def test_a_module_that_cannot_be_imported_names_its_line(text, message, tmp_path, monkeypatch):
     name = f"broken_{len(text) % 10}"
     (tmp_path / f"{name}.py").write_text(text)

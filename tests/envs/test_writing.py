@@ -178,16 +178,13 @@ def test_the_split_of_a_text_does_not_depend_on_its_file(tmp_path):
         assert len(env.tasks("eval")) + len(env.tasks("train")) == size, "the same text once"
 
 
-@pytest.mark.parametrize(
-    "name, task",
-    [
-        ("tldr", {}),
-        ("tldr", {"prompt": " "}),
-        ("tldr", {"prompt": "TL;DR:"}),
-        ("arxiv", {"prompt": "x"}),
-        ("story", {"prompt": 3}),
-    ],
-)
+@pytest.mark.parametrize("name, task", [
+    ("tldr", {}),
+    ("tldr", {"prompt": " "}),
+    ("tldr", {"prompt": "TL;DR:"}),
+    ("arxiv", {"prompt": "x"}),
+    ("story", {"prompt": 3}),
+])  # fmt: skip
 def test_malformed_tasks_are_refused(name, task):
     with pytest.raises(ValueError, match=f"has no text in '{'abstract_text' if name == 'arxiv' else 'prompt'}'"):
         make(name).reset(task, RNG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 
 import jax
@@ -31,7 +32,7 @@ ROUTES = {  # experts of each token
 
 def weights(rng):
     shapes = (NUM, DIM, WIDTH), (NUM, DIM, WIDTH), (NUM, WIDTH, DIM)
-    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
 def applied(chosen, x, shares, gate, up, down):
@@ -44,32 +45,35 @@ def applied_densely(chosen, x, shares, gate, up, down):
     return jnp.einsum("nke,ned,nk->nd", jax.nn.one_hot(chosen, NUM), out, shares)
 
 
-@pytest.mark.parametrize("routes", ROUTES)
-def test_blocks_compute_what_all_experts_compute_for_their_tokens(routes, monkeypatch):
+@pytest.mark.parametrize(("tokens", "size", "dense"), [(1, 1, False), (5, 1, True), (5, 1, False), (160, 4, False)])
+def test_blocks_compute_what_all_experts_compute_for_their_tokens(tokens, size, dense, monkeypatch):
     """Also the gradients. Blocks of 1 row and of several, multiplied 3 at a time; and a few tokens with all experts."""
     monkeypatch.setattr(experts, "BLOCKS_AT_ONCE", 3)
-    rng = np.random.default_rng(0)
-    for tokens, size, dense in ((1, 1, False), (5, 1, True), (5, 1, False), (160, 4, False)):
-        monkeypatch.setattr(experts, "FEW_TOKENS", 100 if dense else 0)
-        assert experts.block_rows(tokens * CHOICES, NUM) == size and experts.reads_all(tokens, CHOICES, NUM) == dense
-        x = jnp.asarray(rng.normal(size=(tokens, DIM)), jnp.float32)
-        shares = jnp.asarray(rng.uniform(size=(tokens, CHOICES)), jnp.float32)
-        inputs, chosen = (x, shares, *weights(rng)), jnp.asarray(ROUTES[routes](rng, tokens))
-        cotangent = jnp.asarray(rng.normal(size=x.shape), jnp.float32)
+    monkeypatch.setattr(experts, "FEW_TOKENS", 100 if dense else 0)
+    assert experts.block_rows(tokens * CHOICES, NUM) == size and experts.reads_all(tokens, CHOICES, NUM) == dense
+
+    @jax.jit
+    def both(chosen, cotangent, *inputs):
         results = [jax.vjp(functools.partial(f, chosen), *inputs) for f in (applied, applied_densely)]
-        (ours, our_vjp), (expected, vjp) = results
-        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
-        for grad, other in zip(our_vjp(cotangent), vjp(cotangent), strict=True):
+        return [(out, *vjp(cotangent)) for out, vjp in results]
+
+    rng = np.random.default_rng(0)
+    for routes in ROUTES.values():
+        x, cotangent = rng.normal(size=(2, tokens, DIM)).astype(np.float32)
+        shares = rng.uniform(size=(tokens, CHOICES)).astype(np.float32)
+        ours, expected = both(routes(rng, tokens), cotangent, x, shares, *weights(rng))
+        np.testing.assert_allclose(ours[0], expected[0], rtol=1e-4, atol=1e-4)
+        for grad, other in zip(ours[1:], expected[1:], strict=True):
             np.testing.assert_allclose(grad, other, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("routes", ROUTES)
-def test_each_block_has_one_expert(routes):
-    for tokens in (1, 7, 64, 500):
-        chosen = ROUTES[routes](np.random.default_rng(1), tokens).reshape(-1)
-        size, (place, expert) = experts.block_rows(len(chosen), NUM), experts.make_blocks(jnp.asarray(chosen), NUM)
-        assert len({*np.asarray(place).tolist()}) == len(chosen) and place.max() < len(expert) * size
-        np.testing.assert_array_equal(np.asarray(expert)[np.asarray(place) // size], chosen)
+def test_each_block_has_one_expert():
+    make_blocks, rng = jax.jit(experts.make_blocks, static_argnums=1), np.random.default_rng(1)
+    for tokens, routes in itertools.product((1, 7, 64, 500), ROUTES.values()):
+        chosen = routes(rng, tokens).reshape(-1)
+        size, (place, expert) = experts.block_rows(len(chosen), NUM), map(np.asarray, make_blocks(chosen, NUM))
+        assert len({*place.tolist()}) == len(chosen) and place.max() < len(expert) * size
+        np.testing.assert_array_equal(expert[place // size], chosen)
 
 
 def test_operations_grow_with_the_experts_of_a_token_and_not_with_all():
@@ -86,22 +90,30 @@ def test_operations_grow_with_the_experts_of_a_token_and_not_with_all():
 
 
 @pytest.fixture(scope="module")
-def agent(tiny_dir):
-    return load_agent(tiny_dir("qwen3_moe", **FULL | CASES["qwen3_moe"] | {"num_hidden_layers": 2}))
+def directory(tiny_dir):
+    return tiny_dir("qwen3_moe", **FULL | CASES["qwen3_moe"] | {"num_hidden_layers": 2})
 
 
-def test_the_load_balancing_term_equals_that_of_transformers(agent, tiny_dir):
+@pytest.fixture(scope="module")
+def agent(directory):
+    return load_agent(directory)
+
+
+def test_the_load_balancing_term_equals_that_of_transformers(agent, directory):
     """Prompts and completions of other lengths; padding is not counted."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    directory = tiny_dir("qwen3_moe", **FULL | CASES["qwen3_moe"] | {"num_hidden_layers": 2})
     model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
     rng, lengths, written = np.random.default_rng(2), np.array([7, 4]), np.array([5, 3])
     prompts, tokens = rng.integers(3, 320, (2, 7)), rng.integers(3, 320, (2, 1, 6))
     mask = np.arange(6) < written[:, None, None]
-    params = jax.tree.map(jnp.asarray, agent.params)
-    _, load = scoring.hidden_states(params, agent.config, prompts, lengths, tokens, "full", jnp.asarray(mask))
+
+    @jax.jit
+    def balance_of(params):
+        _, load = scoring.hidden_states(params, agent.config, prompts, lengths, tokens, "full", jnp.asarray(mask))
+        return experts.balance(load), load.tokens
+
     rows = [
         np.concatenate([prompts[i, :n], tokens[i, 0, : t - 1]]) for i, (n, t) in enumerate(zip(lengths, written, strict=True))
     ]
@@ -110,8 +122,9 @@ def test_the_load_balancing_term_equals_that_of_transformers(agent, tiny_dir):
     seen = torch.as_tensor(np.stack([np.arange(width) < len(row) for row in rows])).long()
     with torch.no_grad():
         expected = model(ids, attention_mask=seen, output_router_logits=True).aux_loss
-    assert float(experts.balance(load)) == pytest.approx(float(expected), rel=1e-5)
-    assert float(load.tokens.sum()) == 2 * sum(map(len, rows))
+    balance, counted = balance_of(agent.params)
+    assert float(balance) == pytest.approx(float(expected), rel=1e-5)
+    assert np.sum(counted) == 2 * sum(map(len, rows))
 
 
 def test_layers_with_experts_have_no_adapters(agent):
@@ -136,7 +149,7 @@ def test_the_balance_of_models_without_experts_cannot_be_trained(tiny_dir):
         trained(load_agent(tiny_dir("llama")), num_updates=1, router_aux_coef=1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_update_reports_the_balance_of_experts_and_improves_it(agent, tmp_path):
     """By the term alone, as equal rewards give no other loss."""
     trained(agent, num_updates=8, router_aux_coef=1.0, micro_batches=2, output_dir=str(tmp_path))

@@ -12,7 +12,7 @@ import pytest
 from jmarl.models import decoder
 from jmarl.models.families import FAMILIES
 from jmarl.models.hub import agents
-from tests.families.test_families import LONGROPE, MINISTRAL, MIXED, WINDOW, YARN
+from tests.families.test_families import LONGROPE, MINISTRAL, MIXED, WINDOW, YARN, nightly_but
 from tests.gguf_files import write_gguf
 
 TOKENS = np.random.default_rng(0).integers(3, 320, 24)
@@ -75,7 +75,9 @@ def test_a_gguf_file_holds_the_same_model(family, files):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), agent.params, expected.params)
 
 
-@pytest.mark.parametrize("family", CASES)
+# Others have the config and the weights of a directory, by the test above, and a rotation that `test_families` or `test_agents`
+# compares. These have one of their own: a factor of attention with YaRN, and longrope with a window.
+@pytest.mark.parametrize("family", nightly_but("qwen2", "phi3", of=CASES))
 def test_logits_of_a_gguf_file_equal_those_of_transformers(family, files):
     directory, path = files(family)
     agent, expected = agents.load_agent(path), torch_logits(directory)
@@ -97,16 +99,24 @@ def test_transformers_reads_the_same_files(family, files):
 # --- what files do not say ---------------------------------------------------------------------------------------------
 
 
-def test_mistral_small_3_is_mistral(tiny_dir, tmp_path):
+@pytest.fixture
+def config_of(files, tmp_path):
+    """`config_of(family, change)`: what is read from the GGUF file of a model after `change(fields, tensors)`."""
+
+    def read(family, change):
+        return agents.load_agent(write_gguf(tmp_path / f"{family}.gguf", files(family)[0], change=change)).config
+
+    return read
+
+
+def test_mistral_small_3_is_mistral(config_of):
     """Its files have the architecture of Ministral 3, without YaRN."""
-    fields = dict(CASES["ministral3"], rope_parameters=YARN | MINISTRAL)
 
     def change(fields, tensors):
         for key in [key for key in fields if "scaling" in key or "temperature" in key]:
             del fields[key]
 
-    path = write_gguf(tmp_path / "small.gguf", tiny_dir("ministral3", **fields), change=change)
-    config = agents.load_agent(path).config
+    config = config_of("ministral3", change)
     assert (config.family, config.rope_scaling, config.sliding_layers) == ("mistral", None, ())
 
 
@@ -118,38 +128,20 @@ def test_gemmas_of_27_billion_weights_scale_attention_by_the_width(layers, scala
         assert FAMILIES[name].read_gguf(meta)["query_pre_attn_scalar"] == scalar
 
 
-def test_gemma2_slides_where_a_file_does_not_say_how_far(tiny_dir, tmp_path):
-    path = write_gguf(
-        tmp_path / "gemma2.gguf", tiny_dir("gemma2", **CASES["gemma2"]), change=lambda fields, _: fields.pop(
-            "gemma2.attention.sliding_window"
-        ),
-    )  # fmt: skip
-    config = agents.load_agent(path).config
+def test_gemma2_slides_where_a_file_does_not_say_how_far(config_of):
+    config = config_of("gemma2", lambda fields, _: fields.pop("gemma2.attention.sliding_window"))
     assert (config.sliding_window, config.sliding_layers) == (4096, (True, False))
 
 
 @pytest.mark.parametrize(("period", "sliding"), [(3, (True, True, False, True)), (1, ()), (0, (True,) * 4)])
-def test_a_pattern_of_sliding_layers_may_be_a_period(period, sliding, tiny_dir, tmp_path):
-    def change(fields, _):
-        fields["olmo2.attention.sliding_window_pattern"] = period
-
-    path = write_gguf(tmp_path / "olmo3.gguf", tiny_dir("olmo3", **CASES["olmo3"]), change=change)
-    assert agents.load_agent(path).config.sliding_layers == sliding
+def test_a_pattern_of_sliding_layers_may_be_a_period(period, sliding, config_of):
+    config = config_of("olmo3", lambda fields, _: fields.update({"olmo2.attention.sliding_window_pattern": period}))
+    assert config.sliding_layers == sliding
 
 
-def test_granite_that_does_not_rotate_is_refused(tiny_dir, tmp_path):
-    def change(fields, _):
-        fields["granite.rope.scaling.finetuned"] = False
-
-    path = write_gguf(tmp_path / "granite.gguf", tiny_dir("granite", **CASES["granite"]), change=change)
+def test_granite_that_does_not_rotate_or_lacks_a_scale_is_refused(config_of):
     with pytest.raises(ValueError, match="granite.gguf: .*has position_embedding_type='nope'"):
-        agents.load_agent(path)
-
-
-@pytest.mark.parametrize("key", ["attention.scale", "embedding_scale", "residual_scale", "logit_scale"])
-def test_granite_without_a_scale_is_refused(key, tiny_dir, tmp_path):
-    path = write_gguf(
-        tmp_path / "granite.gguf", tiny_dir("granite", **CASES["granite"]), change=lambda f, _: f.pop(f"granite.{key}")
-    )
-    with pytest.raises(ValueError, match=f"the metadata has no granite.{key}"):
-        agents.load_agent(path)
+        config_of("granite", lambda fields, _: fields.update({"granite.rope.scaling.finetuned": False}))
+    for key in ("attention.scale", "embedding_scale", "residual_scale", "logit_scale"):
+        with pytest.raises(ValueError, match=f"the metadata has no granite.{key}"):
+            config_of("granite", lambda fields, _, key=key: fields.pop(f"granite.{key}"))

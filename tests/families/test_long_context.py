@@ -17,8 +17,10 @@ from jmarl.config import Sampling, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.models import decoder
 from jmarl.models.hub import agents
+from jmarl.preferences import data_source
 from jmarl.preferences.pairs import Pair
 from jmarl.rollout.prompt_check import needs_long_context
+from jmarl.runs.prepare import policy_algorithm
 from jmarl.sampling import sampler, scoring
 from jmarl.team import Team
 
@@ -37,7 +39,6 @@ TOKENS = np.random.default_rng(0).integers(3, 320, (2, 40))
 FEW, MANY = "ab", "the farmer walked to the market " * 2
 forward = jax.jit(decoder.forward, static_argnums=1)
 sample = jax.jit(sampler.sample, static_argnums=(1, 2))
-score = jax.jit(scoring.score, static_argnums=1)
 pytestmark = pytest.mark.filterwarnings("ignore:.*longrope's short factors")
 
 
@@ -60,77 +61,69 @@ def settings(**changes):
     return TrainConfig.of(num_updates=1, num_generations=2, max_new_tokens=NEW, progress=False, mesh="agent=1", **changes)
 
 
+@pytest.mark.long
 def test_rows_beyond_the_short_context_equal_those_of_transformers(agent, directory):
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    configs = {long: agent.config.in_context(long) for long in (True, False)}
+    ours = {
+        long: np.stack([forward(agent.params, config, jnp.asarray(row)) for row in TOKENS]) for long, config in configs.items()
+    }
     for long, length in ((True, 40), (True, SHORT + 1), (False, SHORT)):
-        config = agent.config.in_context(long)
-        assert (config.context, config.describe()) == (LONG if long else SHORT, agent.config.describe())
+        assert (configs[long].context, configs[long].describe()) == (LONG if long else SHORT, agent.config.describe())
         with torch.no_grad():
             expected = model(torch.as_tensor(TOKENS[:, :length])).logits.numpy()
-        ours = [np.asarray(forward(agent.params, config, jnp.asarray(row[:length]))) for row in TOKENS]
-        np.testing.assert_allclose(ours, expected, atol=1e-4)
-        other = np.asarray(forward(agent.params, config.in_context(not long), jnp.asarray(TOKENS[0, :length])))
-        assert np.abs(other - expected[0]).max() > 0.01
+        np.testing.assert_allclose(ours[long][:, :length], expected, atol=1e-4)
+        assert np.abs(ours[not long][0, :length] - expected[0]).max() > 0.01
 
 
-def sampled(agent, config, lengths):
-    """Sample greedily after the first prompts of `TOKENS`; returns the completions and what `score` gives them."""
-    lengths, count = np.array(lengths), len(lengths)
-    rows = sampler.RowIds(seed=0, step=0, purpose=0, stack=0, agents=np.zeros((1, 1), int), prompt_ids=np.arange(count))
-    prompts = jnp.asarray(TOKENS[None, :count, : max(lengths)])
-    inputs = sampler.SampleInputs(prompts, jnp.asarray(lengths[None]), sampler.row_keys(rows, 1), jnp.array([320]))
-    params = jax.tree.map(lambda x: jnp.asarray(x)[None], agent.params)
-    result = jax.device_get(sample(params, config, Sampling(max_new_tokens=NEW, temperature=0), inputs))
-    return result, score(agent.params, config, TOKENS[:count], lengths, result.tokens[0])
-
-
+@pytest.mark.long
 def test_a_completion_is_the_same_beside_a_long_neighbor_and_rescored_as_sampled(agent):
+    """Greedy ones."""
     config = agent.config.in_context(long=True)
-    (alone, _), (beside, scores) = sampled(agent, config, [5]), sampled(agent, config, [5, 40])
+    params = jax.tree.map(lambda x: x[None], agent.params)
+
+    def sampled(*lengths):
+        """Return completions after the first prompts of `TOKENS`."""
+        count = len(lengths)
+        rows = sampler.RowIds(seed=0, step=0, purpose=0, stack=0, agents=np.zeros((1, 1), int), prompt_ids=np.arange(count))
+        prompts, keys = TOKENS[None, :count, : max(lengths)], sampler.row_keys(rows, 1)
+        inputs = sampler.SampleInputs(prompts, np.array([lengths]), keys, np.array([320]))
+        return jax.device_get(sample(params, config, Sampling(max_new_tokens=NEW, temperature=0), inputs))
+
+    alone, beside = sampled(5), sampled(5, 40)
+    scores = jax.jit(scoring.score, static_argnums=1)(agent.params, config, TOKENS, np.array([5, 40]), beside.tokens[0])
     np.testing.assert_array_equal(alone.tokens[0, 0], beside.tokens[0, 0])
     np.testing.assert_allclose(alone.logprobs[0, 0], beside.logprobs[0, 0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(beside.logprobs[0], scores.logprobs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.long
-def test_a_run_takes_the_long_factors_if_a_prompt_needs_them(agent, directory, tmp_path):
+def test_a_run_takes_the_long_factors_if_a_held_out_prompt_needs_them(agent, directory, tmp_path):
     """Its files are those of the model all the same, it resumes in its context, and so does an evaluation of its team."""
     rows, before = [{"prompt": FEW}, {"prompt": MANY}], json.loads((directory / "config.json").read_text())
-    short = jmarl.train(Team.of([agent]), reward, rows[:1], settings())
-    held_out = jmarl.train(Team.of([agent]), reward, rows[:1], settings(), eval_items=rows[1:])
     cfg = settings(output_dir=str(tmp_path))
-    long = jmarl.train(Team.of([agent]), reward, rows, cfg)
-    assert [result.team.stacks[0].config.context for result in (short, held_out, long)] == [SHORT, LONG, LONG]
-    after = agents.load_agent(tmp_path / "models" / "agent_0")
-    assert after.config == agent.config and long.team.describe() == Team.of([agent]).describe()
+    result = jmarl.train(Team.of([agent]), reward, rows[:1], cfg, eval_items=rows[1:])
+    assert result.team.stacks[0].config.context == LONG and result.team.describe() == Team.of([agent]).describe()
+    assert agents.load_agent(tmp_path / "models" / "agent_0").config == agent.config
     saved = json.loads((tmp_path / "models" / "agent_0" / "config.json").read_text())
     assert saved["rope_scaling"]["short_factor"] == before["rope_parameters"]["short_factor"]
-    resumed = jmarl.train(Team.of([agent]), reward, rows, cfg.replace(resume=True, num_updates=2))
+    again = cfg.replace(resume=True, num_updates=2)
+    resumed = jmarl.train(Team.of([agent]), reward, rows[:1], again, eval_items=rows[1:])
     assert int(resumed.state.step) == 2 and resumed.team.stacks[0].config.long_context
-    texts = jmarl.generate(long.team, [[MANY]], settings(), params=jmarl.policies(long.state))
-    assert len(texts[0]) == 1
+    teams = (result.team, settings()), (Team.of([agent]), settings(long_context=True))
+    (texts, others) = (jmarl.generate(team, [[MANY]], x, params=jmarl.policies(result.state)) for team, x in teams)
+    assert texts == others and texts[0][0]
 
 
 @pytest.mark.long
 def test_a_fit_takes_the_long_factors_if_an_example_needs_them(agent):
-    def pair(prompt):
-        return Pair((prompt,), ("a",), ("b",))
-
-    for prompts, context in (((FEW,), SHORT), ((FEW, MANY), LONG)):
-        cfg = TrainConfig.of(algorithm="dpo", num_updates=1, batch_size=1, progress=False, mesh="agent=1")
-        result = jmarl.fit(Team.of([agent]), [pair(prompt) for prompt in prompts], cfg)
-        assert result.team.stacks[0].config.context == context
-
-
-def test_prompts_of_one_call_do_not_choose(agent):
-    team = Team.of([agent])
-    with pytest.raises(ValueError, match="more than the context of 16"):
-        jmarl.generate(team, [[FEW, MANY]], settings())
-    alone, beside = (jmarl.generate(team, [row], settings(long_context=True))[0] for row in ([FEW], [FEW, MANY]))
-    assert alone[0] == beside[0]
+    team, (few, many) = Team.of([agent]), (Pair((prompt,), ("a",), ("b",)) for prompt in (FEW, MANY))
+    cfg = TrainConfig.of(algorithm="dpo", num_updates=1, batch_size=1, progress=False, mesh="agent=1")
+    assert not data_source.needs_long_context(team, [few], policy_algorithm(cfg), cfg)
+    assert jmarl.fit(team, [few, many], cfg).team.stacks[0].config.context == LONG
 
 
 def test_a_choice_where_there_is_none_is_an_error(agent, random_agent, tiny_config, tiny_tokenizer):
@@ -139,12 +132,15 @@ def test_a_choice_where_there_is_none_is_an_error(agent, random_agent, tiny_conf
         jmarl.train(Team.of([llama]), reward, [{"prompt": FEW}], settings(long_context=True))
     with pytest.raises(ValueError, match="1 of 1 items have a prompt too long .* the context is 16"):
         jmarl.train(Team.of([agent]), reward, [{"prompt": MANY}], settings(long_context=False))
+    with pytest.raises(ValueError, match="more than the context of 16"):  # prompts of one call do not choose
+        jmarl.generate(Team.of([agent]), [[FEW, MANY]], settings())
 
 
-def test_completions_that_later_turns_read_are_counted(agent):
+def test_prompts_need_the_long_factors_with_the_completions_that_they_and_later_turns_read(agent):
     team, env, cfg = Team.of([agent]), RewardEnvironment(reward, default_formatter).for_agents(1), settings(num_turns=2)
-    items, read = [{"prompt": FEW}], cfg.replace(history="append")
-    assert [needs_long_context(team, env, items, x) for x in (cfg, read)] == [False, True]
+    few, many, read = [{"prompt": FEW}], [{"prompt": FEW}, {"prompt": MANY}], cfg.replace(history="append")
+    needs = [needs_long_context(team, env, *x) for x in ((few, settings()), (many, settings()), (few, cfg), (few, read))]
+    assert needs == [False, True, False, True]
 
 
 def test_an_export_says_which_factors_vllm_must_take(agent):

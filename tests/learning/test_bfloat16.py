@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -19,6 +20,8 @@ from jmarl.sampling import scoring
 from jmarl.sampling.generate import SampleRequest, pad, sample_team, tokenize
 from jmarl.team import make_team
 
+pytestmark = pytest.mark.long  # one team for all of them
+
 ITEMS = ["apples and pears", "write a line about", "the", "one two three four five"]
 PROMPTS = [ITEMS[i] for i in tasks_of(0, len(ITEMS), len(ITEMS), 0)]  # as a run draws them in its first step
 SETTINGS = dict(
@@ -34,7 +37,7 @@ def agent(tiny_config, tiny_tokenizer):
     scales = {"embed": 10, "norm": 1}  # of other weights 4
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: x * next((scale for name, scale in scales.items() if name in str(path[-1])), 4),
-        decoder.init_params(model, jax.random.key(0)),
+        jax.jit(decoder.init_params, static_argnums=0)(model, jax.random.key(0)),
     )
     return Agent("random", model, params, tiny_tokenizer)
 
@@ -54,12 +57,16 @@ def sampled(agent):
     )
 
 
+@functools.partial(jax.jit, static_argnames=("model", "dtype"))
+def score_in(params, *rows, model, dtype):
+    return scoring.score(decoder.cast(params, jnp.dtype(dtype)), model, *rows)
+
+
 def differences(agent, sampled, dtype: str = "bfloat16", **changes) -> np.ndarray:
     """Log-probability of the learner less that of the sampler, of the sampled tokens. changes: of the learner's model."""
     prompts, lengths, completions = sampled
     model = dataclasses.replace(agent.config, **changes)
-    weights = decoder.cast(agent.params, jnp.dtype(dtype))
-    scores = jax.jit(lambda w, *rows: scoring.score(w, model, *rows))(weights, prompts, lengths, completions.tokens)
+    scores = score_in(agent.params, prompts, lengths, completions.tokens, model=model, dtype=dtype)
     return (np.asarray(scores.logprobs) - completions.logprobs)[completions.action_mask]
 
 
@@ -67,8 +74,8 @@ def spacing(agent, sampled) -> float:
     """The distance of neighbors in bfloat16, which has 8 bits, at the size of the largest logit."""
     prompts, lengths, completions = sampled
     row = np.concatenate([prompts[0, : lengths[0]], completions.tokens[0, 0]])
-    logits = decoder.forward(agent.params, agent.config, jnp.asarray(row))
-    return 2.0 ** (math.floor(math.log2(float(jnp.abs(logits).max()))) - 7)
+    logits = jax.jit(decoder.forward, static_argnums=1)(agent.params, agent.config, row)
+    return 2.0 ** (math.floor(math.log2(float(np.abs(logits).max()))) - 7)
 
 
 def bounds(agent, sampled) -> tuple[float, float]:
@@ -82,7 +89,6 @@ def bounds(agent, sampled) -> tuple[float, float]:
     return u, 2 * agent.config.num_layers * u
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_learner_scores_what_was_sampled_within_rounding(agent, sampled, dtype: str) -> None:
     """In bfloat16 both programs round nearly alike on CPUs. A learner in float32 rounds nothing, so the bounds also hold where
@@ -114,7 +120,6 @@ def metric(row: dict, name: str) -> float:
     return value
 
 
-@pytest.mark.long
 def test_the_metric_mismatch_of_a_run_is_this_mean(agent, sampled, row) -> None:
     """The run samples the same completions."""
     assert metric(row, "mismatch") == pytest.approx(np.abs(differences(agent, sampled)).mean(), rel=1e-2)

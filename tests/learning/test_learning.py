@@ -19,6 +19,7 @@ from jmarl.rollout.play import play
 from jmarl.runs.train import train
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
+from tests.matrix import product
 
 # Training and evaluation have the same shapes, and no completion ends early: one program to sample and one to update.
 CONFIG = TrainConfig.of(
@@ -38,8 +39,11 @@ def both(a, b):
     return [(vowels(x) + vowels(y)) / 2 for x, y in zip(a, b, strict=True)]
 
 
+init_params = jax.jit(decoder.init_params, static_argnums=0)
+
+
 def random_agent(cfg, tokenizer, seed):
-    return Agent("random", cfg, jax.device_get(decoder.init_params(cfg, jax.random.key(seed))), tokenizer)
+    return Agent("random", cfg, jax.device_get(init_params(cfg, jax.random.key(seed))), tokenizer)
 
 
 def two_architectures(tiny_config, tiny_tokenizer, make_tokenizer, seed):
@@ -70,8 +74,7 @@ def shares_of_agents(result, evaluation):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("make", [two_architectures, shared_weights, two_copies])
+@pytest.mark.parametrize("make, seed", product([two_architectures, shared_weights, two_copies], [0, 1, 2]))
 def test_a_team_learns_the_probe(tiny_config, tiny_tokenizer, make_tokenizer, make, seed):
     """The mean on held-out prompts ends above the untrained team's 95 % interval, each agent for itself writes more
     vowels, and every parameter set changes in every one of its arrays."""

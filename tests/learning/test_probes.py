@@ -7,27 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import probe_tasks
-from experiments.probes import (
-    ITEMS,
-    MODEL,
-    ROWS,
-    SYMBOLS,
-    Config,
-    ProbeEnvironment,
-    items_of,
-    learn,
-    settings,
-    table,
-    team_of,
-)
+from experiments import probe_tasks, probes
+from experiments.probes import ITEMS, MODEL, SYMBOLS, ProbeEnvironment, items_of, settings, team_of
 from jmarl.algorithms import resolve
 from jmarl.learning.optimizer import init_state
 from jmarl.runs.train import train
 
 # What separates a row that works from one that does not: joint credit (agree), or credit over turns (remember).
-TELLING = dict.fromkeys(ROWS, "agree") | {"ppo": "emit", "at_grpo": "remember", "dr_mas": "remember"}
+TELLING = dict.fromkeys(probes.ROWS, "agree") | {"ppo": "emit", "at_grpo": "remember", "dr_mas": "remember"}
 TELLING |= {"remax": "remember", "maremax": "remember"}  # noisy baselines: `agree` depends on the seed
+SLOW, IN_CI = pytest.mark.slow, {"magrpo", "ippo"}  # one row without a critic, one with critics
 
 
 def test_rewards_by_hand():
@@ -59,7 +48,9 @@ def test_the_loops_environment_speaks_the_tokens():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("probe, row", [("copy", "magrpo"), ("remember", "dr_mas"), ("agree", "rae")])
+@pytest.mark.parametrize(
+    "probe, row", [pytest.param("copy", "magrpo", marks=pytest.mark.nightly), ("remember", "dr_mas"), ("agree", "rae")]
+)
 def test_one_program_makes_the_run_of_the_loop(probe, row):
     """Items, random keys and arithmetic are the loop's: rewards of 4 updates and the parameters after them agree."""
     cfg = settings(row, probe, 0).replace(num_updates=4, kl_coef=0.1)
@@ -75,17 +66,16 @@ def test_one_program_makes_the_run_of_the_loop(probe, row):
     np.testing.assert_allclose(state.running.baseline, looped.state.stacks[0].running.baseline, rtol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", TELLING)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=getattr(pytest.mark, "slow" if row in IN_CI else "nightly")) for row in TELLING]
+)
 def test_every_row_learns_a_telling_probe(row):
     """The mean of the last 10 updates reaches the threshold of `experiments.probes` with seed 0 (c3: with 1; 0 ends at 0.73,
     and 1 to 4 above 0.99)."""
-    from experiments.probes import THRESHOLDS
-
-    assert learn(row, TELLING[row], int(row == "c3")) >= THRESHOLDS[TELLING[row]]
+    assert probes.learn(row, TELLING[row], int(row == "c3")) >= probes.THRESHOLDS[TELLING[row]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_credit_over_turns_the_first_turn_learns_nothing():
     """The control of `remember`: with gamma 0 only the second turn's half can be had."""
     rewards = {}
@@ -111,7 +101,6 @@ def test_runs_that_one_program_does_not_make_are_refused(changes, message):
 
 
 def test_the_table_marks_what_stays_below():
-    text = table(
-        {"magrpo": {"agree": [0.99, 0.95]}, "ppo": {"agree": []}, "grpo": {"agree": [0.95, 0.5]}}, Config(probes=("agree",))
-    )
+    values = {"magrpo": {"agree": [0.99, 0.95]}, "ppo": {"agree": []}, "grpo": {"agree": [0.95, 0.5]}}
+    text = probes.table(values, probes.Config(probes=("agree",)))
     assert text.splitlines()[2:] == ["| `magrpo` | 0.95 |", "| `ppo` | – |", "| `grpo` | 0.50 (below) |"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import typing
 
@@ -22,7 +21,9 @@ from jmarl.objectives.objective import split_inputs
 from jmarl.objectives.policy import POLICY, initial_running, token_loss
 from jmarl.sampling import scoring
 from jmarl.types import TRACES
-from tests.batches import agent_gradients, loss_inputs, loss_of_inputs, rollouts, update_stack
+from tests.batches import agent_gradients, assert_equal, loss_inputs, loss_of_inputs, put, rollouts, update_stack
+
+pytestmark = pytest.mark.long  # one program of an update for nearly all of them
 
 A, P, G, T, S = 2, 2, 4, 6, 16
 LENGTHS = np.array([[5, 9], [12, 7]])
@@ -53,7 +54,7 @@ def model(agents):
 
 @pytest.fixture(scope="module")
 def params(agents):
-    return stack_params([agent.params for agent in agents])
+    return jax.device_get(stack_params([agent.params for agent in agents]))
 
 
 @pytest.fixture(scope="module")
@@ -63,24 +64,27 @@ def batch(model, params):
     rng = np.random.default_rng(0)
     prompts, tokens = rng.integers(1, 320, (A, P, S)), rng.integers(1, 320, (A, P, G, T))
     mask = np.arange(T) < rng.integers(1, T + 1, (A, P, G, 1))
-    arrays = [jnp.asarray(x) for x in (prompts, LENGTHS, tokens)]
-    old = jax.jit(jax.vmap(functools.partial(scoring.score, cfg=model, temperature=FULL.sampling.temperature)))(
-        params, prompts=arrays[0], lengths=arrays[1], tokens=arrays[2]
-    )
-    noise = 0.2 * rng.normal(size=mask.shape)
-    rewards = jnp.asarray(rng.normal(size=(A, P, G)), jnp.float32)
-    groups = jnp.broadcast_to(jnp.arange(P)[:, None], (A, P, G))
-    old_logprobs = jnp.where(mask, old.logprobs + noise, 0)
-    return rollouts(*arrays, jnp.asarray(mask), old_logprobs, jnp.ones((A, P, G), bool), rewards, groups)
+    old = rate(params, prompts, LENGTHS, tokens, model, FULL.sampling.temperature)
+    old_logprobs = np.where(mask, old + 0.2 * rng.normal(size=mask.shape), 0)
+    rewards, groups = np.float32(rng.normal(size=(A, P, G))), np.broadcast_to(np.arange(P)[:, None], (A, P, G))
+    ended = np.ones((A, P, G), bool)
+    return jax.device_get(rollouts(prompts, LENGTHS, tokens, mask, np.float32(old_logprobs), ended, rewards, groups))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "temperature"))
+def rate(params, prompts, lengths, tokens, model, temperature=1.0):
+    """The log-probabilities of the completions of all agents."""
+    one = functools.partial(scoring.score, cfg=model, temperature=temperature)
+    return jax.vmap(one)(params, prompts=prompts, lengths=lengths, tokens=tokens).logprobs
 
 
 def fresh(cfg):
     """Return the statistics of an agent before its first update."""
-    return unstack(initial_running(1, 1, cfg.loss.kl_coef), 0)
+    return unstack(jax.device_get(initial_running(1, 1, cfg.loss.kl_coef)), 0)
 
 
 def copy(tree):
-    return jax.tree.map(jnp.copy, tree)
+    return jax.tree.map(jnp.array, tree)
 
 
 def step(state, batch, model, cfg=PLAIN):
@@ -93,10 +97,6 @@ def assert_close_trees(got, expected, tolerance=1e-5):
         assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b) + 1e-8, jax.tree_util.keystr(path)
 
 
-def assert_equal_trees(got, expected):
-    jax.tree.map(np.testing.assert_array_equal, got, expected)
-
-
 @pytest.fixture(scope="module")
 def updated(params, batch, model):
     """A stack before, and one update of it."""
@@ -104,7 +104,6 @@ def updated(params, batch, model):
     return state, *step(state, batch, model)
 
 
-@pytest.mark.long
 def test_gradients_are_kept_for_their_memory_alone(updated, params, batch, model):
     """Without them, as on GPUs, an update is the same but for rounding, and keeps none: agents take their step in turn."""
     state, after, metrics = updated
@@ -150,7 +149,6 @@ def torch_loss(model, reference, batch, agent, cfg):
     return ((token * mask).sum(-1) / mask.sum(-1)).mean()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("cfg", [PLAIN, FULL_AT_ONCE], ids=["magrpo-map", "grpo-kl-entropy-vmap"])
 def test_three_updates_equal_torch(params, batch, model, directories, cfg):
     """Loss, gradient norm and every new weight of both agents: transformers, autograd, torch's AdamW and clip."""
@@ -193,15 +191,21 @@ def gradients_of(params, batch, model):
     @functools.cache
     def variant(**changes):
         cfg = FULL.replace(**changes)
-        gradients = functools.partial(agent_gradients, running=fresh(cfg), model=model, algorithm=resolve(cfg))
-        f = jax.jit(lambda params, reference, batch: gradients(params, batch, reference=reference))
-        return jax.device_get(f(one, reference, unstack(batch, 1)))
+        gradients = functools.partial(agent_gradients, model=model, algorithm=resolve(cfg))
+        f = jax.jit(lambda params, reference, *data: gradients(params, *data, reference=reference))
+        return jax.device_get(f(one, reference, unstack(batch, 1), fresh(cfg)))
 
     return variant
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("changes", [{"micro_batches": 2, "remat": "none"}, {"micro_batches": 4, "remat": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"micro_batches": 4, "remat": "full"},
+        pytest.param({"micro_batches": 2, "remat": "none"}, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
 def test_micro_batches_and_remat_change_nothing(gradients_of, changes):
     """The two prompts apart; and each group in two as well; other things kept for the backward pass than in `FULL`."""
     grads, metrics = gradients_of(**changes)
@@ -211,31 +215,26 @@ def test_micro_batches_and_remat_change_nothing(gradients_of, changes):
         assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.long
-def test_split_keeps_every_row_with_its_prompt(params, batch, model):
+def test_split_keeps_every_row_with_its_prompt(batch, model):
     """Parts of 2, 4 and 8: together exactly the rows of the batch, each still beside its own prompt and length."""
-    inputs, _ = loss_inputs(unstack(batch, 0), fresh(PLAIN), model, resolve(PLAIN))
+    inputs = jax.device_get(loss_inputs(unstack(batch, 0), fresh(PLAIN), model, resolve(PLAIN))[0])
+    split = jax.jit(split_inputs, static_argnums=(1, 2))
 
-    def pairs(part):  # (prompt and its length, tokens, advantage) of every row
-        def ids(x):
-            return tuple(map(int, x))
-
+    def rows(part):  # prompt and its length, tokens, advantage
         return [
-            (ids(part.prompts[p]), int(part.prompt_lengths[p]), ids(part.tokens[p, g]), float(part.targets.advantages[p, g, 0]))
-            for p in range(part.tokens.shape[0])
-            for g in range(part.tokens.shape[1])
+            (*part.prompts[p], part.prompt_lengths[p], *part.tokens[p, g], part.targets.advantages[p, g, 0])
+            for p, g in np.ndindex(*part.tokens.shape[:2])
         ]
 
     for n in (2, 4, 8):
-        parts = split_inputs(inputs, n, POLICY)
-        cut = [pairs(jax.tree.map(lambda x, i=i: x[i], parts)) for i in range(n)]
+        parts = jax.device_get(split(inputs, n, POLICY))
+        cut = [rows(unstack(parts, i)) for i in range(n)]
         assert {len(part) for part in cut} == {P * G // n}
-        assert sorted(sum(cut, [])) == sorted(pairs(inputs))
+        assert sorted(sum(cut, [])) == sorted(rows(inputs))
     with pytest.raises(ValueError, match=r"micro_batches=3 does not divide 2 prompts of 4 completions"):
         split_inputs(inputs, 3, POLICY)
 
 
-@pytest.mark.long
 def test_vmap_equals_map(updated, batch, model):
     state, new, metrics = updated
     other, other_metrics = step(state, batch, model, PLAIN.replace(per_agent="vmap"))
@@ -245,7 +244,6 @@ def test_vmap_equals_map(updated, batch, model):
         np.testing.assert_allclose(other_metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.long
 def test_a_stack_equals_its_agents_alone(updated, params, batch, model):
     _, new, metrics = updated
     for a in range(A):
@@ -258,11 +256,11 @@ def test_a_stack_equals_its_agents_alone(updated, params, batch, model):
 def test_an_agent_learns_from_its_own_batch_alone(updated, batch, model):
     """Other rewards for agent 1 leave agent 0's update bit-equal, in both modes."""
     state, new, _ = updated
-    other = batch._replace(rewards=batch.rewards.at[1].multiply(-1))
+    other = batch._replace(rewards=put(batch.rewards, 1, -batch.rewards[1]))
     for mode in ("map", "vmap"):
         same = new if mode == "map" else step(state, batch, model, PLAIN.replace(per_agent=mode))[0]
         got, _ = step(state, other, model, PLAIN.replace(per_agent=mode))
-        assert_equal_trees(unstack(got.params, 0), unstack(same.params, 0))
+        assert_equal(unstack(got.params, 0), unstack(same.params, 0))
         assert np.abs(got.params["embed"][1] - same.params["embed"][1]).max() > 1e-3
 
 
@@ -272,44 +270,36 @@ def test_an_agent_learns_from_its_own_batch_alone(updated, batch, model):
 def test_padding_is_not_trained_and_the_last_chosen_token_is(updated, batch, model):
     """Other ids behind the mask change no bit of the update; another id at its last token does."""
     state, new, metrics = updated
-    padding = batch._replace(tokens=jnp.where(batch.action_mask, batch.tokens, 3))
+    padding = batch._replace(tokens=np.where(batch.action_mask, batch.tokens, 3))
     other, same = step(state, padding, model)
-    assert_equal_trees((other.params, other.opt_state, same), (new.params, new.opt_state, metrics))
-    last = batch.action_mask & ~jnp.pad(batch.action_mask[..., 1:], ((0, 0),) * 3 + ((0, 1),))
-    ending = batch._replace(tokens=jnp.where(last, 2, batch.tokens))
+    assert_equal((other.params, other.opt_state, same), (new.params, new.opt_state, metrics))
+    last = batch.action_mask & ~np.pad(batch.action_mask[..., 1:], ((0, 0),) * 3 + ((0, 1),))
+    ending = batch._replace(tokens=np.where(last, 2, batch.tokens))
     assert (np.asarray(step(state, ending, model)[1]["loss"]) != metrics["loss"]).all()
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 1000.1])
-def test_constant_rewards_give_exactly_zero_gradient(updated, batch, model, value):
+@pytest.mark.parametrize("nothing", [0.0, 0.1, 1000.1, np.nan, "masks"])
+def test_nothing_to_learn_from_is_finite_and_changes_nothing(updated, batch, model, nothing):
+    """Constant rewards, of which each gradient is exactly 0; all rewards invalid, or all completions empty."""
     state, _, _ = updated
-    new, metrics = step(state, batch._replace(rewards=jnp.full((A, P, G), value)), model)
-    assert (metrics["grad_norm"] == 0).all() and (metrics["loss"] == 0).all() and (metrics["zero_variance_share"] == 1).all()
-    assert_equal_trees(new.params, state.params)
-    assert (metrics["skipped"] == 0).all()
+    changes = dict(action_mask=batch.action_mask & False) if nothing == "masks" else dict(rewards=0 * batch.rewards + nothing)
+    new, metrics = step(state, batch._replace(**changes), model)
+    assert_equal(new.params, state.params)
+    assert all(np.isfinite(x).all() for x in metrics.values()) and (metrics["skipped"] == 0).all()
+    if nothing in (0.0, 0.1, 1000.1):
+        assert not metrics["grad_norm"].any() and not metrics["loss"].any() and (metrics["zero_variance_share"] == 1).all()
 
 
 def test_a_row_with_an_invalid_reward_is_masked(updated, batch, model):
     """NaN: what the row says does not matter, nothing is skipped, and the other rows still teach."""
     state, new, _ = updated
-    invalid = batch._replace(rewards=batch.rewards.at[:, 0, 1].set(jnp.nan))
+    row = np.s_[:, 0, 1]
+    invalid = batch._replace(rewards=put(batch.rewards, row, np.nan))
     got, metrics = step(state, invalid, model)
-    other = invalid._replace(
-        tokens=invalid.tokens.at[:, 0, 1].set(5), old_logprobs=invalid.old_logprobs.at[:, 0, 1].set(jnp.nan)
-    )
-    assert_equal_trees((got.params, metrics), ((same := step(state, other, model))[0].params, same[1]))
+    other = invalid._replace(tokens=put(batch.tokens, row, 5), old_logprobs=put(batch.old_logprobs, row, np.nan))
+    assert_equal((got.params, metrics), ((same := step(state, other, model))[0].params, same[1]))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((got, metrics))) and (metrics["skipped"] == 0).all()
     assert (metrics["grad_norm"] > 0).all() and np.abs(got.params["embed"] - new.params["embed"]).max() > 1e-5
-
-
-@pytest.mark.parametrize("empty", ["masks", "rewards"])
-def test_nothing_to_learn_from_is_finite_and_changes_nothing(updated, batch, model, empty):
-    """All completions empty, or all rewards invalid."""
-    state, _, _ = updated
-    nothing = {"masks": dict(action_mask=batch.action_mask & False), "rewards": dict(rewards=batch.rewards * jnp.nan)}
-    new, metrics = step(state, batch._replace(**nothing[empty]), model)
-    assert_equal_trees(new.params, state.params)
-    assert all(np.isfinite(x).all() for x in metrics.values()) and (metrics["skipped"] == 0).all()
 
 
 # --- numbers that are not finite -----------------------------------------------------------------------------------------
@@ -322,8 +312,8 @@ def test_a_gradient_that_is_not_finite_skips_that_agents_step(params, batch, mod
     spoiled = start._replace(params=start.params | {"final_norm": np.array(start.params["final_norm"])})
     spoiled.params["final_norm"][0, 3] = np.nan
     new, metrics = step(spoiled, batch, model)
-    assert_equal_trees(unstack((new.params, new.opt_state), 0), unstack((spoiled.params, spoiled.opt_state), 0))
-    assert_equal_trees(unstack((new.params, new.opt_state), 1), unstack((healthy.params, healthy.opt_state), 1))
+    assert_equal(unstack((new.params, new.opt_state), 0), unstack((spoiled.params, spoiled.opt_state), 0))
+    assert_equal(unstack((new.params, new.opt_state), 1), unstack((healthy.params, healthy.opt_state), 1))
     assert new.skipped.tolist() == metrics["skipped"].tolist() == [1, 0]
     assert step(new, batch, model)[0].skipped.tolist() == [2, 0]
 
@@ -331,9 +321,9 @@ def test_a_gradient_that_is_not_finite_skips_that_agents_step(params, batch, mod
 def test_a_loss_that_is_not_finite_skips_the_step(params, batch, model):
     """A NaN among agent 1's behaviour log-probabilities, under the clipped loss, in vmap mode."""
     state = jax.device_get(init_stack(copy(params), resolve(FULL)))
-    bad = batch._replace(old_logprobs=batch.old_logprobs.at[1, 0, 0, 0].set(jnp.nan))
+    bad = batch._replace(old_logprobs=put(batch.old_logprobs, (1, 0, 0, 0), np.nan))
     new, metrics = step(state, bad, model, FULL_AT_ONCE)
-    assert_equal_trees(unstack((new.params, new.opt_state), 1), unstack((state.params, state.opt_state), 1))
+    assert_equal(unstack((new.params, new.opt_state), 1), unstack((state.params, state.opt_state), 1))
     assert new.skipped.tolist() == [0, 1] and np.isnan(metrics["loss"][1])
     assert np.abs(new.params["embed"][0] - state.params["embed"][0]).max() > 1e-3
 
@@ -362,7 +352,7 @@ def test_kl_is_zero_at_the_untrained_policy_and_positive_later(params, batch, mo
         kl.append(metrics["kl"])
     np.testing.assert_allclose(kl[0], 0, atol=1e-6)
     assert (np.array(kl[1:]) > 1e-2).all()
-    assert_equal_trees(state.reference, jax.device_get(params))
+    assert_equal(state.reference, jax.device_get(params))
 
 
 # --- the loss over chunks ------------------------------------------------------------------------------------------------
@@ -382,26 +372,24 @@ def loss_through_scores(params, inputs, model, algorithm):
     return token_loss(*scores, inputs.targets, algorithm)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "changes, tied, tolerance",
     [
-        ({}, True, 1e-5),
         ({}, False, 1e-5),
-        ({"compute_dtype": "bfloat16"}, True, 2e-2),
         ({"ratio_level": "sequence"}, True, 1e-5),
+        ({"compute_dtype": "bfloat16"}, True, 2e-2),
+        pytest.param({}, True, 1e-5, marks=pytest.mark.nightly),
     ],
 )
 def test_the_loss_of_chunks_is_the_loss_of_all_tokens(tiny_config, batch, monkeypatch, changes, tied, tolerance):
     """48 tokens in 7 chunks of 7, one of them padding: loss, metrics and gradients equal those of one chunk, and those through
     `score` with autodiff of the loss; thrice the loss has thrice the gradient."""
     cfg, model = FULL.replace(**changes), tiny_config(tie_embeddings=tied)
-    algorithm = resolve(cfg)
-    params, reference = (decoder.init_params(model, jax.random.key(seed)) for seed in (1, 2))
-    make = jax.jit(lambda batch: loss_inputs(batch, fresh(cfg), model, algorithm, reference=reference))
-    inputs, _ = make(unstack(batch, 0))
+    algorithm, init = resolve(cfg), jax.jit(functools.partial(decoder.init_params, model))
+    params, reference = (init(jax.random.key(seed)) for seed in (1, 2))
+    inputs, _ = loss_inputs(unstack(batch, 0), fresh(cfg), model, algorithm, reference=reference)
     (plain, plain_metrics), plain_grads = loss_and_gradients(params, inputs, model, algorithm, loss_through_scores)
-    for chunk in (512, 7):
+    for chunk in (7,) if changes else (512, 7):
         monkeypatch.setattr(scoring, "CHUNK", dict.fromkeys(scoring.CHUNK, chunk))
         (loss, metrics), grads = loss_and_gradients(params, inputs, model, algorithm)
         assert loss == pytest.approx(plain, rel=tolerance)
@@ -409,6 +397,8 @@ def test_the_loss_of_chunks_is_the_loss_of_all_tokens(tiny_config, batch, monkey
         for name, expected in plain_metrics.items():
             assert metrics[name] == pytest.approx(float(expected), rel=tolerance, abs=1e-6), name
         assert_close_trees(grads, plain_grads, tolerance)
+    if changes:
+        return
 
     def three_times(params, inputs, model, algorithm):
         loss, metrics = loss_of_inputs(params, inputs, model, algorithm)
@@ -420,25 +410,27 @@ def test_the_loss_of_chunks_is_the_loss_of_all_tokens(tiny_config, batch, monkey
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_kl_in_the_reward_is_subtracted_from_the_return(params, batch, model, kind):
-    """Advantage of R - coef * (sum of the estimate over the completion), behaviour policy against the reference."""
+    """Advantage of R - coef * (sum of the estimate over the completion), behaviour policy against the reference; the
+    coefficient is that of the moment, which a target moves."""
     cfg = PLAIN.replace(kl_coef=0.3, kl_in="reward", kl_estimator=kind)
     mine, reference = unstack(batch, 0), unstack(params, 1)
-    make = functools.partial(loss_inputs, running=fresh(cfg), model=model, algorithm=resolve(cfg))
-    inputs, _ = jax.jit(lambda reference, batch: make(batch, reference=reference))(reference, mine)
-    ref = jax.jit(lambda r, b: scoring.score(r, model, b.prompts, b.prompt_lengths, b.tokens))(reference, mine).logprobs
-    np.testing.assert_allclose(inputs.targets.ref_logprobs, ref, atol=1e-5)
-    d = np.asarray(ref - mine.old_logprobs, np.float64)
+    ref = np.asarray(rate(jax.tree.map(lambda x: x[::-1], params), batch.prompts, batch.prompt_lengths, batch.tokens, model)[0])
+    d = np.float64(ref - mine.old_logprobs)
     estimate = {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - d - 1}[kind]
-    returns = mine.rewards - 0.3 * (estimate * mine.action_mask).sum(-1)
-    expected = returns - returns.mean(-1, keepdims=True)
-    np.testing.assert_allclose(inputs.targets.advantages[..., 0], expected, rtol=1e-4, atol=1e-4)
+    for coef in (0.3, 0.6):
+        running = fresh(cfg)._replace(kl_coef=np.float32(coef))
+        inputs, _ = loss_inputs(mine, running, model, resolve(cfg), reference=reference)
+        np.testing.assert_allclose(inputs.targets.ref_logprobs, ref, atol=1e-5)
+        returns = mine.rewards - coef * (estimate * mine.action_mask).sum(-1)
+        expected = returns - returns.mean(-1, keepdims=True)
+        np.testing.assert_allclose(inputs.targets.advantages[..., 0], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_how_a_batchs_tokens_are_weighed(batch, model, aggregation):
     """By numpy: a row without a valid reward counts nowhere, and `constant` divides by what a completion may have."""
     algorithm = resolve(PLAIN.replace(loss_aggregation=aggregation, max_new_tokens=2 * T))
-    mine = unstack(batch._replace(rewards=batch.rewards.at[:, 0, 1].set(jnp.nan)), 0)
+    mine = unstack(batch._replace(rewards=put(batch.rewards, np.s_[:, 0, 1], np.nan)), 0)
     inputs, _ = loss_inputs(mine, fresh(PLAIN), model, algorithm)
     mask, valid = np.array(mine.action_mask), P * G - 1
     mask[0, 1] = False
@@ -451,33 +443,16 @@ def test_how_a_batchs_tokens_are_weighed(batch, model, aggregation):
     np.testing.assert_allclose(inputs.targets.weights, expected, rtol=1e-6)
 
 
-def test_the_penalty_follows_the_coefficient_of_the_moment(params, batch, model):
-    """Which a target moves: twice the coefficient takes twice as much from the advantages."""
-    cfg = PLAIN.replace(kl_coef=0.3, kl_in="reward")
-    algorithm = resolve(cfg)
-    mine, reference = unstack(batch, 0), unstack(params, 1)
-
-    def advantages(coef):
-        running = fresh(cfg)._replace(kl_coef=jnp.float32(coef))
-        return loss_inputs(mine, running, model, algorithm, reference=reference)[0].targets.advantages
-
-    none, once, twice = map(advantages, (0.0, 0.3, 0.6))
-    np.testing.assert_allclose(twice - none, 2 * (once - none), rtol=1e-3, atol=1e-5)
-    assert np.abs(once - none).max() > 1e-3
-
-
-@pytest.mark.long
 def test_a_replaced_row_is_used_by_the_next_update(updated, batch, model, monkeypatch):
     """A row is part of the static argument: no program of the row of the same name before is run, and none is compiled again
     for a row that is put back."""
     state, new, metrics = updated
-    magrpo, rloo = ALGORITHMS["magrpo"], ALGORITHMS["marloo"]
-    monkeypatch.setitem(ALGORITHMS, "magrpo", dataclasses.replace(magrpo, estimator=rloo.estimator))
+    magrpo = ALGORITHMS["magrpo"]
+    monkeypatch.setitem(ALGORITHMS, "magrpo", ALGORITHMS["marloo"])
     other, other_metrics = step(state, batch, model)
-    expected, expected_metrics = step(state, batch, model, PLAIN.replace(algorithm="marloo"))
-    assert_close_trees((other.params, other_metrics), (expected.params, expected_metrics))
+    assert_equal((other, other_metrics), step(state, batch, model, PLAIN.replace(algorithm="marloo")))
     assert (np.abs(other_metrics["loss"] - metrics["loss"]) > 1e-4).all()
     monkeypatch.setitem(ALGORITHMS, "magrpo", magrpo)
     traced = TRACES["update"]
-    assert_equal_trees(step(state, batch, model), (new, metrics))
+    assert_equal(step(state, batch, model), (new, metrics))
     assert TRACES["update"] == traced

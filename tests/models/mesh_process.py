@@ -1,8 +1,10 @@
-"""Train on meshes of virtual devices, and print as JSON how far the results are from those of one device.
+"""Answer questions about runs on meshes of virtual devices, of which most ask how far results are from those of one device.
 
-Run by `test_sharding.py`: python mesh_process.py DIRECTORY DIRECTORY, of two models. JAX_NUM_CPU_DEVICES must be 8.
+Run by `test_sharding.py`: python mesh_process.py DIRECTORY DIRECTORY, of two models. JAX_NUM_CPU_DEVICES must be 8. A line of
+the input is a JSON list of the name of a function and its arguments; the line that answers it is the JSON of its result.
 """
 
+import functools
 import json
 import sys
 import tempfile
@@ -10,6 +12,8 @@ import tempfile
 import jax
 import numpy as np
 
+import jmarl.comlrl.trainers
+import jmarl.mrlm.core  # noqa: F401
 from jmarl import evaluate, fit, train, train_seeds
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
@@ -23,7 +27,9 @@ from jmarl.runs.rollouts import play_step, sampler_of
 from jmarl.sampling import slots
 from jmarl.team import Team, make_team, stack_agents
 
+DIRECTORIES, TORCH = sys.argv[1:], "torch" in sys.modules
 MESHES = ("data=8", "agent=2,data=4", "agent=2,data=2,model=2")
+ONE = "agent=1"
 ITEMS = [{"prompt": text} for text in ("The answer is", "def add(first, second):", "apples and pears", "Two agents")]
 FORMATTERS = [lambda item: item["prompt"], lambda item: item["prompt"] + " or"]
 PAIRS = [
@@ -32,23 +38,19 @@ PAIRS = [
 ]
 BASE = dict(num_updates=3, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, top_k=3,
             algorithm="grpo", progress=False)  # fmt: skip
+TWO_TURNS, OWN_CRITICS, CENTRAL, PAIRED = "full weights, two turns", "own critics", "central critic", "given pairs"
 VARIANTS = {  # name -> settings
-    "full weights, two turns": dict(kl_coef=0.1, num_turns=2, history="append", branching="chain"),
+    TWO_TURNS: dict(kl_coef=0.1, num_turns=2, history="append", branching="chain"),
     "adapters": dict(lora_rank=4, lora_dropout=0.1, kl_coef=0.1, num_prompts=3, learning_rate=3e-3),
-    "own critics": dict(
-        algorithm="ippo",
-        num_epochs=2,
-        num_minibatches=2,
-        kl_coef=0.1,
-        kl_in="reward",
-        advantage_scale="none",
+    OWN_CRITICS: dict(
+        algorithm="ippo", num_epochs=2, num_minibatches=2, kl_coef=0.1, kl_in="reward", advantage_scale="none",
         learning_rate=1e-3,
     ),
-    "central critic": dict(algorithm="maac", learning_rate=1e-3),
+    CENTRAL: dict(algorithm="maac", learning_rate=1e-3),
     "several seeds, dynamic sampling": dict(learning_rate=(1e-2, 3e-3), update_order="alternating", dynamic_sampling=1),
     "rounds of preferences, replicated weights": dict(algorithm="madpo_iter", num_candidates=4, batch_size=2, strategy="ddp"),
-    "given pairs": dict(algorithm="dpo", batch_size=2, num_updates=3, learning_rate=1e-2, adam_eps=1e-4, progress=False),
-}
+    PAIRED: dict(algorithm="dpo", batch_size=2, num_updates=3, learning_rate=1e-2, adam_eps=1e-4, progress=False),
+}  # fmt: skip
 
 
 def reward(a, b, prompts):  # equal rewards, and no gradient, for items that begin with an a
@@ -64,11 +66,16 @@ def difference(a, b):
     return max(float(np.abs(np.asarray(x, float) - np.asarray(y, float)).max(initial=0)) for x, y in pairs)
 
 
-def result_of(variant, agents, **changes):
+@functools.cache
+def agents():
+    return [open_agent(path) for path in DIRECTORIES]
+
+
+def run(variant, mesh, **changes):
     """State and rewards of a run."""
-    settings = (VARIANTS[variant] if variant == "given pairs" else BASE | VARIANTS[variant]) | changes
-    cfg, team = TrainConfig.of(**settings), Team.of(agents[:1] * 2 if "lora_rank" in settings else agents)
-    if variant == "given pairs":
+    settings = (VARIANTS[variant] if variant == PAIRED else BASE | VARIANTS[variant]) | changes
+    cfg, team = TrainConfig.of(**settings, mesh=mesh), Team.of(agents()[:1] * 2 if "lora_rank" in settings else agents())
+    if variant == PAIRED:
         return fit(team, PAIRS, cfg).state, 0.0
     env = RewardEnvironment(REWARD, FORMATTERS, (lambda **_: [" more", " or less"]) if "num_turns" in settings else None)
     if variant.startswith("several seeds"):
@@ -78,59 +85,81 @@ def result_of(variant, agents, **changes):
     return result.state, result.rewards
 
 
-def shares_of(state):
-    """For each leaf, by its path: its bytes, and those on each device, without repetition."""
-    shares = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+result_of = functools.cache(run)
+
+
+def trained(variant, mesh):
+    """Differences of rewards and of the whole state from those of one device."""
+    (state, rewards), (one, expected) = result_of(variant, mesh), result_of(variant, ONE)
+    return difference(rewards, expected), difference(state, one)
+
+
+def shares(variant, mesh):
+    """For each leaf of the state, by its path: its bytes, and those on each device, without repetition."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(result_of(variant, mesh)[0])[0]:
         sizes = dict.fromkeys(jax.devices(), 0)
         for shard in leaf.addressable_shards:
             sizes[shard.device] += shard.data.nbytes
-        shares[jax.tree_util.keystr(path)] = [leaf.nbytes, *sorted(set(sizes.values()))]
-    return shares
+        found[jax.tree_util.keystr(path)] = [leaf.nbytes, *sorted(set(sizes.values()))]
+    return found
 
 
-def resumed(agents):
-    """Differences from a whole run of runs that go on on another mesh after an update each."""
-    whole, rewards = result_of("full weights, two turns", agents, mesh="agent=1")
+def resumed():
+    """Steps of runs that go on on another mesh after an update each, and how far their state is from that of a whole run."""
     with tempfile.TemporaryDirectory() as where:
-        for n, mesh in enumerate(("data=8", "agent=2,data=2,model=2", "agent=1"), 1):
+        for n, mesh in enumerate(("data=8", "agent=2,data=2,model=2", ONE), 1):
             changes = dict(output_dir=where, save_every=1, num_updates=n, resume=n > 1, save_models=False, tensorboard=False)
-            state, _ = result_of("full weights, two turns", agents, mesh=mesh, **changes)
-    return int(state.step), difference(state, whole)
+            state, _ = run(TWO_TURNS, mesh, **changes)
+    return int(state.step), difference(state, result_of(TWO_TURNS, ONE)[0])
 
 
-def early(agents):
+def early():
     """Differences of rows that begin early on one device and go on on two: steps, states, rewards."""
     env, base = RewardEnvironment(REWARD, FORMATTERS), dict(BASE, async_steps=1, max_new_tokens=24)
-    whole = train(Team.of(agents), env, ITEMS, TrainConfig.of(**base, mesh="agent=1"))
+    whole = train(Team.of(agents()), env, ITEMS, TrainConfig.of(**base, mesh=ONE))
     with tempfile.TemporaryDirectory() as where:
-        for n, mesh in ((1, "agent=1"), (3, "agent=2")):
+        for n, mesh in ((1, ONE), (3, "agent=2")):
             changes = dict(base, output_dir=where, save_every=1, resume=n > 1, num_updates=n, mesh=mesh)
-            moved = train(Team.of(agents), env, ITEMS, TrainConfig.of(**changes))
-    return [int(moved.state.step), difference(moved.state, whole.state), difference(moved.rewards, whole.rewards[1:])]
+            moved = train(Team.of(agents()), env, ITEMS, TrainConfig.of(**changes))
+    return int(moved.state.step), difference(moved.state, whole.state), difference(moved.rewards, whole.rewards[1:])
 
 
-def long_tokens(agents, mesh):
+@functools.cache
+def long_tokens(mesh):
     """Tokens of 16 long rows of each agent, which move into fewer slots."""
     cfg = TrainConfig.of(**dict(BASE, max_new_tokens=64, num_prompts=4, mesh=mesh))
-    team, params = make_team(agents)
+    team, params = make_team(agents())
     setup, state = start(team, params, cfg)
-    env = RewardEnvironment(REWARD, FORMATTERS)
-    return play_step(sampler_of(setup, state), setup, ITEMS, env, 0).turns[0].completions[0].tokens
+    shortest, slots.SHORTEST = slots.SHORTEST, 64  # the context of these models is short
+    rollout = play_step(sampler_of(setup, state), setup, ITEMS, RewardEnvironment(REWARD, FORMATTERS), 0)
+    slots.SHORTEST = shortest
+    return rollout.turns[0].completions[0].tokens
 
 
-def played(agents, mesh):
+def long(mesh):
+    """Whether such tokens are those of one device."""
+    return bool((long_tokens(mesh) == long_tokens(ONE)).all())
+
+
+@functools.cache
+def returns(mesh):
     """Returns of an evaluation and of every pairing of two teams."""
     cfg, env = TrainConfig.of(**BASE, eval_generations=3, mesh=mesh), RewardEnvironment(REWARD, FORMATTERS)
-    team, params = make_team(agents)
+    team, params = make_team(agents())
     evaluation = evaluate(team, params, ITEMS, env, cfg)
-    pairings = cross_play([agents, agents[::-1]], ITEMS, env, cfg)
+    pairings = cross_play([agents(), agents()[::-1]], ITEMS, env, cfg)
     return [evaluation.rollout.joint_returns[0], pairings.rewards]
 
 
-def divided_at_once(directories, mesh, lora):
+def played(mesh):
+    """How far such returns are from those of one device."""
+    return difference(returns(mesh), returns(ONE))
+
+
+def divided(mesh, lora):
     """Whether weights that are read from files to a mesh equal those that are moved there, and lie like them."""
-    directories = [directories[0]] * 2 if lora else directories
+    directories = DIRECTORIES[:1] * 2 if lora else DIRECTORIES
     devices = sharding.make_mesh(mesh)
     at_once, moved = (
         stack_agents(Team.of([load(path) for path in directories]).on(on).stacks, [load(path) for path in directories], lora)
@@ -141,35 +170,27 @@ def divided_at_once(directories, mesh, lora):
     return equal and all(x.sharding == y.sharding and x.dtype == y.dtype for x, y in pairs)
 
 
-def main(directories):
-    agents, out = [open_agent(path) for path in directories], {"devices": jax.device_count(), "meshes": {}}
-    out["divided"] = [divided_at_once(directories, mesh, lora) for mesh in MESHES for lora in (False, True)]
-    for variant in VARIANTS:
-        one, rewards = result_of(variant, agents, mesh="agent=1")
-        for mesh in MESHES:
-            state, other = result_of(variant, agents, mesh=mesh)
-            out["meshes"][f"{variant}; {mesh}"] = [difference(other, rewards), difference(state, one)]
-            if variant == "full weights, two turns":
-                out.setdefault("shares", {})[mesh] = shares_of(state)
-            if variant == "central critic":
-                out.setdefault("critic", {})[mesh] = shares_of(state.critics[0].params)
-    out["resumed"], out["early"] = resumed(agents), early(agents)
-    slots.SHORTEST = 64  # the context of these models is short
-    one = long_tokens(agents, "agent=1")
-    one_played = played(agents, "agent=1")
-    out["played"] = [difference(played(agents, mesh), one_played) for mesh in MESHES]
-    out["long"] = [bool((one == long_tokens(agents, mesh)).all()) for mesh in MESHES]
-    out["auto"] = [
-        dict((sharding.mesh_for("auto", n) or sharding.make_mesh("agent=1")).shape) for n in ([2], [3, 6], [2, 3], [32])
-    ]
-    team, params = make_team(agents)
+def again():
+    """The error where parameters that were put on a mesh are used once more."""
+    team, params = make_team(agents())
     start(team, params, TrainConfig.of(**BASE, mesh="data=8"))
     try:
         start(team, params, TrainConfig.of(**BASE, mesh="data=8"))
     except ValueError as error:
-        out["again"] = str(error)
-    return out
+        return str(error)
+
+
+def imports_torch():
+    """Whether torch was imported with the library and its front ends."""
+    return TORCH
+
+
+def main():
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        print(json.dumps(globals()[name](*arguments)), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1:])))
+    main()

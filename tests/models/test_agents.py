@@ -37,6 +37,14 @@ FLAGS = {  # every switch of the decoder, as Hugging Face spells it
     "qwen3": ("qwen3", {}),
     "qwen3 biases untied": ("qwen3", {"attention_bias": True, "tie_word_embeddings": False}),
 }
+EVERY_SWITCH = ("llama3 rope", "llama one head each", "llama one key-value head", "qwen2 untied", "qwen3 biases untied")
+
+
+def nightly_but(*names, of):
+    """Return cases of which all but these are nightly."""
+    return [pytest.param(case, marks=[] if case in names else pytest.mark.nightly) for case in of]
+
+
 forward = jax.jit(decoder.forward, static_argnums=1)
 
 
@@ -47,6 +55,12 @@ def hf_logits(directory, tokens=TOKENS):
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     with torch.no_grad():
         return model(torch.as_tensor(np.array(tokens))[None]).logits[0].numpy()
+
+
+def random_params(cfg):
+    """Return parameters as JAX arrays, made without a compiled program."""
+    rng, shapes = np.random.default_rng(0), jax.eval_shape(lambda: decoder.init_params(cfg, jax.random.key(0)))
+    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape).astype(x.dtype)), shapes)
 
 
 def our_logits(agent, tokens=TOKENS):
@@ -90,7 +104,7 @@ def test_the_converted_model_has_the_permissions_of_other_new_directories(umask,
 # --- parity ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", FLAGS)
+@pytest.mark.parametrize("case", nightly_but(*EVERY_SWITCH, of=FLAGS))
 def test_logits_equal_transformers_after_loading_and_after_saving(case, tiny_dir, tmp_path):
     family, flags = FLAGS[case]
     directory = tiny_dir(family, **flags)
@@ -122,13 +136,6 @@ def test_logits_depend_on_every_flag(tiny_dir):
         expected = our_logits(agent)
         agent.params["layers"][leaf] = np.zeros_like(agent.params["layers"][leaf])
         assert np.abs(our_logits(agent) - expected).max() > 0.01, leaf
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sharded_files_hold_the_same_model(family, tiny_dir):
-    sharded = tiny_dir(family, max_shard_size="40KB")
-    assert len(list(sharded.glob("*.safetensors"))) > 2 and not (sharded / "model.safetensors").exists()
-    jax.tree.map(np.testing.assert_array_equal, weights.load_agent(sharded).params, weights.load_agent(tiny_dir(family)).params)
 
 
 def test_a_large_model_is_written_in_shards_that_transformers_loads(tiny_config, tiny_tokenizer, random_agent, tmp_path):
@@ -163,24 +170,24 @@ def test_half_precision_files_load_as_their_exact_values(dtype, tiny_dir):
     np.testing.assert_allclose(our_logits(agent), hf_logits(directory), atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["llama3 rope", "qwen2", "qwen3 biases untied"])
+@pytest.mark.parametrize("case", nightly_but("qwen3 biases untied", of=["llama3 rope", "qwen2", "qwen3 biases untied"]))
 def test_prefix_and_decode_paths_give_the_logits_of_forward(case, tiny_dir):
     family, flags = FLAGS[case]
     _, cfg, params, *_ = weights.load_agent(tiny_dir(family, **flags))
     expected, n = np.asarray(forward(params, cfg, TOKENS)), 30
-    padded = jnp.asarray(np.concatenate([TOKENS[:n], np.full(7, 5)]))  # padding after the prompt must change nothing
+    padded = np.concatenate([TOKENS[:n], np.full(7, 5)])[None]  # padding after the prompt must change nothing
 
     @jax.jit
     def scored(params):
-        hidden, _ = decoder.completion_states(params, cfg, padded[None], jnp.array([n]), jnp.asarray(TOKENS[n:])[None, None])
+        hidden, _ = decoder.completion_states(
+            params, cfg, jnp.asarray(padded), jnp.array([n]), jnp.asarray(TOKENS[n:])[None, None]
+        )
         return decoder.logits(params, hidden[0, 0])
-
-    np.testing.assert_allclose(scored(params), expected[n:], atol=1e-4)
 
     @jax.jit
     def decoded(params):
         rest = jnp.asarray(TOKENS[n:])
-        prefix = decoding.prefill(params, cfg, padded[None], jnp.array([n]))
+        prefix = decoding.prefill(params, cfg, jnp.asarray(padded), jnp.array([n]))
         view = decoding.decode_view(params, cfg, jnp.float32, prefix, len(rest) + 3, range(cfg.num_layers))
 
         def step(cache, inputs):
@@ -188,11 +195,11 @@ def test_prefix_and_decode_paths_give_the_logits_of_forward(case, tiny_dir):
             out, cache = decoding.decode_step(view, cfg, cache, token[None, None], t)
             return cache, out[0, 0]
 
-        return jax.lax.scan(
-            step, decoding.init_cache(cfg, prefix, 1, len(rest) + 3, jnp.float32), (jnp.arange(len(rest)), rest)
-        )[1]
+        cache = decoding.init_cache(cfg, prefix, 1, len(rest) + 3, jnp.float32)
+        return jax.lax.scan(step, cache, (jnp.arange(len(rest)), rest))[1]
 
-    np.testing.assert_allclose(decoded(params), expected[n:], atol=1e-4)
+    for path in (scored, decoded):
+        np.testing.assert_allclose(path(params), expected[n:], atol=1e-4)
 
 
 def test_parameters_have_the_decoders_shapes(tiny_config, tiny_dir):
@@ -210,7 +217,7 @@ def test_parameters_have_the_decoders_shapes(tiny_config, tiny_dir):
 
 def test_jax_parameters_of_any_dtype_are_saved_in_float32(tiny_config, tiny_tokenizer, tmp_path):
     cfg = tiny_config("qwen3", tie_embeddings=False)
-    params = decoder.cast(decoder.init_params(cfg, jax.random.key(0)), jnp.bfloat16)
+    params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x).astype(jnp.bfloat16)), random_params(cfg))
     weights.save_pretrained(tmp_path, cfg, params, tiny_tokenizer)
     agent = weights.load_agent(tmp_path)
     assert agent.config == cfg
@@ -222,7 +229,7 @@ def test_transformers_reads_our_tokenizer_and_ids(family, tiny_config, tiny_toke
     from transformers import AutoConfig, AutoTokenizer
 
     cfg = tiny_config(family)
-    weights.save_pretrained(tmp_path, cfg, decoder.init_params(cfg, jax.random.key(0)), tiny_tokenizer)
+    weights.save_pretrained(tmp_path, cfg, random_params(cfg), tiny_tokenizer)
     text = "The farmer's 1234 pears — 日本\n\tx = 1<|im_end|>"
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path), weights.load_agent(tmp_path).tokenizer
     assert theirs.encode(text) == ours.encode(text) == tiny_tokenizer.encode(text)
@@ -233,9 +240,9 @@ def test_transformers_reads_our_tokenizer_and_ids(family, tiny_config, tiny_toke
 
 def test_saving_a_stack_or_wrong_leaves_is_an_error(tiny_config, tmp_path):
     cfg = tiny_config()
-    params = decoder.init_params(cfg, jax.random.key(0))
+    params = random_params(cfg)
     with pytest.raises(ValueError, match=r"shape \(3, 320, 32\), the config asks for \(320, 32\) .*one agent at a time"):
-        weights.save_pretrained(tmp_path / "a", cfg, jax.tree.map(lambda x: jnp.stack([x] * 3), params))
+        weights.save_pretrained(tmp_path / "a", cfg, jax.tree.map(lambda x: np.stack([x] * 3), params))
     with pytest.raises(ValueError, match="1 tensor is unknown to this architecture: lora"):
         weights.save_pretrained(tmp_path / "b", cfg, {**params, "lora": params["embed"]})
     with pytest.raises(ValueError, match="1 tensor is missing: lm_head"):
@@ -258,8 +265,8 @@ def test_smollm2_exports_to_transformers_with_the_same_logits(smollm2, tmp_path)
 
 def test_writing_the_cache_at_different_indices_is_an_error():
     """It would be a scatter, which copies the cache at every token."""
-    cache, new = jnp.zeros((2, 3, 4, 8)), jnp.ones((2, 3, 4, 1))
-    together = jax.vmap(token_attention._write, (0, 0, None))(cache, new, 5)
-    np.testing.assert_array_equal(together, cache.at[..., 5:6].set(new))
+    cache, new = np.zeros((2, 3, 4, 8), np.float32), np.ones((2, 3, 4, 1), np.float32)
+    together = jax.jit(jax.vmap(token_attention._write, (0, 0, None)))(cache, new, 5)
+    np.testing.assert_array_equal(together, np.broadcast_to(np.arange(8) == 5, cache.shape))
     with pytest.raises(NotImplementedError, match="at one index t"):
-        jax.vmap(token_attention._write)(cache, new, jnp.array([5, 6]))
+        jax.jit(jax.vmap(token_attention._write))(cache, new, np.array([5, 6]))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jmarl.models import decoder
 from jmarl.models.config import RopeScaling
 from jmarl.models.hub import agents as weights
 
@@ -212,15 +211,14 @@ def test_missing_files_are_named(copy_dir, tiny_dir, tmp_path):
         weights.load_agent(copy_dir)
 
 
-def test_a_vocabulary_smaller_than_the_tokenizers_is_an_error(copy_dir, make_tokenizer, tiny_config, tmp_path):
-    tokenizer = make_tokenizer()
+def test_a_vocabulary_smaller_than_the_tokenizers_is_an_error(copy_dir, make_tokenizer, tmp_path):
+    agent, tokenizer = weights.load_agent(copy_dir), make_tokenizer()
     tokenizer.add_tokens(["<one_more>"])
     tokenizer.save_pretrained(copy_dir)
     with pytest.raises(ValueError, match="tokenizer has 321 tokens but the model's vocabulary only 320"):
         weights.load_agent(copy_dir)
-    cfg = tiny_config()
     with pytest.raises(ValueError, match="tokenizer has 321 tokens"):
-        weights.save_pretrained(tmp_path / "out", cfg, decoder.init_params(cfg, jax.random.key(0)), tokenizer)
+        weights.save_pretrained(tmp_path / "out", agent.config, agent.params, tokenizer)
 
 
 def test_paths_that_do_not_exist_are_errors(copy_dir, tmp_path):

@@ -73,19 +73,20 @@ class HubRequest(http.server.BaseHTTPRequestHandler):
 HUB_CLIENT = """
 import sys, hashlib
 from jmarl.models.hub.agents import load_agent
-name, *revision = sys.argv[1:]
-try:
-    agent = load_agent(name, *revision)
-except FileNotFoundError as e:
-    print("refused:", e)
-else:
-    print(agent.name, agent.config.family, hashlib.sha1(agent.params["layers"]["qkv"].tobytes()).hexdigest())
+for model in sys.argv[1:]:
+    try:
+        agent = load_agent(*model.split("@"))
+    except FileNotFoundError as e:
+        print("refused:", " ".join(str(e).split()))
+    else:
+        print(agent.name, agent.config.family, hashlib.sha1(agent.params["layers"]["qkv"].tobytes()).hexdigest())
 assert not {"torch", "jax"} & set(sys.modules), "the host world imports neither torch nor jax"
 """
 
 
 @pytest.mark.long
 def test_a_hub_id_is_downloaded_once_and_then_cached(copy_dir, tmp_path):
+    """For other processes, too: also without the network."""
     (copy_dir / "pytorch_model.bin").write_bytes(b"not downloaded")
     agent = weights.load_agent(copy_dir)
     expected = "team/tiny llama " + hashlib.sha1(agent.params["layers"]["qkv"].tobytes()).hexdigest()
@@ -94,28 +95,25 @@ def test_a_hub_id_is_downloaded_once_and_then_cached(copy_dir, tmp_path):
     thread.start()
     env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(REPO)}
 
-    def client(*args, **more):
-        command = [sys.executable, "-c", HUB_CLIENT, *args]
-        return subprocess.run(command, env=env | more, check=True, capture_output=True, text=True).stdout.strip()
+    def client(*models, **more):
+        command = [sys.executable, "-c", HUB_CLIENT, *models]
+        return subprocess.run(command, env=env | more, check=True, capture_output=True, text=True).stdout.splitlines()
 
     try:
-        assert client("team/tiny") == expected
-        wanted = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-        wanted |= {"generation_config.json"}
-        assert sorted(hub.fetched) == sorted(wanted)
-        assert client("team/tiny", hub.commit) == expected
-        assert client("team/tiny", HF_HUB_OFFLINE="1") == expected
-        assert len(hub.fetched) == len(wanted)
-        assert f"directory here, and {hub.url} has no such model, or it is private: check the spelling" in client(
-            "team/unknown"
-        )
-        assert f"{hub.url} has no revision 'v9' of it: check the spelling" in client("team/tiny", "v9")
+        *loaded, unknown, revision = client("team/tiny", f"team/tiny@{hub.commit}", "team/unknown", "team/tiny@v9")
     finally:
         hub.shutdown()
         hub.server_close()
         thread.join()
-    assert f"{hub.url} did not answer, and it is not in the cache: check the spelling and the network" in client("team/other")
-    assert "HF_HUB_OFFLINE is set, and it is not in the cache" in client("team/other", HF_HUB_OFFLINE="1")
+    assert loaded == [expected] * 2
+    wanted = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert sorted(hub.fetched) == sorted(wanted | {"generation_config.json"})
+    assert f"directory here, and {hub.url} has no such model, or it is private: check the spelling" in unknown
+    assert f"{hub.url} has no revision 'v9' of it: check the spelling" in revision
+    (other,) = client("team/other")
+    assert f"{hub.url} did not answer, and it is not in the cache: check the spelling and the network" in other
+    cached, other = client("team/tiny", "team/other", HF_HUB_OFFLINE="1")
+    assert cached == expected and "HF_HUB_OFFLINE is set, and it is not in the cache" in other
 
 
 # --- SmolLM2 -----------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from jmarl.rollout.text_model import AgentModel
 from jmarl.sampling.generate import tokenize
 from jmarl.sampling.stack_program import stop_of_prompts
 from jmarl.team import Team, agents_of, make_team, save_team, team_changes
+from tests.matrix import product
 
 END, START, DOCUMENT = 2, 1, 0  # ids of <|im_end|>, <|im_start|> and <|endoftext|>
 PROMPTS = [["7 pears", "8"], ["7 pears", "8"], ["7 pears", "8"]]
@@ -96,11 +97,8 @@ def test_each_agent_of_a_stack_has_its_own_template_and_ends(different, shared_w
     stops = team.stacks[0].stops
     assert stops.shape == ((1, 3, 4) if shared_weights else (3, 1, 4))
     ends = [{END, DOCUMENT}, {DOCUMENT, END}, {END, 301, 302, DOCUMENT}]
-    assert [set(row) for row in stops.reshape(3, 4).tolist()] == ends and stops.reshape(3, 4)[:, 0].tolist() == [
-        END,
-        DOCUMENT,
-        END,
-    ]
+    assert [set(row) for row in stops.reshape(3, 4).tolist()] == ends
+    assert stops.reshape(3, 4)[:, 0].tolist() == [END, DOCUMENT, END]
     rows = tokenize(team, PROMPTS, Sampling(max_new_tokens=4), chat=True)
     pairs = encode_pairs(team, [Pair(("7",) * 3, ("8",) * 3, ("9",) * 3)], chat=True)[0]
     save_team(tmp_path, team, params)
@@ -243,8 +241,7 @@ def test_templates_by_name_are_saved_and_replaced(agent_with, different, tmp_pat
 # --- weights -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype, value", product(["float32", "float16", "bfloat16"], [np.nan, np.inf]))
 def test_weights_that_are_not_finite_are_named(saved, tmp_path, dtype, value):
     import ml_dtypes  # noqa: F401  (adds bfloat16 to numpy)
 

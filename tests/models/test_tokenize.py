@@ -22,13 +22,6 @@ def test_chat_without_a_template_is_an_error(make_tokenizer):
         text.encode_prompts(tokenizer, ["Hello"], 64, chat=True)
 
 
-def test_plain_and_chat_prompts_are_the_tokenizers_ids(tiny_tokenizer):
-    prompts = ["The answer is 42.", "What?"]
-    assert text.encode_prompts(tiny_tokenizer, prompts, 64) == [tiny_tokenizer.encode(p) for p in prompts]
-    rows = text.encode_prompts(tiny_tokenizer, prompts, 64, chat=True)
-    assert [tiny_tokenizer.decode(row) for row in rows] == [text.chat_prompt(tiny_tokenizer, p) for p in prompts]
-
-
 @pytest.fixture
 def bos_tokenizer(make_tokenizer):
     """A tokenizer that adds a beginning-of-sequence token before every text, like Llama's."""

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jmarl.comlrl.arguments import load_agents, load_critic, load_single
-from jmarl.models import decoder
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.hub.transformers_model import agent_from_transformers, copy_to_transformers
-
-TOKENS = np.random.default_rng(0).integers(0, 320, 24)
 
 
 def load(directory, dtype="float32"):
@@ -34,26 +28,15 @@ def model(tiny_dir):
 @pytest.mark.parametrize(
     ("family", "dtype", "options"),
     [
-        ("llama", "float32", {}),
         ("llama", "float32", {"tie_word_embeddings": False}),
         ("qwen2", "bfloat16", {}),
         ("qwen3", "float16", {"attention_bias": True}),
     ],
 )
-def test_logits_equal_those_of_transformers(tiny_dir, tiny_tokenizer, family, dtype, options):
-    import torch
-
-    model = load(tiny_dir(family, dtype, **options), dtype)
-    agent = agent_from_transformers(model, tiny_tokenizer)
-    assert {x.dtype for x in jax.tree.leaves(agent.params)} == {np.dtype(np.float32)}
-    with torch.no_grad():
-        expected = model.float()(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
-    ours = jax.jit(decoder.forward, static_argnums=1)(agent.params, agent.config, jnp.asarray(TOKENS))
-    np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-4)
-
-
-def test_the_agent_equals_that_of_the_directory(tiny_dir, model):
-    ours, read = agent_from_transformers(model), load_agent(tiny_dir("qwen2"))
+def test_the_agent_equals_that_of_the_directory(tiny_dir, family, dtype, options):
+    directory = tiny_dir(family, dtype, **options)
+    ours, read = agent_from_transformers(load(directory, dtype)), load_agent(directory)
+    assert {x.dtype for x in jax.tree.leaves(ours.params)} == {np.dtype(np.float32)}
     assert ours.config == read.config and ours.tokenizer.get_vocab() == read.tokenizer.get_vocab()
     jax.tree.map(np.testing.assert_array_equal, ours.params, read.params)
 
@@ -124,11 +107,6 @@ def test_a_peft_model_says_to_merge(model):
     adapted = peft.get_peft_model(load(model.config.name_or_path), peft.LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(TypeError, match=r"give model.merge_and_unload\(\)"):
         load_agents([adapted], None, 1)
-
-
-def test_the_front_ends_do_not_import_torch():
-    program = "import sys, jmarl.mrlm.core, jmarl.comlrl.trainers; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_critics_and_reward_models_use_the_given_tokenizer(model, tiny_tokenizer):

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-import jmarl
-from jmarl.config import TrainConfig
+from jmarl.config import Sampling
 from jmarl.models.hub import agents
 from jmarl.models.hub.special_tokens import tokenizer_for
 from jmarl.models.hub.tokenize import decode, encode_prompt
 from jmarl.models.hub.transformers_model import agent_from_transformers
+from jmarl.sampling.generate import tokenize
 from jmarl.team import Team
 
 VOCAB, IMAGE = 320, "<image_soft_token>"
@@ -52,11 +52,14 @@ def test_a_special_token_beyond_the_models_is_text(copy_dir, tokenizer, make_tok
 
 
 def test_a_team_reads_the_spelling_of_such_a_token(tokenizer, make_tokenizer, random_agent, tiny_config):
+    """It has the prompts, ends and allowed tokens of a tokenizer without the token."""
     agent = random_agent(tiny_config(), tokenizer, 0)
     tokenizers = tokenizer_for(agent.config, tokenizer, "here"), make_tokenizer()
-    teams = [Team.of([agent._replace(tokenizer=x)]) for x in tokenizers]
-    one, other = (jmarl.generate(team, [[TEXT]], TrainConfig.of(max_new_tokens=4, mesh="agent=1")) for team in teams)
-    assert one == other
+    one, other = (Team.of([agent._replace(tokenizer=x)]) for x in tokenizers)
+    assert one.describe() == other.describe() and one.stacks[0].allowed is other.stacks[0].allowed is None
+    for chat in (False, True):
+        own, plain = (tokenize(team, [[TEXT]], Sampling(max_new_tokens=4), chat) for team in (one, other))
+        assert own == plain and max(own[0][0]) < VOCAB
 
 
 def test_a_loaded_model_of_transformers_gets_such_a_tokenizer(copy_dir, tokenizer):

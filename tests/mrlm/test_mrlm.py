@@ -6,8 +6,6 @@ import dataclasses
 import inspect
 import json
 
-import jax
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
@@ -20,6 +18,7 @@ from jmarl.mrlm.environments.math import MathProblemGenerator, MathReasoningEnvi
 from jmarl.mrlm.keys import KEYS
 
 SHORT = dict(max_new_tokens=3, progress=False)
+PAIR = dict(grpo=GRPOConfig(group_size=2), **SHORT)  # with batch_size=2: 2 prompts with 2 completions each
 
 
 class Letters(SimulatedEnvironment):
@@ -84,10 +83,6 @@ def agents(tiny_config, tiny_tokenizer, random_agent):
     return [random_agent(tiny_config(max_positions=512), tiny_tokenizer, seed) for seed in range(2)]
 
 
-def weights(trainer) -> list[np.ndarray]:
-    return [np.array(x) for x in jax.tree.leaves(trainer.params[0])]
-
-
 def test_module_paths_are_those_of_mrlm():
     from jmarl.mrlm.environments.tools.builtin_tools import create_default_tool_registry
 
@@ -112,61 +107,38 @@ def test_sections_have_the_keys_of_the_table():
 
 
 @pytest.mark.long
-def test_the_quick_start_runs(agents, tmp_path):
+def test_the_quick_start_is_read_evaluated_and_saved(agents, tmp_path):
+    """`tests/test_documents.py` trains it."""
     policy_env = LLMEnvironment(agents[0], agents[0].tokenizer, mode=EnvironmentMode.SERVER)
     eval_envs = [MathReasoningEnvironment(MathProblemGenerator()) for _ in range(4)]
     training = TrainingConfig(algorithm="ppo", num_epochs=50, batch_size=2, learning_rate=1e-2)
     config = ExperimentConfig(training=training, ppo=PPOConfig(clip_range=0.2, gamma=0.99), **SHORT)
     trainer = PPOTrainer(policy_env, eval_envs, config)
     cfg = trainer.config
-    assert (cfg.algorithm, cfg.run.num_updates, cfg.episodes.num_prompts, cfg.episodes.gamma, cfg.sampling.max_new_tokens) == (
-        "ppo",
-        50,
-        2,
-        0.99,
-        3,
-    )
+    assert (cfg.algorithm, cfg.run.num_updates, cfg.episodes.num_prompts) == ("ppo", 50, 2)
+    assert (cfg.episodes.gamma, cfg.sampling.max_new_tokens) == (0.99, 3)
     assert cfg.loss.clip_eps_low == cfg.loss.clip_eps_high == 0.2
-    before = weights(trainer)
-    assert len(trainer.train(num_iterations=2).rewards) == 2
-    assert any((x != y).any() for x, y in zip(before, weights(trainer), strict=True))
-    assert {"eval/reward", "eval/reward_ci95", "eval/measures/unparsable"} <= trainer.evaluate(num_episodes=3).keys()
+    assert {"eval/reward", "eval/reward_ci95", "eval/measures/unparsable"} <= trainer.evaluate(num_episodes=2).keys()
     trainer.save_model(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path / "agent_0").vocab_size == agents[0].tokenizer.vocab_size
 
 
-@pytest.mark.long
 def test_a_client_is_frozen(agents):
+    """`tests/learning/test_per_agent.py` says what that does."""
     team = [LLMEnvironment(agents[0]), LLMEnvironment(agents[1], mode=EnvironmentMode.CLIENT)]
-    training = TrainingConfig(num_iterations=1, learning_rate=1e-2)
-    trainer = GRPOTrainer(team, ForTwo(), ExperimentConfig(training, grpo=GRPOConfig(group_size=3), **SHORT))
+    trainer = GRPOTrainer(team, ForTwo(), ExperimentConfig(grpo=GRPOConfig(group_size=3), **SHORT))
     assert trainer.config.run.frozen_agents == (1,) and trainer.config.episodes.num_generations == 3
-    before = weights(trainer)
-    trainer.train()
-    changed = [
-        [bool((x[agent] != y[agent]).any()) for x, y in zip(before, weights(trainer), strict=True)] for agent in range(2)
-    ]
-    assert any(changed[0]) and not any(changed[1])
 
 
 @pytest.mark.long
 def test_weights_lost_in_a_failed_training_raise(agents):
-    trainer = GRPOTrainer(LLMEnvironment(agents[0]), Broken(), ExperimentConfig(**SHORT))
+    trainer = GRPOTrainer(LLMEnvironment(agents[0]), Broken(), ExperimentConfig(TrainingConfig(batch_size=2), **PAIR))
     with pytest.raises(RuntimeError, match="no more"):
         trainer.train(2)
     with pytest.raises(RuntimeError, match=r"train\(\) did not finish, .* make a new trainer"):
         trainer.evaluate()
 
 
-@pytest.mark.long
-def test_an_episode_continues_until_it_is_done(agents):
-    """The return counts its steps. There is no warning, which would be an error in tests."""
-    trainer = GRPOTrainer(LLMEnvironment(agents[0]), Talk(3), ExperimentConfig(**SHORT))
-    assert (trainer.config.episodes.num_turns, trainer.config.episodes.branching) == (16, "chain")
-    assert trainer.train(1).rewards == [3.0]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("env", "settings", "turns"),
     [
@@ -177,23 +149,31 @@ def test_an_episode_continues_until_it_is_done(agents):
         (Talk(max_turns=2), {"max_episode_length": 3}, 2),
     ],
 )
-def test_truncated_episodes_warn_once_with_the_number_of_turns(agents, env, settings, turns):
-    config = ExperimentConfig(TrainingConfig(batch_size=2, **settings), grpo=GRPOConfig(group_size=2), **SHORT)
-    trainer = GRPOTrainer(LLMEnvironment(agents[0]), env, config)
-    message = f"Talk: [24] episodes were not done after {turns} turns and were truncated .* set max_turns"
-    with pytest.warns(UserWarning, match=message) as warned:
-        rewards = trainer.train(2).rewards
-    assert len(warned) == 1 and (isinstance(env, list) or rewards == [turns, turns])
+def test_episodes_are_chains_of_at_most_so_many_turns(agents, env, settings, turns):
+    episodes = GRPOTrainer(LLMEnvironment(agents[0]), env, ExperimentConfig(TrainingConfig(**settings), **PAIR)).config.episodes
+    assert (episodes.num_turns, episodes.branching) == (turns, "chain")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("length", [2, 4])
-def test_max_episode_length_makes_a_chain(agents, tmp_path, length):
-    """So the number of joint actions is linear in the length, not exponential."""
-    training = TrainingConfig(num_epochs=1, batch_size=1, max_episode_length=length, checkpoint_dir=str(tmp_path))
-    GRPOTrainer(LLMEnvironment(agents[0]), Talk(length), ExperimentConfig(training, **SHORT)).train()
+def test_an_episode_continues_until_it_is_done(agents, tmp_path):
+    """The return counts its steps, and joint actions are linear in the length, not exponential. There is no warning, which
+    would be an error in tests."""
+    training = TrainingConfig(batch_size=2, num_epochs=1, max_episode_length=3, checkpoint_dir=str(tmp_path))
+    trainer = GRPOTrainer(LLMEnvironment(agents[0]), Talk(3), ExperimentConfig(training, **PAIR))
+    assert trainer.train().rewards == [3.0]
     (row,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert row["env_steps"] == 4 * length
+    assert row["env_steps"] == 2 * 2 * 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("env", [Talk(), [Talk(), Letters()]])
+def test_truncated_episodes_warn_once_with_the_number_of_turns(agents, env):
+    config = ExperimentConfig(TrainingConfig(batch_size=2, max_episode_length=3), **PAIR)
+    trainer = GRPOTrainer(LLMEnvironment(agents[0]), env, config)
+    message = "Talk: [24] episodes were not done after 3 turns and were truncated .* set max_turns"
+    with pytest.warns(UserWarning, match=message) as warned:
+        rewards = trainer.train(2).rewards
+    assert len(warned) == 1 and (isinstance(env, list) or rewards == [3, 3])
 
 
 def test_branching_can_be_set_to_tree(agents):
@@ -203,7 +183,7 @@ def test_branching_can_be_set_to_tree(agents):
 
 @pytest.mark.long
 def test_held_out_tasks_are_played_if_eval_every_is_set(agents):
-    config = ExperimentConfig(TrainingConfig(num_epochs=1), eval_every=1, **SHORT)
+    config = ExperimentConfig(TrainingConfig(batch_size=2, num_epochs=1, eval_episodes=2), eval_every=1, **PAIR)
     result = GRPOTrainer(LLMEnvironment(agents[0]), Letters(), config).train()
     assert result.before is not None and result.after is not None
 

@@ -75,7 +75,7 @@ def jmarl(directory: Path, *arguments: str) -> str:
     "settings",
     [
         ["models=55M"],
-        ["models=55M", "lora_rank=16", "save_every=0"],
+        pytest.param(["models=55M", "lora_rank=16", "save_every=0"], marks=pytest.mark.nightly),
         ["models=16M", "algorithm=iac", "num_generations=1", "num_prompts=16", "max_new_tokens=128", "save_every=0"],
     ],
     ids=["all weights, and a checkpoint", "adapters", "critics and longer completions"],

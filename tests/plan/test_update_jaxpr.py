@@ -18,10 +18,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jmarl.config import TrainConfig
 from jmarl.learning.program import StackProgram
 from jmarl.learning.step import update_agents
+from jmarl.learning.team_update import lower_team
 from jmarl.models import gpu
 from jmarl.models.config import ModelConfig
 from jmarl.plan.plan import describe_team
-from jmarl.plan.programs import programs_of_shapes, shapes_of_run
+from jmarl.plan.programs import shapes_of_run
+from jmarl.rollout.zeros import zero_batches
 
 MODEL = ModelConfig("qwen2", 320, 32, 64, 2, 4, 2, 8, 256, qkv_bias=True)
 
@@ -69,7 +71,8 @@ def misuses(jaxpr: Jaxpr) -> list[str]:
 def test_no_gradient_of_an_update_goes_through_logarithms(settings: dict[str, Any]) -> None:
     given = dict(num_prompts=2, num_generations=2, max_new_tokens=8, compute_dtype="bfloat16") | settings
     cfg, team = TrainConfig.of(**given), describe_team([("a", MODEL, None)] * 2, shared_weights=False)
-    traced: Any = programs_of_shapes(*shapes_of_run(team, cfg, jax.devices("cpu")[:1]), prompt_tokens=16)["update"]
+    setup, state = shapes_of_run(team, cfg, jax.devices("cpu")[:1])
+    [(_, _, traced)] = lower_team(setup, state, zero_batches(setup, state, [16]))
     assert attentions(traced.jaxpr, "fwd") and attentions(traced.jaxpr, "bwd")
     assert misuses(traced.jaxpr) == []
 

@@ -1,7 +1,7 @@
 """Runs of one process or of several, whose results `test_runs_in_processes.py` compares.
 
 python run_in_processes.py OUT MODEL MODEL [RUN ...]: process 0 writes rewards, metric rows and states of the named runs. Then,
-with the environment variable FAULT, comes a run in which something goes wrong; without names one that continues from there.
+with the environment variable FAULT, comes a run in which something goes wrong, or one that continues from there.
 """
 
 import json
@@ -34,6 +34,7 @@ from jmarl.runs import loop  # noqa: E402
 from jmarl.runs.prepare import place_team  # noqa: E402
 from jmarl.team import Team, policies, save_team  # noqa: E402
 from tests.models.mesh_process import FORMATTERS, ITEMS, PAIRS  # noqa: E402
+from tests.processes.exchanging import exchange_all  # noqa: E402
 
 # Process 0 compiles for all, and they keep its programs together. On CPUs the keys of a program differ between processes by the
 # order of their devices, which the compiled code does not depend on: without this line the others wait for keys of their own.
@@ -46,15 +47,15 @@ BASE = dict(num_updates=3, num_prompts=2, num_generations=4, max_new_tokens=6, l
             progress=False, tensorboard=False, save_every=0)  # fmt: skip
 DPO = dict(algorithm="dpo", batch_size=2, num_updates=3, learning_rate=1e-2, adam_eps=1e-4, progress=False, tensorboard=False,
            save_every=0)  # fmt: skip
-CENTRAL = "central critic in an environment"
+TURNS, ADAPTERS, CENTRAL, GIVEN = "two turns", "own critics and adapters", "central critic in an environment", "pairs"
 RUNS = {  # name -> settings
-    "two turns": dict(BASE, algorithm="magrpo", num_turns=2, history="append", branching="chain", save_every=1),
-    "own critics and adapters": dict(BASE, algorithm="ippo", lora_rank=4, learning_rate=3e-3),
+    TURNS: dict(BASE, algorithm="magrpo", num_turns=2, history="append", branching="chain", save_every=1),
+    ADAPTERS: dict(BASE, algorithm="ippo", lora_rank=4, learning_rate=3e-3),
     CENTRAL: dict(BASE, algorithm="maac", learning_rate=1e-3, num_updates=4, eval_generations=4),
-    "pairs": DPO,
+    GIVEN: DPO,
 }
 AGAIN = "two turns, again"  # continues from a copy of the directory
-PLAY, SHARDS = "play", "shards"
+EXCHANGE, PLAY, SHARDS = "exchange", "play", "shards"
 
 
 def reward(a, b, rng):
@@ -67,7 +68,8 @@ def reward(a, b, rng):
 class Chance(TextEnvironment):
     """Rewards depend on the random numbers of each episode. Each process plays its share.
 
-    fault: what goes wrong in one process in its 5th episode, which in each of two is the first one of its second step."""
+    fault: what goes wrong in one process: an error in its 1st episode, an end in its 5th, which in each of two is the first one
+    of its second step."""
 
     roles = ("first", "second")
 
@@ -79,7 +81,7 @@ class Chance(TextEnvironment):
     def step(self, state, messages, rng):
         Chance.played += 1
         fault, _, process = Chance.fault.partition(" of ")
-        if process and int(process) == exchange.number() and Chance.played == 5:
+        if process and int(process) == exchange.number() and Chance.played == (5 if fault in ("killed", "stopped") else 1):
             if fault == "killed":
                 time.sleep(20)  # and the others wait for it before
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -99,12 +101,13 @@ def tokens_of(items, rollout):
 
 def result_of(name, agents, out):
     """Rewards, metric rows and the state of a run; and the models of its state, if they are saved."""
-    settings = RUNS["two turns" if name == AGAIN else name]
+    settings = RUNS[TURNS if name == AGAIN else name]
     keeps = bool(settings["save_every"])
     where = dict(output_dir=f"{out}/{name}", resume="auto" if keeps else False, save_models=keeps or "lora_rank" in settings)
-    cfg = TrainConfig.of(**settings, **where, mesh="auto")
+    allowed = "reward" if name == AGAIN else None  # it is of another module in the process that goes on
+    cfg = TrainConfig.of(**settings, **where, allow_changed=allowed, mesh="auto")
     team = Team.of(agents[:1] * 2 if "lora_rank" in settings else agents)
-    if name == "pairs":
+    if name == GIVEN:
         result = fit(team, PAIRS, cfg)
     elif name == CENTRAL:
         result = train(team, Chance(), ITEMS, cfg, eval_items=ITEMS[:2], eval_metrics=tokens_of)
@@ -112,7 +115,7 @@ def result_of(name, agents, out):
         transition = (lambda **_: [" more", " or less"]) if "num_turns" in settings else None
         result = train(team, RewardEnvironment(make_reward(reward, num_agents=2), FORMATTERS, transition), ITEMS, cfg)
     state = jax.tree.leaves(to_host(result.state))
-    own = [to_host(unstack(policies(result.state)[0], a)) for a in range(2)] if name == "two turns" else []
+    own = [to_host(unstack(policies(result.state)[0], a)) for a in range(2)] if name == TURNS else []
     return [getattr(result, "rewards", []), rows_of(cfg.run.output_dir), state, own]
 
 
@@ -176,10 +179,8 @@ def trained(agents, out, directory):
 
 def main(out, *arguments):
     agents, names, fault = [open_agent(path) for path in arguments[:2]], arguments[2:], os.environ.get("FAULT", "")
-    results = {
-        name: played(agents) if name == PLAY else saved(agents, out) if name == SHARDS else result_of(name, agents, out)
-        for name in names
-    }
+    others = {EXCHANGE: exchange_all, PLAY: lambda: played(agents), SHARDS: lambda: saved(agents, out)}
+    results = {name: others[name]() if name in others else result_of(name, agents, out) for name in names}
     if names and exchange.is_first():
         Path(out, "results.pkl").write_bytes(pickle.dumps((results, jax.process_count(), jax.device_count())))
     Chance.played, Chance.fault = 0, fault

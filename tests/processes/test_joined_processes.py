@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from jmarl.processes.launch import free_port
-from tests.test_examples import BYTES, RESULT
+from tests.running import ROOT
+from tests.test_examples import RESULT, shares_of
 
-ROOT = Path(__file__).resolve().parents[2]
 CHILD = str(Path(__file__).parent / "joined_process.py")
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID")
 ENV = {name: value for name, value in os.environ.items() if name not in OWN} | {
@@ -68,36 +68,26 @@ def test_when_one_is_killed_in_an_exchange_the_other_says_that_it_has_ended():
     assert "(another process has ended, and its output says why)" in output.splitlines()[-1]
 
 
-def launched(*words, flags=()):
-    command = [sys.executable, "-m", "jmarl", "launch", "--nproc-per-node", "2", *flags, "--", *words]
-    return subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120)
-
-
 @pytest.mark.long
-def test_an_error_on_rank_1_ends_all_with_its_rank_file_and_line(tmp_path):
-    done = launched(CHILD, "fail", "1", flags=("--log-dir", str(tmp_path)))
-    line = 1 + Path(CHILD).read_text().splitlines().index('    {}["no such city"]')
-    reason = f"failed: KeyError: 'no such city', in {CHILD}, line {line}"
-    (own,) = [text for text in done.stdout.splitlines() if text.startswith("[rank 0] jmarl: process 1 of 2 (host ")]
-    assert reason in own and own.endswith("ends too")
-    assert f"jmarl: process 1 failed first: it ended with exit code 1. Its last lines, of {tmp_path}/rank_1.txt:" in done.stderr
-    assert reason in done.stderr and done.returncode == 1
-
-
-@pytest.mark.long
-def test_process_0_gives_the_others_time_to_read_its_reason(tmp_path):
-    done = launched(CHILD, "fail", "0", flags=("--log-dir", str(tmp_path), "--devices-per-process", "2"))
-    assert "[rank 1] total 120.0 of 2 processes, 4 devices" in done.stdout
-    assert "jmarl: process 0 failed first: it ended with exit code 1." in done.stderr
-    assert "process 1 ended with exit code 76 after it" in done.stderr and done.returncode == 1
-
-
-@pytest.mark.long
-@pytest.mark.skipif(shutil.which("torchrun") is None, reason="torchrun is not installed")
-def test_the_processes_of_torchrun_join():
-    command = ["torchrun", "--nproc_per_node=2", "--master_port", str(free_port()), CHILD]
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_one_ends_all_with_its_rank_file_and_line(tmp_path, rank):
+    """Process 0, without which no other can go on, gives them time to read its reason."""
+    flags = ["--nproc-per-node", "2", "--log-dir", str(tmp_path), "--devices-per-process", "2"]
+    command = [sys.executable, "-m", "jmarl", "launch", *flags, "--", CHILD, "fail", str(rank)]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120)
-    assert done.stdout.count("total 28.0 of 2 processes, 2 devices") == 2, (done.stdout, done.stderr)  # lines may run together
+    assert f"[rank {1 - rank}] total 120.0 of 2 processes, 4 devices" in done.stdout
+    line = 1 + Path(CHILD).read_text().splitlines().index('    {}["no such city"]')
+    reason, last = (
+        f"failed: KeyError: 'no such city', in {CHILD}, line {line}",
+        f"Its last lines, of {tmp_path}/rank_{rank}.txt:",
+    )
+    assert f"jmarl: process {rank} failed first: it ended with exit code 1. {last}" in done.stderr
+    assert reason in done.stderr and done.returncode == 1
+    if rank == 0:
+        assert "process 1 ended with exit code 76 after it" in done.stderr
+    else:
+        (own,) = [text for text in done.stdout.splitlines() if text.startswith("[rank 0] jmarl: process 1 of 2 (host ")]
+        assert reason in own and own.endswith("ends too")
 
 
 @pytest.mark.slow
@@ -106,7 +96,7 @@ def test_the_example_of_the_document_divides_weights_over_the_processes_of_torch
     command = ["torchrun", "--nproc_per_node=2", "--master_port", str(free_port())]
     command += ["experiments/examples/train_distributed_ppo.py", "--strategy", "fsdp", "--quick"]
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=300)
-    shares = [tuple(int(x.replace(",", "")) for x in pair) for pair in BYTES.findall(done.stdout)]
+    shares = shares_of(done.stdout)
     assert len(shares) == 4, (done.stdout, done.stderr)  # of two processes, before training and after it
     assert all(whole / 2 <= on_device < 0.51 * whole for whole, on_device in shares) and RESULT.search(done.stdout)
 
@@ -117,11 +107,3 @@ def test_joining_ends_in_time_with_a_sentence_where_no_coordinator_is():
     env = ENV | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1 and "RuntimeError: process 1 of 2 did not reach process 0 at 127.0.0.1:" in done.stderr
-
-
-@pytest.mark.long
-def test_processes_of_two_hosts_join_past_a_proxy_and_a_host_name_that_is_loopback(two_hosts):
-    prefixes, address = two_hosts  # the name of this machine is 127.0.0.1 or unknown there, and no proxy answers
-    processes = start(host=address, prefixes=prefixes, http_proxy="http://10.77.42.9:9", https_proxy="http://10.77.42.9:9")
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    assert all("total 28.0 of 2 processes, 2 devices\n" in output for output in outputs), outputs

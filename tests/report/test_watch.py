@@ -139,11 +139,14 @@ def test_what_cannot_be_served_is_refused_by_a_sentence(tmp_path, capsys):
 def test_ctrl_c_ends_the_server(tmp_path):
     command = [sys.executable, "-m", "jmarl", "report", "--watch", str(write_run(tmp_path / "run"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8") as process:
-        assert process.stdout
-        address, follows, *_ = process.stdout.readline().split()
-        assert follows == "follows" and get(address)[0] == 200
-        os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        try:
+            assert process.stdout
+            address, follows, *_ = process.stdout.readline().split()
+            assert follows == "follows" and get(address)[0] == 200
+            os.kill(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()  # no effect where it has ended
     assert (process.returncode, errors) == (0, "")
     with pytest.raises(urllib.error.URLError):
         get(address)

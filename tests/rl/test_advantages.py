@@ -7,7 +7,6 @@ import math
 import typing
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend import core
@@ -17,7 +16,6 @@ from jmarl.config import Loss
 from jmarl.rl import masked
 from jmarl.rl.advantages import (
     ROWS_AT_ONCE,
-    gae,
     group_mean,
     group_std,
     leave_one_out,
@@ -31,14 +29,17 @@ from jmarl.rl.advantages import (
     terminal_rewards,
 )
 from jmarl.rl.advantages import estimate as estimate_eagerly
+from jmarl.rl.advantages import gae as gae_eagerly
+from tests.matrix import product
 
 # One program, not one per operation.
 estimate = jax.jit(estimate_eagerly, static_argnums=0, static_argnames=("scale", "num_roles"))
+gae = jax.jit(gae_eagerly, static_argnums=(3, 4))
 
 ALL_SCALES = typing.get_args(typing.get_args(typing.get_type_hints(Loss)["advantage_scale"])[0])
 SCALES = tuple(scale for scale in ALL_SCALES if scale != "running_std")  # tested separately
 
-R = jnp.array([[1.0, 2.0, 4.0, 9.0]])  # one prompt, a group of four; mean 4, best 9
+R = np.array([[1.0, 2.0, 4.0, 9.0]], np.float32)  # one prompt, a group of four; mean 4, best 9
 STD = np.sqrt(9.5)  # population: ((-3)² + (-2)² + 0² + 5²) / 4
 CLOSED = {
     raw: [1, 2, 4, 9],
@@ -46,146 +47,108 @@ CLOSED = {
     leave_one_out: [-4, -8 / 3, 0, 20 / 3],
     max_baseline: [-8, -7, -5, 0],
 }
-COMPARING = tuple(estimator for estimator in CLOSED if estimator is not raw)  # estimators that compare a group
-all_estimators = pytest.mark.parametrize("estimator", CLOSED, ids=lambda estimator: estimator.__name__)
-all_comparing = pytest.mark.parametrize("estimator", COMPARING, ids=lambda estimator: estimator.__name__)
-all_scales = pytest.mark.parametrize("scale", SCALES)
+OTHERS = {  # by numpy, of one group
+    raw: lambda r: r,
+    group_mean: lambda r: r - r.mean(),
+    leave_one_out: lambda r: [x - np.delete(r, i).mean() for i, x in enumerate(r)],
+    max_baseline: lambda r: r - r.max(),
+}
+CASES = [(estimator, scale) for estimator in CLOSED for scale in SCALES]
+
+
+@jax.jit
+def by_all(returns, groups=None):
+    """The advantages of a batch by all estimators and scales, in the order of `CASES`."""
+    return [estimate_eagerly(estimator, returns, groups, scale=scale) for estimator, scale in CASES]
 
 
 def test_every_estimator_of_the_table_has_a_closed_form():
     assert set(CLOSED) == {row.estimator for row in ALGORITHMS.values() if row.data == "rollouts"}
 
 
-@all_estimators
-def test_closed_form_of_one_group(estimator):
-    """An estimator is a function of one group [G]."""
-    np.testing.assert_allclose(estimator(R[0], jnp.ones(4, bool)), CLOSED[estimator], atol=1e-5)
+def test_closed_forms_of_one_group_and_of_a_batch():
+    """An estimator is a function of one group [G]. A scale only divides, by the population std of the returns of the group
+    (std) or of the whole batch (batch_std). One that subtracted the mean again would make estimators equal, as in CoMLRL."""
+    of_a_group = jax.jit(lambda *group: [estimator(*group) for estimator in CLOSED])(R[0], np.ones(4, bool))
+    np.testing.assert_allclose(of_a_group, [*CLOSED.values()], atol=1e-5)
+    two = np.concatenate([R, np.float32([[0, 0, 10, 6]])])
+    for (estimator, scale), one, both in zip(CASES, by_all(R), by_all(two), strict=True):
+        np.testing.assert_allclose(one[0], np.array(CLOSED[estimator]) / (STD if scale != "none" else 1), rtol=1e-5, atol=1e-5)
+        std = {"none": 1, "std": two.std(-1, keepdims=True), "batch_std": two.std()}[scale]
+        np.testing.assert_allclose(both, np.array([*map(OTHERS[estimator], two)]) / std, rtol=1e-5, atol=1e-5)
 
 
-@all_estimators
-def test_closed_form_of_a_batch(estimator):
-    np.testing.assert_allclose(estimate(estimator, R)[0], CLOSED[estimator], atol=1e-5)
+@pytest.mark.parametrize("group", [1, 3, 7])
+def test_equal_returns_and_groups_of_one_give_exactly_zero(group):
+    """Adam would turn a rounding error of 1e-9 into a full step. The means of values such as 0.1 are rounded. Raw returns are 0
+    where they are scaled."""
+    values = np.float32([0.0, 1.0, 0.1, -1 / 3, 1000.1, 1e6 + 0.3, 1e-8, 1e18])
+    for case, advantages in zip(CASES, jax.vmap(by_all)(np.broadcast_to(values[:, None, None], (8, 2, group))), strict=True):
+        assert (np.asarray(advantages) == 0).all() or case == (raw, "none"), case
 
 
-@all_scales
-def test_estimators_differ_under_every_scale(scale):
-    """A scale that subtracted the mean again would make them equal, as in CoMLRL: [-0.97, -0.65, 0, 1.62] four times."""
-    rows = [np.asarray(estimate(estimator, R, scale=scale)[0]) for estimator in CLOSED]
-    for i, a in enumerate(rows):
-        for b in rows[i + 1 :]:
-            assert np.abs(a - b).max() > 0.3
-
-
-@all_estimators
-def test_scaling_only_divides(estimator):
-    """The divisor is the population std of the returns of the group (std) or of the whole batch (batch_std)."""
-    np.testing.assert_allclose(estimate(estimator, R, scale="std")[0], np.array(CLOSED[estimator]) / STD, rtol=1e-5, atol=1e-6)
-    returns = jnp.array([[1.0, 2.0, 4.0, 9.0], [0.0, 0.0, 10.0, 6.0]])
-    plain = estimate(estimator, returns)
-    np.testing.assert_allclose(estimate(estimator, returns, scale="batch_std"), plain / np.std(returns), rtol=1e-5, atol=1e-6)
-    group_std = np.std(returns, axis=-1, keepdims=True)
-    np.testing.assert_allclose(estimate(estimator, returns, scale="std"), plain / group_std, rtol=1e-5, atol=1e-6)
-
-
-@all_scales
-@all_comparing
-def test_equal_returns_and_groups_of_one_give_exactly_zero(estimator, scale):
-    """Adam would turn a rounding error of 1e-9 into a full step. The means of values such as 0.1 are rounded."""
-    for value in (0.0, 1.0, 0.1, -1 / 3, 1000.1, 1e6 + 0.3, 1e-8, 1e18):
-        for group in (1, 2, 3, 7, 8):
-            advantages = estimate(estimator, jnp.full((2, group), value), scale=scale)
-            assert (np.asarray(advantages) == 0).all(), (value, group)
-
-
-@pytest.mark.parametrize("scale", ["std", "batch_std"])
-def test_scaled_raw_advantages_of_equal_returns_are_zero(scale):
-    assert (np.asarray(estimate(raw, jnp.full((2, 7), 1000.1), scale=scale)) == 0).all()
-
-
-@all_scales
-@all_estimators
-def test_an_invalid_return_is_ignored(estimator, scale):
-    """The advantage of a NaN return is 0, and the other advantages are those of the group without it. All NaN: all 0."""
-    with_nan = jnp.array([[1.0, jnp.nan, 2.0, 4.0, 9.0], [jnp.nan] * 5])
-    got = np.asarray(estimate(estimator, with_nan, scale=scale))
-    np.testing.assert_allclose(got[0, [0, 2, 3, 4]], estimate(estimator, R, scale=scale)[0], rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_an_invalid_return_is_ignored(case):
+    """The advantage of a NaN return is 0, and the other advantages are those of the group without it. All NaN: all 0. A single
+    valid return is a group of one."""
+    nan = np.float32(np.nan)
+    got = np.asarray(by_all(np.float32([[1, nan, 2, 4, 9], [nan] * 5]))[case])
+    np.testing.assert_allclose(got[0, [0, 2, 3, 4]], by_all(R)[case][0], rtol=1e-5, atol=1e-6)
     assert got[0, 1] == 0 and (got[1] == 0).all()
-
-
-def test_a_single_valid_return_is_a_group_of_one():
-    for estimator in COMPARING:
-        for scale in SCALES:
-            got = estimate(estimator, jnp.array([[jnp.nan, 5.3, jnp.nan]]), scale=scale)
-            assert (np.asarray(got) == 0).all()
+    single = np.asarray(by_all(np.float32([[nan, 5.3, nan, nan, nan], [nan] * 5]))[case])
+    assert (single == 0).all() or CASES[case] == (raw, "none")
 
 
 def test_advantages_of_huge_returns_are_finite():
     """Rewards above 1e18 are masked before they get here."""
-    returns = jnp.array([[1e18, -1e18, 0.0, 1e18]])
-    for estimator in CLOSED:
-        for scale in SCALES:
-            assert np.isfinite(estimate(estimator, returns, scale=scale)).all()
-
-
-def test_leave_one_out_subtracts_the_mean_of_the_other_returns():
-    returns = np.random.default_rng(0).normal(size=(3, 6)).astype(np.float32)
-    others = np.stack([np.delete(returns, g, 1).mean(1) for g in range(6)], 1)
-    np.testing.assert_allclose(estimate(leave_one_out, jnp.asarray(returns)), returns - others, atol=1e-6)
+    assert np.isfinite(by_all(np.float32([[1e18, -1e18, 0.0, 1e18]]))).all()
 
 
 def test_agents_are_independent():
     """vmap over an agent axis gives the result of each agent alone."""
-    returns = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 4)), jnp.float32)
-    for estimator in CLOSED:
-        for scale in SCALES:
-            one_by_one = jnp.stack([estimate(estimator, r, scale=scale) for r in returns])
-            together = jax.vmap(functools.partial(estimate, estimator, scale=scale))(returns)
-            np.testing.assert_allclose(together, one_by_one, rtol=1e-6, atol=1e-6)
+    returns = np.float32(np.random.default_rng(1).normal(size=(2, 2, 5)))
+    together = np.stack(jax.vmap(by_all)(returns))
+    for agent in range(2):
+        np.testing.assert_allclose(together[:, agent], by_all(returns[agent]), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("scale", ["none", "std"])
-@all_estimators
-def test_rows_with_equal_numbers_form_a_group(estimator, scale):
+@pytest.mark.parametrize("case", [i for i, (_, scale) in enumerate(CASES) if scale != "batch_std"])
+def test_rows_with_equal_numbers_form_a_group(case):
     """Rows of a group that is scattered over prompts get the same advantages as rows of one prompt; one row is invalid."""
     rng = np.random.default_rng(2)
     groups = rng.permutation(np.repeat([0, 3, 7], 4)).reshape(6, 2)
     returns = rng.normal(size=(6, 2)).astype(np.float32)
     returns[2, 1] = np.nan
-    got = np.asarray(estimate(estimator, jnp.asarray(returns), jnp.asarray(groups), scale=scale))
+    got = np.asarray(by_all(returns, groups)[case])
     for number in (0, 3, 7):
-        alone = estimate(estimator, jnp.asarray(returns[groups == number])[None], scale=scale)[0]
+        alone = by_all(returns[groups == number][None])[case][0]
         np.testing.assert_allclose(got[groups == number], alone, rtol=1e-5, atol=1e-6)
     assert got[2, 1] == 0
 
 
-@all_estimators
-def test_groups_numbered_by_prompt_equal_none(estimator):
+def test_groups_numbered_by_prompt_equal_none():
     """None means that the completions of a prompt form a group. Equal up to float32 rounding, because the order of sums
     differs; two rows are invalid."""
-    returns = np.random.default_rng(3).normal(size=(5, 4)).astype(np.float32)
-    valid = np.ones((5, 4), bool)
-    valid[1, 2] = valid[3, 0] = False
-    numbers = jnp.asarray(np.broadcast_to(np.arange(5)[:, None], (5, 4)))
-    for function in (estimator, group_std, max_return):
-        arrays = jnp.asarray(returns), jnp.asarray(valid)
-        by_prompt, by_number = (per_group(function, *arrays, groups) for groups in (None, numbers))
-        np.testing.assert_allclose(by_number[valid], by_prompt[valid], rtol=1e-6, atol=1e-6)
-    returns[~valid] = np.nan
-    for scale in SCALES:
-        by_prompt, by_number = (estimate(estimator, jnp.asarray(returns), groups, scale=scale) for groups in (None, numbers))
-        np.testing.assert_allclose(by_number, by_prompt, rtol=1e-5, atol=1e-6)
+    returns, valid = np.random.default_rng(3).normal(size=(2, 5)).astype(np.float32), np.ones((2, 5), bool)
+    valid[0, 2] = valid[1, 0] = False
+    numbers, functions = np.broadcast_to(np.arange(2)[:, None], (2, 5)), (*CLOSED, group_std, max_return)
+    of_groups = jax.jit(lambda *arrays: [per_group(f, *arrays) for f in functions])
+    by_prompt, by_number = (np.stack(of_groups(returns, valid, groups)) for groups in (None, numbers))
+    np.testing.assert_allclose(by_number[:, valid], by_prompt[:, valid], rtol=1e-6, atol=1e-6)
+    returns = np.where(valid, returns, np.float32(np.nan))
+    np.testing.assert_allclose(by_all(returns, numbers), by_all(returns), rtol=1e-5, atol=1e-5)
 
 
-@all_estimators
-def test_groups_that_span_several_chunks_of_rows(estimator):
+def test_groups_that_span_several_chunks_of_rows():
     """The rows of every group lie in all chunks of `ROWS_AT_ONCE`; the last chunk is not full."""
     rows = 2 * ROWS_AT_ONCE + 88
     rng = np.random.default_rng(4)
     returns, groups = rng.normal(size=(rows // 4, 4)).astype(np.float32), rng.integers(0, 7, (rows // 4, 4))
-    advantages = np.asarray(estimate(estimator, jnp.asarray(returns), jnp.asarray(groups), scale="std"))
-    for number in range(7):
-        alone = estimate(estimator, jnp.asarray(returns[groups == number])[None], scale="std")[0]
-        np.testing.assert_allclose(advantages[groups == number], alone, rtol=1e-5, atol=1e-5)
+    for (estimator, scale), advantages in zip(CASES, by_all(returns, groups), strict=True):
+        for number in range(7 if scale == "std" else 0):
+            alone = returns[groups == number]
+            expected = OTHERS[estimator](alone) / alone.std()
+            np.testing.assert_allclose(np.asarray(advantages)[groups == number], expected, rtol=1e-4, atol=1e-5)
 
 
 def shapes_in(jaxpr: core.Jaxpr) -> set[tuple[int, ...]]:
@@ -198,12 +161,11 @@ def shapes_in(jaxpr: core.Jaxpr) -> set[tuple[int, ...]]:
     return shapes
 
 
-@all_estimators
-@all_scales
+@pytest.mark.parametrize("estimator, scale", product([*CLOSED], SCALES))
 def test_memory_is_linear_in_the_number_of_rows(estimator, scale):
     """With numbered groups, no array has an entry for each pair of rows."""
     rows = 1024
-    returns, groups = jnp.zeros((rows // 4, 4)), jnp.zeros((rows // 4, 4), jnp.int32)
+    returns, groups = np.zeros((rows // 4, 4), np.float32), np.zeros((rows // 4, 4), np.int32)
     program = jax.make_jaxpr(functools.partial(estimate, estimator, scale=scale))(returns, groups)
     shapes = shapes_in(program.jaxpr)
     sizes = [math.prod(shape) for shape in shapes]
@@ -217,41 +179,34 @@ def test_memory_is_linear_in_the_number_of_rows(estimator, scale):
 
 def test_returns_minus_another_baseline():
     """A NaN baseline (a greedy episode without a valid reward) gives advantage 0. batch_std is the std of R - b per role."""
-    returns, expected = jnp.array([[1.0, 2.0], [4.0, 9.0]]), jnp.array([[0.5, 0.5], [3.0, jnp.nan]])
+    returns, expected = np.float32([[1, 2], [4, 9]]), np.float32([[0.5, 0.5], [3, np.nan]])
     np.testing.assert_allclose(estimate(raw, returns - expected), [[0.5, 1.5], [1.0, 0.0]])
-    roles, expected = jnp.array([[0, 0], [1, 1]]), jnp.array([[0.5, 0.5], [3.0, 3.0]])
+    roles, expected = np.array([[0, 0], [1, 1]]), np.float32([[0.5, 0.5], [3, 3]])
     scaled = estimate(raw, returns - expected, scale="batch_std", roles=roles, num_roles=2)
     np.testing.assert_allclose(scaled, [[0.5 / 0.5, 1.5 / 0.5], [1 / 2.5, 6 / 2.5]], rtol=1e-6)
-
-
-def test_batch_std_is_computed_per_role():
-    """Two roles of shared weights, one with returns 100 times larger: both get the same advantages."""
-    small = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
-    returns, roles = jnp.asarray(np.concatenate([small, 100 * small])), jnp.array([[0] * 4, [1] * 4])
-    got = np.asarray(estimate(group_mean, returns, scale="batch_std", roles=roles, num_roles=2))
-    np.testing.assert_allclose(got[0], got[1], rtol=1e-4)
 
 
 def test_running_statistics():
     """Moments of all valid returns so far equal numpy's. The moving average of a role changes only when the role plays."""
     rng, valid_returns, baseline = np.random.default_rng(0), [], np.zeros(2)
-    moving, (count, mean, squares) = jnp.zeros(2), (jnp.float32(0),) * 3
+    moving, moments = np.zeros(2, np.float32), [np.float32(0)] * 3
+    advance = jax.jit(lambda a, b, *new: (moving_baseline(a, *new, 0.9), merge_moments(*b, new[0])))
     for step in range(5):
         returns = (rng.normal(size=(2, 3)) * 10 + step).astype(np.float32)
         returns[1, 0] = np.nan
         roles = np.array([[0] * 3, [step % 2] * 3])
-        moving = moving_baseline(moving, jnp.asarray(returns), jnp.asarray(roles), 0.9)
-        count, mean, squares = merge_moments(count, mean, squares, jnp.asarray(returns))
+        moving, moments = advance(moving, moments, returns, roles)
         valid_returns += returns[np.isfinite(returns)].tolist()
         for role in set(roles.ravel().tolist()):
             baseline[role] = 0.9 * baseline[role] + 0.1 * np.nanmean(returns[roles == role])
+    count, mean, squares = moments
     assert count == len(valid_returns) == 25
-    std = moments_std(count, squares)
+    std = jax.jit(moments_std)(count, squares)
     np.testing.assert_allclose([mean, std], [np.mean(valid_returns), np.std(valid_returns)], rtol=1e-5)
     np.testing.assert_allclose(moving, baseline, rtol=1e-5)
     scaled = estimate(group_mean, R, scale="running_std", running_std=std)
     np.testing.assert_allclose(scaled[0], np.array(CLOSED[group_mean]) / np.std(valid_returns), rtol=1e-5)
-    unscaled = estimate(group_mean, R, scale="running_std", running_std=jnp.float32(0))
+    unscaled = estimate(group_mean, R, scale="running_std", running_std=np.float32(0))
     assert (np.asarray(unscaled) == 0).all()
 
 
@@ -260,16 +215,16 @@ def test_running_statistics():
 
 def test_gae_by_hand():
     """r = [1, 2, 4], V = [.5, .25, -1], gamma .9: with lambda 0 A = [.725, .85, 5]; with 1 the return minus the value."""
-    r, v, mask = jnp.array([1.0, 2.0, 4.0]), jnp.array([0.5, 0.25, -1.0]), jnp.ones(3, bool)
+    r, v, mask = np.float32([1, 2, 4]), np.float32([0.5, 0.25, -1]), np.ones(3, bool)
     np.testing.assert_allclose(gae(r, v, mask, 0.9, 0.0), [0.725, 0.85, 5.0], rtol=1e-6)
     returns = [1 + 0.9 * (2 + 0.9 * 4), 2 + 0.9 * 4, 4]
-    np.testing.assert_allclose(gae(r, v, mask, 0.9, 1.0), np.array(returns) - np.asarray(v), rtol=1e-6)
+    np.testing.assert_allclose(gae(r, v, mask, 0.9, 1.0), np.array(returns) - v, rtol=1e-6)
 
 
 def test_truncated_episodes_bootstrap():
     """A value after the last token adds gamma V to the last delta."""
-    r, v, mask = jnp.array([[1.0, 2.0, 4.0]] * 2), jnp.array([[0.5, 0.25, -1.0]] * 2), jnp.ones((2, 3), bool)
-    ended, cut = gae(r, v, mask, 0.9, 0.5, bootstrap=jnp.array([0.0, 2.0]))
+    r, v, mask = np.float32([[1, 2, 4]] * 2), np.float32([[0.5, 0.25, -1]] * 2), np.ones((2, 3), bool)
+    ended, cut = gae(r, v, mask, 0.9, 0.5, np.float32([0, 2]))
     np.testing.assert_allclose(cut - ended, [0.45**2 * 1.8, 0.45 * 1.8, 1.8], rtol=1e-5)
 
 
@@ -279,7 +234,7 @@ def test_gae_skips_masked_tokens(lam):
     rng = np.random.default_rng(0)
     r, v = rng.normal(size=(2, 4, 7)).astype(np.float32)
     mask = rng.random((4, 7)) < 0.6
-    got = np.asarray(gae(jnp.asarray(r), jnp.asarray(v), jnp.asarray(mask), 0.9, lam))
+    got = np.asarray(gae(r, v, mask, 0.9, lam))
     for i in range(4):
         rewards, values = r[i][mask[i]], [*v[i][mask[i]], 0.0]
         delta = [rewards[t] + 0.9 * values[t + 1] - values[t] for t in range(len(rewards))]
@@ -289,8 +244,9 @@ def test_gae_skips_masked_tokens(lam):
 
 
 def test_terminal_rewards_are_at_the_last_token_of_the_mask():
-    mask = jnp.array([[True, True, False], [False, True, False], [False, False, False]])
-    np.testing.assert_allclose(terminal_rewards(jnp.array([2.0, 3.0, 4.0]), mask), [[0, 2, 0], [0, 3, 0], [0, 0, 0]])
+    mask = np.array([[True, True, False], [False, True, False], [False, False, False]])
+    rewards = jax.jit(terminal_rewards)(np.float32([2, 3, 4]), mask)
+    np.testing.assert_allclose(rewards, [[0, 2, 0], [0, 3, 0], [0, 0, 0]])
 
 
 # --- masked reductions ---------------------------------------------------------------------------------------------------
@@ -298,17 +254,9 @@ def test_terminal_rewards_are_at_the_last_token_of_the_mask():
 
 def test_masked_reductions():
     """Closed forms. Masked entries may be NaN, and an empty mask gives 0."""
-    x, mask = jnp.array([[1.0, 3.0, jnp.nan], [jnp.inf, jnp.nan, 5.0]]), jnp.array([[1, 1, 0], [0, 0, 1]], bool)
-    np.testing.assert_allclose(masked.total(x, mask, -1), [4, 5])
-    np.testing.assert_allclose(masked.mean(x, mask, -1), [2, 5])
-    assert float(masked.mean(x, mask)) == 3
-    empty = jnp.zeros_like(mask)
-    for reduce in (masked.total, masked.mean):
-        assert (np.asarray(reduce(x, empty, -1)) == 0).all()
-
-
-def test_batch_std_is_of_advantages_not_of_returns():
-    """With a baseline per row, R - b is 1, 2, 1, 2, whose std is 1/2."""
-    returns, expected = jnp.array([[1.0, 2.0], [5.0, 6.0]]), jnp.array([[0.0, 0.0], [4.0, 4.0]])
-    got = estimate(raw, returns - expected, jnp.zeros((2, 2), int), scale="batch_std")
-    np.testing.assert_allclose(got, [[2.0, 4.0], [2.0, 4.0]], rtol=1e-6)
+    x, mask = np.float32([[1, 3, np.nan], [np.inf, np.nan, 5]]), np.array([[1, 1, 0], [0, 0, 1]], bool)
+    reduce = jax.jit(lambda x, mask: (masked.total(x, mask, -1), masked.mean(x, mask, -1), masked.mean(x, mask)))
+    total, mean, overall = reduce(x, mask)
+    assert (total.tolist(), mean.tolist(), float(overall)) == ([4, 5], [2, 5], 3)
+    total, mean, overall = reduce(x, np.zeros_like(mask))
+    assert (total.tolist(), mean.tolist(), float(overall)) == ([0, 0], [0, 0], 0)

@@ -30,18 +30,36 @@ CHOICES = {
     name: typing.get_args(typing.get_args(typing.get_type_hints(Loss)[name])[0])
     for name in ("advantage_scale", "loss_aggregation")
 }
-MASK = jnp.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
+AGGREGATIONS = CHOICES["loss_aggregation"]
+MASK = np.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
+SEQUENCE = dict(level="sequence")
+weigh = jax.jit(token_weights, static_argnums=1)
+estimate_kl = jax.jit(kl_estimate, static_argnums=2)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("level", "eps_low", "eps_high", "dual"))
+def differentiate(loss, logp, old, advantages, weights, **options):
+    """A loss with its metrics, and its gradient."""
+    return jax.value_and_grad(lambda x: loss(x, old, advantages, weights, **options), has_aux=True)(logp)
+
+
+def of_one_token(loss, ratio, advantage, **options):
+    """The loss, its slope in log pi and the number of clipped tokens of one token."""
+    one = np.ones((1, 1, 1), np.float32)
+    arrays = (-one, np.float32(-1 - np.log(ratio)) * one, np.float32(advantage) * one, one)
+    (value, metrics), slope = differentiate(loss, *arrays, **options)
+    return float(value), float(slope[0, 0, 0]), int(metrics["clip_share"].sum())
 
 
 @pytest.fixture
 def arrays():
     """Random log-probabilities [2, 3, 5] of a policy and a behavior policy near it, advantages, and a mask."""
     rng = np.random.default_rng(0)
-    logp = jnp.asarray(-rng.exponential(size=(2, 3, 5)), jnp.float32)
-    old = logp + jnp.asarray(0.3 * rng.normal(size=logp.shape), jnp.float32)
-    advantages = jnp.asarray(rng.normal(size=(2, 3, 1)), jnp.float32)
-    mask = jnp.arange(5) < jnp.asarray(rng.integers(1, 6, (2, 3)))[..., None]
-    return logp, old, advantages, mask
+    logp = -rng.exponential(size=(2, 3, 5))
+    old = logp + 0.3 * rng.normal(size=logp.shape)
+    advantages = rng.normal(size=(2, 3, 1))
+    mask = np.arange(5) < rng.integers(1, 6, (2, 3))[..., None]
+    return *map(np.float32, (logp, old, advantages)), mask
 
 
 # --- token weights -------------------------------------------------------------------------------------------------------
@@ -57,21 +75,13 @@ def arrays():
     ],
 )
 def test_token_weights_closed_form(aggregation, long, short):
-    """Weights of the tokens of the long and of the short completion, for completions of 4, 2 and 0 tokens and T = 4."""
+    """Weights of the tokens of the long and of the short completion, for completions of 4, 2 and 0 tokens and T = 4. Those of
+    an empty mask are 0, and only those of `constant` depend on the length of the token axis."""
     expected = np.array([[[long] * 4, [short] * 2 + [0, 0], [0] * 4]])
-    np.testing.assert_allclose(token_weights(MASK, aggregation), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"])
-def test_weights_of_an_empty_mask_are_zero(aggregation):
-    assert (np.asarray(token_weights(jnp.zeros((2, 2, 3), bool), aggregation)) == 0).all()
-
-
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
-def test_padding_does_not_change_the_weights(aggregation):
-    """Only `constant` depends on the length of the token axis."""
-    longer = jnp.pad(MASK, ((0, 0), (0, 0), (0, 3)))
-    np.testing.assert_allclose(token_weights(longer, aggregation)[..., :4], token_weights(MASK, aggregation))
+    np.testing.assert_allclose(weigh(MASK, aggregation), expected, rtol=1e-6)
+    assert (np.asarray(weigh(np.zeros_like(MASK), aggregation)) == 0).all()
+    longer = np.asarray(weigh(np.pad(MASK, ((0, 0), (0, 0), (0, 4))), aggregation))[..., :4]
+    np.testing.assert_allclose(longer, expected / 2 if aggregation == "constant" else expected, rtol=1e-6)
 
 
 # --- policy gradient -----------------------------------------------------------------------------------------------------
@@ -80,47 +90,40 @@ def test_padding_does_not_change_the_weights(aggregation):
 def test_the_ending_token_is_trained_and_the_padding_is_not():
     """A completion of two words, the end of sequence and three pads, with log-probabilities -0.3, -0.4, -0.56 and -4 per pad,
     has the loss (0.3 + 0.4 + 0.56) / 3 = 0.42. It would be 2.21 with pads and 0.35 without the ending token."""
-    logp = jnp.array([[[-0.3, -0.4, -0.56, -4.0, -4.0, -4.0]]])
+    logp = np.array([[[-0.3, -0.4, -0.56, -4.0, -4.0, -4.0]]], np.float32)
     advantage = jnp.ones((1, 1, 1))
 
+    @jax.jit
+    @jax.value_and_grad
     def loss(logp, trained):
         return policy_gradient(logp, logp, advantage, token_weights(jnp.arange(6)[None, None] < trained, "token_mean"))[0]
 
-    assert float(loss(logp, 3)) == pytest.approx(0.42, abs=1e-6)
-    assert float(loss(logp, 6)) == pytest.approx(13.26 / 6, abs=1e-6)
-    assert float(loss(logp, 2)) == pytest.approx(0.35, abs=1e-6)
-    np.testing.assert_allclose(jax.grad(loss)(logp, 3)[0, 0], [-1 / 3, -1 / 3, -1 / 3, 0, 0, 0], rtol=1e-6)
+    for trained, expected in ((3, 0.42), (6, 13.26 / 6), (2, 0.35)):
+        assert float(loss(logp, trained)[0]) == pytest.approx(expected, abs=1e-6)
+    np.testing.assert_allclose(loss(logp, 3)[1][0, 0], [-1 / 3, -1 / 3, -1 / 3, 0, 0, 0], rtol=1e-6)
 
 
-def test_policy_gradient_is_minus_weight_times_advantage(arrays):
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_policy_gradient_is_minus_weight_times_advantage(arrays, aggregation):
+    """So is the clipped one at ratio 1, at every token, also with one ratio per sequence."""
     logp, old, advantages, mask = arrays
-    for aggregation in CHOICES["loss_aggregation"]:
-        weights = token_weights(mask, aggregation)
-        loss, grad = jax.value_and_grad(lambda x, w=weights: policy_gradient(x, old, advantages, w)[0])(logp)
-        assert float(loss) == pytest.approx(-float((weights * advantages * logp).sum()), rel=1e-6)
-        np.testing.assert_allclose(grad, -weights * advantages, rtol=1e-6)
+    weights = np.asarray(weigh(mask, aggregation))
+    (loss, _), grad = differentiate(policy_gradient, logp, old, advantages, weights)
+    assert float(loss) == pytest.approx(-float((weights * advantages * logp).sum()), rel=1e-6)
+    np.testing.assert_allclose(grad, -weights * advantages, rtol=1e-6)
+    for level in ("token", "sequence", "turn"):
+        clipped = differentiate(clipped_surrogate, logp, logp, advantages, weights, level=level)[1]
+        np.testing.assert_allclose(clipped, grad, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("loss", [policy_gradient, clipped_surrogate, functools.partial(clipped_surrogate, level="sequence")])
-def test_zero_advantage_gives_exactly_zero_gradient(arrays, loss):
+@pytest.mark.parametrize("loss, options", [(policy_gradient, {}), (clipped_surrogate, {}), (clipped_surrogate, SEQUENCE)])
+def test_zero_advantage_gives_exactly_zero_gradient(arrays, loss, options):
     logp, old, advantages, mask = arrays
-    weights = token_weights(mask, "sequence_mean")
-    grad = jax.grad(lambda x: loss(x, old, 0 * advantages, weights)[0])(logp)
+    grad = differentiate(loss, logp, old, 0 * advantages, weigh(mask, "sequence_mean"), **options)[1]
     assert (np.asarray(grad) == 0).all()
 
 
 # --- clipped surrogate ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"])
-@pytest.mark.parametrize("level", ["token", "sequence", "turn"])
-def test_clipped_gradient_at_ratio_one_is_the_policy_gradient(arrays, aggregation, level):
-    """The gradients agree at every token, also with one ratio per sequence."""
-    logp, _, advantages, mask = arrays
-    weights = token_weights(mask, aggregation)
-    clipped = jax.grad(lambda x: clipped_surrogate(x, logp, advantages, weights, level=level)[0])(logp)
-    plain = jax.grad(lambda x: policy_gradient(x, logp, advantages, weights)[0])(logp)
-    np.testing.assert_allclose(clipped, plain, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +140,8 @@ def test_clipped_gradient_at_ratio_one_is_the_policy_gradient(arrays, aggregatio
 )
 def test_clip_by_hand(ratio, advantage, gain, slope, clipped):
     """Gain, its slope in log pi and share of clipped tokens for eps_low 0.2 and eps_high 0.28."""
-    logp, weights = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
-
-    def loss(x):
-        return clipped_surrogate(x, logp - np.log(ratio), jnp.full((1, 1, 1), advantage), weights, eps_low=0.2, eps_high=0.28)
-
-    (value, metrics), grad = jax.value_and_grad(loss, has_aux=True)(logp)
-    assert float(value) == pytest.approx(-gain, rel=1e-5)
-    assert float(grad[0, 0, 0]) == pytest.approx(-slope, rel=1e-5)
-    assert int(metrics["clip_share"].sum()) == clipped
+    found = of_one_token(clipped_surrogate, ratio, advantage, eps_low=0.2, eps_high=0.28)
+    assert found == (pytest.approx(-gain, rel=1e-5), pytest.approx(-slope, rel=1e-5), clipped)
 
 
 @pytest.mark.parametrize(
@@ -153,22 +149,18 @@ def test_clip_by_hand(ratio, advantage, gain, slope, clipped):
 )
 def test_dual_clip_by_hand(ratio, advantage, gain, slope):
     """With dual = 3 the gain is at least 3 A for A < 0; positive advantages are not affected."""
-    logp, weights = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
-    value, grad = jax.value_and_grad(
-        lambda x: clipped_surrogate(x, logp - np.log(ratio), jnp.full((1, 1, 1), advantage), weights, dual=3.0)[0]
-    )(logp)
-    assert float(value) == pytest.approx(-gain, rel=1e-5)
-    assert float(grad[0, 0, 0]) == pytest.approx(-slope, rel=1e-5, abs=1e-6)
+    found = of_one_token(clipped_surrogate, ratio, advantage, dual=3.0)
+    assert found[:2] == (pytest.approx(-gain, rel=1e-5), pytest.approx(-slope, rel=1e-5, abs=1e-6))
 
 
 def test_sequence_ratio_is_the_geometric_mean():
     """GSPO: log-ratios 0.3, -0.1, 0.1 of three trained tokens (and 5 of a pad) give s = e^0.1 for every token, and the gradient
     s A / 3 / rows for each token."""
-    old = jnp.full((1, 2, 4), -1.0)
-    logp = old + jnp.array([[[0.3, -0.1, 0.1, 5.0], [0.0, 0.0, 0.0, 0.0]]])
-    mask = jnp.array([[[1, 1, 1, 0], [1, 1, 1, 1]]], bool)
-    weights, advantages = token_weights(mask, "sequence_mean"), jnp.array([[[2.0], [0.0]]])
-    loss, grad = jax.value_and_grad(lambda x: clipped_surrogate(x, old, advantages, weights, level="sequence")[0])(logp)
+    old = np.full((1, 2, 4), -1, np.float32)
+    logp = old + np.array([[[0.3, -0.1, 0.1, 5.0], [0.0, 0.0, 0.0, 0.0]]], np.float32)
+    mask = np.array([[[1, 1, 1, 0], [1, 1, 1, 1]]], bool)
+    weights, advantages = weigh(mask, "sequence_mean"), np.array([[[2.0], [0.0]]], np.float32)
+    (loss, _), grad = differentiate(clipped_surrogate, logp, old, advantages, weights, level="sequence")
     assert float(loss) == pytest.approx(-np.exp(0.1) * 2 / 2, rel=1e-5)
     np.testing.assert_allclose(grad[0, 0], [-np.exp(0.1) * 2 / 3 / 2] * 3 + [0], rtol=1e-5)
     assert (np.asarray(grad[0, 1]) == 0).all()
@@ -177,75 +169,63 @@ def test_sequence_ratio_is_the_geometric_mean():
 def test_log_probabilities_of_padding_are_ignored(arrays):
     """Extreme log-probabilities of padding change neither loss nor gradient."""
     logp, old, advantages, mask = arrays
-    weights = token_weights(mask, "token_mean")
-    wild = jnp.where(mask, logp, -300.0)
+    weights, wild = weigh(mask, "token_mean"), np.where(mask, logp, np.float32(-300))
     for level in ("token", "sequence"):
-        f = jax.value_and_grad(lambda x, level=level: clipped_surrogate(x, old, advantages, weights, level=level)[0])
-        for a, b in zip(f(logp), f(wild), strict=True):
-            np.testing.assert_array_equal(a, b)
+        ((loss, _), grad), ((other, _), other_grad) = (
+            differentiate(clipped_surrogate, x, old, advantages, weights, level=level) for x in (logp, wild)
+        )
+        assert loss == other
+        np.testing.assert_array_equal(grad, other_grad)
 
 
 @pytest.mark.parametrize("advantage", [2.0, -2.0])
 @pytest.mark.parametrize("ratio, weight", [(1.0, 1.0), (1.2, 1.2), (1.5, 1.28), (0.5, 0.7)])
 def test_cispo_by_hand(ratio, weight, advantage):
     """The gradient is minus the clipped weight times the advantage of either sign, for eps_low 0.3 and eps_high 0.28."""
-    logp, ones = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
-
-    def loss(x):
-        return cispo(x, logp - np.log(ratio), advantage * ones, ones, eps_low=0.3, eps_high=0.28)
-
-    (value, metrics), grad = jax.value_and_grad(loss, has_aux=True)(logp)
-    assert float(value) == pytest.approx(weight * advantage, rel=1e-5)
-    assert float(grad[0, 0, 0]) == pytest.approx(-weight * advantage, rel=1e-5)
-    assert int(metrics["clip_share"].sum()) == (ratio not in (1.0, 1.2))
+    value, slope, clipped = of_one_token(cispo, ratio, advantage, eps_low=0.3, eps_high=0.28)
+    assert value == pytest.approx(weight * advantage, rel=1e-5)
+    assert slope == pytest.approx(-weight * advantage, rel=1e-5)
+    assert clipped == (ratio not in (1.0, 1.2))
 
 
 # --- KL ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind, value", [("k1", -0.5), ("k2", 0.125), ("k3", np.exp(0.5) - 1.5)])
-def test_kl_estimates_by_hand(kind, value):
-    """Log-probabilities -1.5 of the policy and -1 of the reference give d = 0.5."""
-    assert float(kl_estimate(jnp.float32(-1.5), jnp.float32(-1.0), kind)) == pytest.approx(value, rel=1e-6)
-    assert float(kl_estimate(jnp.float32(-1.5), jnp.float32(-1.5), kind)) == 0
-
-
-def test_kl_estimates_in_expectation():
-    """The expectation of k1 and k3 is the KL divergence; that of k2 is close to it for close distributions."""
-    logp, ref = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (2, 50)) * jnp.array([[1.0], [1.0]]))
-    ref = jax.nn.log_softmax(logp + 0.1 * ref)
-    kl = float(jnp.sum(jnp.exp(logp) * (logp - ref)))
-    means = {kind: float(jnp.sum(jnp.exp(logp) * kl_estimate(logp, ref, kind))) for kind in ("k1", "k2", "k3")}
-    assert means["k1"] == pytest.approx(kl, rel=1e-3) and means["k3"] == pytest.approx(kl, rel=1e-3)
-    assert means["k2"] == pytest.approx(kl, rel=0.1)
+@pytest.mark.parametrize(
+    "kind, values", [("k1", [-0.5, 0, 2]), ("k2", [0.125, 0, 2]), ("k3", [np.exp(0.5) - 1.5, 0, np.exp(-2) + 1])]
+)
+def test_kl_estimates_by_hand(kind, values):
+    """Of d = 0.5, 0 and -2 from the policy to the reference."""
+    estimates = estimate_kl(np.float32([-1.5, -1.5, -1]), np.float32([-1, -1.5, -3]), kind)
+    np.testing.assert_allclose(estimates, values, rtol=1e-6)
 
 
 def test_expected_gradients_of_kl_estimates():
     """Closed forms over all tokens of a distribution. In the reward, k1 has the gradient of KL(policy || ref) and k3 that minus
     the gradient of KL(ref || policy). In the loss, k1 has gradient 0, k2 that of KL(policy || ref) and k3 that of
     KL(ref || policy). The defaults are k1 in the reward and k3 in the loss."""
-    logits, ref = jax.random.normal(jax.random.key(0), (2, 20))
-    ref = jax.nn.log_softmax(logits + 0.5 * ref)
+    logits, ref = np.float32(np.random.default_rng(0).normal(size=(2, 20)))
+    ref = logits + 0.5 * ref
+    ref = jnp.asarray(ref - np.logaddexp.reduce(ref))
 
     def divergence(logits, reverse):
         logp = jax.nn.log_softmax(logits)
         return jnp.sum(jnp.exp(ref) * (ref - logp)) if reverse else jnp.sum(jnp.exp(logp) * (logp - ref))
 
-    def expected(kind, where):
-        def loss(logits):
-            logp = jax.nn.log_softmax(logits)
-            p, k = jax.lax.stop_gradient(jnp.exp(logp)), kl_estimate(logp, ref, kind)
-            return jnp.sum(p * (jax.lax.stop_gradient(k) * logp if where == "reward" else k))
+    def expected(logits, kind, where):
+        logp = jax.nn.log_softmax(logits)
+        p, k = jax.lax.stop_gradient(jnp.exp(logp)), kl_estimate(logp, ref, kind)
+        return jnp.sum(p * (jax.lax.stop_gradient(k) * logp if where == "reward" else k))
 
-        return jax.grad(loss)(logits)
-
-    to_ref, from_ref = (jax.grad(divergence)(logits, reverse) for reverse in (False, True))
-    close = functools.partial(np.testing.assert_allclose, atol=1e-6)
-    close(expected("k1", "reward"), to_ref)
-    close(expected("k3", "reward"), to_ref - from_ref)
-    close(expected("k1", "loss"), 0)
-    close(expected("k2", "loss"), to_ref)
-    close(expected("k3", "loss"), from_ref)
+    cases = ("k1", "reward"), ("k3", "reward"), ("k1", "loss"), ("k2", "loss"), ("k3", "loss")
+    to_ref, from_ref, *found = jax.jit(
+        lambda logits: [
+            *(jax.grad(divergence)(logits, reverse) for reverse in (False, True)),
+            *(jax.grad(expected)(logits, *case) for case in cases),
+        ]
+    )(logits)
+    for got, want in zip(found, (to_ref, to_ref - from_ref, 0 * to_ref, to_ref, from_ref), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
     settings: list[dict] = [dict(kl_in="reward"), dict(kl_in="loss"), dict(kl_in="reward", kl_estimator="k2")]
     resolved = [resolve(TrainConfig.of(**changes)).loss.kl_estimator for changes in settings]
     assert resolved == ["k1", "k3", "k2"]
@@ -297,7 +277,7 @@ def test_rows_of_the_table():
         "settings with defaults per row must be None in TrainConfig"
     )
     for row in online.values():
-        assert row.scale in CHOICES["advantage_scale"] and row.aggregation in CHOICES["loss_aggregation"]
+        assert row.scale in CHOICES["advantage_scale"] and row.aggregation in AGGREGATIONS
         assert set(row.options.values()) <= set(CLIPPING.values()) and set(row.defaults) <= set(DEFAULTS)
 
 
@@ -337,8 +317,8 @@ def test_value_loss_equals_torch(clip):
         error = torch.maximum(error, (torch.tensor(targets) - clipped) ** 2)
     expected = error[torch.tensor(mask)].mean()
     expected.backward()
-    f = lambda v: value_loss(v, jnp.asarray(targets), jnp.asarray(old), jnp.asarray(weights), clip=clip)  # noqa: E731
-    (got, metrics), grad = jax.value_and_grad(f, has_aux=True)(jnp.asarray(values))
+    f = jax.value_and_grad(functools.partial(value_loss, clip=clip), has_aux=True)
+    (got, metrics), grad = jax.jit(f)(*map(np.float32, (values, targets, old, weights)))
     assert got == pytest.approx(expected.item(), rel=1e-5)
     np.testing.assert_allclose(grad, v.grad, rtol=1e-4, atol=1e-6)
     if clip:
@@ -354,14 +334,10 @@ def test_the_error_for_an_unknown_algorithm_names_the_nearest_and_all():
 
 def test_padding_far_from_the_reference_is_ignored():
     """exp(200) is infinite, and 0 times infinity would be NaN."""
-    one = jnp.ones(2)
-    mask, ref_logprobs = jnp.array([True, False]), -one * jnp.array([1.5, 0])
-    targets = PolicyTargets(mask, one, one.at[1].set(0), -one, ref_logprobs, one, jnp.array([0.1, 0]))
-    algorithm = resolve(TrainConfig.of(kl_coef=0.1, kl_in="loss"))
-
-    def loss(logp):
-        return token_loss(logp, jnp.zeros(2), targets, algorithm)[0]
-
-    value, grad = jax.value_and_grad(loss)(jnp.array([-1.0, -200.0]))
-    alone, grad_alone = jax.value_and_grad(loss)(jnp.array([-1.0, 0.0]))
+    one, first = np.ones(2, np.float32), np.float32([1, 0])
+    targets = PolicyTargets(first > 0, one, first, -one, -1.5 * first, one, 0.1 * first)
+    arrays, algorithm = (0 * one, targets), resolve(TrainConfig.of(kl_coef=0.1, kl_in="loss"))
+    loss_and_grad = jax.jit(jax.value_and_grad(lambda *arrays: token_loss(*arrays, algorithm)[0]))
+    value, grad = loss_and_grad(np.float32([-1, -200]), *arrays)
+    alone, grad_alone = loss_and_grad(np.float32([-1, 0]), *arrays)
     assert np.isfinite(value) and value == alone and grad.tolist() == [grad_alone[0], 0]

@@ -1,7 +1,8 @@
-"""Agents that do not act: they are not sampled, their rows are left out of the update, and they do not change."""
+"""Agents that act in turns: idle ones are not sampled, their rows are left out of the update, and they do not change."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import jax
@@ -10,53 +11,114 @@ import pytest
 
 from jmarl.algorithms import resolve
 from jmarl.config import Episodes, TrainConfig
+from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import LockStep
 from jmarl.learning.batches import select_in_few_sizes, take_rows
 from jmarl.learning.optimizer import init_stack, steps_done
+from jmarl.logs.rollout_log import rollout_metrics
 from jmarl.randomness import Randomness
+from jmarl.rl import advantages
 from jmarl.rollout import make_batches
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
 from jmarl.runs.stacked_seeds import join_requests
 from jmarl.runs.train import train
 from jmarl.sampling.generate import SampleRequest, pad, sample_team, tokenize
-from jmarl.team import make_team
+from jmarl.team import Team, make_team
 from tests.batches import update_stack
-from tests.envs.test_vector import SETTINGS, Relay, Scaled
+from tests.envs.in_turns import Pass, Relay, Scaled, Silent
+from tests.house import HOUSE
+from tests.matrix import product
+
+SETTINGS = TrainConfig.of(**HOUSE, compute_dtype="float32").sampling  # what runs make of "auto", so their programs
+nightly = partial(pytest.param, marks=pytest.mark.nightly)
 
 
 @pytest.fixture(scope="module")
-def tiny_pair(tiny_config, tiny_tokenizer, random_agent):
-    cfg = tiny_config(tie_embeddings=False)
-    return [random_agent(cfg, tiny_tokenizer, seed) for seed in range(2)]
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def pair(agents):
+    return make_team(agents)
+
+
+def played(pair, env, tasks=({}, {"more": 1}), **episodes):
+    """Return a rollout of two tasks, of three completions each."""
+    team, params = pair
+    sample, randomness = partial(sample_team, team, params), Randomness(seed=0, step=0)
+    return play(sample, team, [*tasks], LockStep(env), SETTINGS, Episodes(**episodes), 3, randomness)
+
+
+def trained(agents, env, **changes):
+    return train(Team.of(agents), env, [{"id": 0}, {"id": 1}], TrainConfig.of(**HOUSE | changes))
+
+
+# --- rollouts and batches ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-def test_rows_of_inactive_agents_do_not_change_the_update(tiny_pair, monkeypatch):
+@pytest.mark.parametrize("branching", ["chain", "tree"])
+def test_agents_learn_only_from_turns_in_which_they_act(pair, branching):
+    rollout = played(pair, Relay(), num_turns=3, branching=branching)
+    first, second, third = rollout.turns
+    assert first.acts.tolist() == [[True] * 2, [False] * 2] and third.acts.all()
+    assert set(sum(first.texts[1], [])) == {""} and first.prompts == [["you first"] * 2, [""] * 2]
+    assert not second.acts[0].any() and second.acts[1].all()
+    # Returns include later steps, for agents that act: 3 steps of 1 for agent 0, then 2 of 2 for agent 1, then the last step.
+    assert (rollout.returns[0][0] == 3.0).all() and np.isnan(rollout.returns[0][1]).all()
+    assert np.isnan(rollout.returns[1][0]).all() and (rollout.returns[1][1] == 4.0).all()
+    assert (rollout.returns[2][0] == 1.0).all() and (rollout.returns[2][1] == 2.0).all()
+    row = rollout_metrics(pair[0], rollout)
+    assert "turn_0/agent_0/length" in row and "turn_0/agent_1/length" not in row
+    rows = np.isfinite(np.asarray(to_batches(pair[0], rollout)[0].rewards)).reshape(2, -1).sum(1)
+    assert rows.tolist() == ([6 + 6, 6 + 6] if branching == "chain" else [6 + 54, 18 + 54])
+
+
+@pytest.mark.long
+def test_rows_of_inactive_agents_do_not_change_the_update(agents, pair, monkeypatch):
     """With and without the rows of inactive agents the parameters after an update are equal, and so with rows of padding.
 
-    The batch has as many rows as the agent with most of them. Agent 0 acts in turns 0 and 2, agent 1 in turns 1 and 2.
+    The batch has as many rows as the agent with most of them, or a few more. Agent 0 acts in turns 0 and 2, agent 1 in turns 1
+    and 2.
     """
-    team, params = make_team(tiny_pair)
-    episodes = Episodes(num_turns=3, branching="chain")
-    sample = partial(sample_team, team, params)
-    got = play(sample, team, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, episodes, 2, Randomness(seed=0, step=0))
+    team, params = pair
+    got = played(pair, Relay(), num_turns=3, branching="chain")
     few = to_batches(team, got)[0]
     monkeypatch.setattr(make_batches, "used_rows", lambda team, *_: [None] * len(team.stacks))
     whole = to_batches(team, got)[0]
-    assert whole.rewards.shape[1] == 12 and few.rewards.shape[1] == 8
-    assert np.isfinite(np.asarray(few.rewards)).sum() == np.isfinite(np.asarray(whole.rewards)).sum() == 16
-    more = take_rows(few, np.pad(np.tile(np.arange(8), (2, 1)), ((0, 0), (0, 3)), constant_values=-1))
-    assert more.tokens.shape[1] == 11 and np.isnan(more.rewards[:, 8:]).all()
+    assert whole.rewards.shape[1] == 18 and few.rewards.shape[1] == 16
+    assert np.isfinite(np.asarray(few.rewards)).sum() == np.isfinite(np.asarray(whole.rewards)).sum() == 24
+    first = np.tile(np.arange(12), (2, 1))  # the rows that are used
+    more = take_rows(take_rows(few, first), np.pad(first, ((0, 0), (0, 6)), constant_values=-1))
+    assert more.tokens.shape == whole.tokens.shape and np.isnan(more.rewards[:, 12:]).all()
     algorithm = resolve(TrainConfig.of(algorithm="mareinforce", learning_rate=1e-2, num_generations=2))
     after = []
     for batch in (few, whole, more):
         stack = init_stack(jax.tree.map(np.copy, params[0]), algorithm)
-        after.append(update_stack(stack, batch, model=tiny_pair[0].config, algorithm=algorithm)[0].params)
+        after.append(update_stack(stack, batch, model=agents[0].config, algorithm=algorithm)[0].params)
     for x, *remaining in zip(*map(jax.tree.leaves, after), strict=True):
         for y in remaining:
             np.testing.assert_allclose(x, y, atol=1e-5)
     assert np.abs(after[0]["embed"] - params[0]["embed"]).max((1, 2)).min() > 1e-3  # both moved
+
+
+@pytest.mark.long
+def test_advantages_are_centered_per_agent(pair):
+    """Advantages have mean zero in every group of every agent, whatever the scale of rewards, and similar sizes when divided by
+    the std."""
+    rollout = played(pair, Scaled())
+    assert (rollout.returns[0][0] <= 1).all() and np.abs(rollout.returns[0][1]).max() > 10
+    batch = to_batches(pair[0], rollout)[0]
+    for estimator in (advantages.group_mean, advantages.leave_one_out):
+        estimate = [jax.jit(jax.vmap(partial(advantages.estimate, estimator, scale=scale))) for scale in ("none", "std")]
+        plain, scaled = (np.asarray(program(batch.rewards, batch.groups)) for program in estimate)
+        for agent_advantages, size in zip(plain, (1.0, 1000.0), strict=True):
+            assert agent_advantages.shape == (2, 3)
+            np.testing.assert_allclose(agent_advantages.mean(-1), 0, atol=1e-5 * size)
+        assert np.abs(plain[1]).max() > 30 * np.abs(plain[0]).max()
+        assert 0.5 < np.abs(scaled[0]).max() / np.abs(scaled[1]).max() < 2
 
 
 @pytest.mark.parametrize("most", [3, 9, 48, 50])
@@ -81,34 +143,37 @@ def test_batches_of_any_number_of_rows_have_few_sizes(most):
 
 @pytest.mark.long
 @pytest.mark.parametrize("shared", [False, True])
-def test_inactive_agents_are_not_sampled(tiny_pair, shared):
+def test_inactive_agents_are_not_sampled(agents, pair, shared):
     """The completions of the active agents are those that they write when all agents are sampled."""
-    team, params = make_team(tiny_pair[:1] * 2, shared_weights=True) if shared else make_team(tiny_pair)
+    team, params = make_team(agents[:1] * 2, shared_weights=True) if shared else pair
     encoded = pad(team, tokenize(team, [["you first", "or you"]] * 2, SETTINGS, chat=False))
-    request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 2, np.arange(2))
+    request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 3, np.arange(2))
     whole = sample_team(team, params, request)[0]
     for agent in range(2):
         done = sample_team(team, params, request._replace(acts=np.arange(2) == agent))[0]
-        own, other = (np.reshape(done.action_mask, (2, 2, 2, -1))[n] for n in (agent, 1 - agent))
+        own, other = (np.reshape(done.action_mask, (2, 2, 3, -1))[n] for n in (agent, 1 - agent))
         assert not other.any() and own.any(-1).all()
         assert shared or np.asarray(done.steps).tolist()[1 - agent] == 0  # and not sampled and then masked
         for name in ("tokens", "action_mask", "ended"):
-            both = [np.reshape(getattr(completions, name), (2, 2, 2, -1))[agent] for completions in (done, whole)]
+            both = [np.reshape(getattr(completions, name), (2, 2, 3, -1))[agent] for completions in (done, whole)]
             assert (both[0] == both[1]).all(), name
-        logprobs = [np.reshape(completions.logprobs, (2, 2, 2, -1))[agent] for completions in (done, whole)]
+        logprobs = [np.reshape(completions.logprobs, (2, 2, 3, -1))[agent] for completions in (done, whole)]
         np.testing.assert_allclose(*logprobs, atol=1e-5)
     nobody = sample_team(team, params, request._replace(acts=np.zeros(2, bool)))[0]
     assert not np.asarray(nobody.action_mask).any() and nobody.tokens.shape == whole.tokens.shape
 
 
-def test_a_joined_request_samples_every_agent_that_acts_in_any_run(tiny_pair):
-    team, _ = make_team(tiny_pair)
+def test_a_joined_request_samples_every_agent_that_acts_in_any_run(pair):
+    team, _ = pair
     encoded = pad(team, tokenize(team, [["you first", "or you"]] * 2, SETTINGS, chat=False))
-    request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 2, np.arange(2))
+    request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 3, np.arange(2))
     writes = [None if acts is None else np.array(acts) for acts in ([True, False], [False, True], [True, False], None)]
     requests = [request._replace(acts=acts) for acts in writes]
     assert join_requests(requests[:2], None).acts.tolist() == [True, True] and join_requests(requests[2:], None).acts is None
     assert join_requests([requests[0], requests[2]], None).acts.tolist() == [True, False]
+
+
+# --- training ------------------------------------------------------------------------------------------------------------
 
 
 def moved(before, after) -> list[bool]:
@@ -118,39 +183,69 @@ def moved(before, after) -> list[bool]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("minibatches", [1, 2])
-@pytest.mark.parametrize("why", ["not asked", "cut off"])
-def test_an_agent_without_a_row_is_not_updated(tiny_pair, minibatches, why):
+@pytest.mark.parametrize("why, minibatches", product(["not asked", "cut off"], [1, 2]))
+def test_an_agent_without_a_row_is_not_updated(agents, pair, minibatches, why):
     """Its parameters, its moments (no momentum) and its KL coefficient stay: if it does not act, and if all that it wrote was
     cut off and is masked for that."""
-    team, params = make_team(tiny_pair)
     cfg = TrainConfig.of(
         algorithm="dapo", kl_coef=0.1, kl_target=0.01, learning_rate=1e-2, num_generations=2, num_minibatches=minibatches
     )
-    state = init_stack(jax.tree.map(np.copy, params[0]), resolve(cfg))
-    sample = partial(sample_team, team, params)
-    got = play(sample, team, Scaled().tasks(count=2), LockStep(Scaled()), SETTINGS, Episodes(), 2, Randomness(seed=0, step=0))
-    batch = to_batches(team, got)[0]
-    batch = batch._replace(rewards=np.arange(8, dtype=np.float32).reshape(2, 2, 2), ended=np.ones((2, 2, 2), bool))
-    static = dict(model=tiny_pair[0].config, algorithm=resolve(cfg))
+    state = init_stack(jax.tree.map(np.copy, pair[1][0]), resolve(cfg))
+    batch = to_batches(pair[0], played(pair, Scaled()))[0]
+    batch = batch._replace(rewards=np.arange(12, dtype=np.float32).reshape(2, 2, 3), ended=np.ones((2, 2, 3), bool))
+    static = dict(model=agents[0].config, algorithm=resolve(cfg))
     state, *_ = update_stack(state, batch, **static)
     before = jax.device_get((state.params, state.opt_state, state.running.kl_coef))
     second = np.arange(2)[:, None, None] == 1
     alone = (
         batch._replace(rewards=np.where(second, np.float32(np.nan), batch.rewards))
         if why == "not asked"
-        else batch._replace(ended=np.broadcast_to(~second, (2, 2, 2)))
+        else batch._replace(ended=np.broadcast_to(~second, (2, 2, 3)))
     )
     state, *_ = update_stack(state, alone, **static)
     assert moved(before, (state.params, state.opt_state, state.running.kl_coef)) == [True, False]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["maac", "ippo", "iac"])
-def test_critics_learn_from_agents_that_act_in_turns(tiny_pair, algorithm):
-    """Also a central critic of type v, whose rows have no token."""
-    team, params = make_team(tiny_pair)
-    options = dict(num_updates=2, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
-    cfg = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, **options)
-    result = train(team, Relay(), Relay().tasks(count=2), cfg, params=params)
-    assert (np.asarray(steps_done(result.state.critics[0])) == 2).all()
+@pytest.mark.parametrize("algorithm", ["magrpo", "maac", "ippo", *map(nightly, ["grpo", "iac", "remax"])])
+def test_algorithms_train_agents_that_act_in_turns(agents, algorithm):
+    """No update is skipped, although agents are idle in some turns, and critics learn; also a central critic of type v, whose
+    rows have no token."""
+    result = trained(agents, Relay(), algorithm=algorithm, num_turns=3, branching="chain")
+    assert result.rewards == [4.5, 4.5] and result.state.stacks[0].skipped.tolist() == [0, 0]
+    assert all((np.asarray(steps_done(critic)) == 2).all() for critic in result.state.critics)
+    assert bool(result.state.critics) == (algorithm in ("maac", "ippo", "iac"))
+
+
+@pytest.mark.long
+def test_an_agent_that_never_acts_does_not_change(agents, pair):
+    (before,), after = pair[1], trained(agents, Silent()).state.stacks[0].params
+    assert moved(jax.device_get(before), after) == [True, False]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row, joint", [("c3", "counterfactual"), ("remax", "aligned")])
+def test_alternatives_in_which_other_agents_act_are_trained_on(agents, row, joint):
+    """Counterfactual credit continues them without messages of agents that do not act there. The greedy episode is a baseline
+    also for agents that do not act in it."""
+    options = dict(num_updates=1, num_turns=2, branching="chain", joint_mode=joint)
+    assert trained(agents, Pass(), algorithm=row, **options).rewards == [1.5]
+
+
+@pytest.mark.long
+def test_a_mixture_of_a_mixture_is_sampled_dynamically(agents, tmp_path):
+    """The rounds of one step have parts of different environments."""
+    both = Mixture({"games": Mixture({"scaled": Scaled(), "silent": Silent()}), "relay": Relay()}, {"games": 2, "relay": 1})
+    options = dict(num_turns=3, branching="chain", dynamic_sampling=2, output_dir=str(tmp_path))
+    result = train(Team.of(agents), both, both.tasks("train", 9), TrainConfig.of(**HOUSE | options))
+    assert len(result.rewards) == 2 and np.isfinite(result.rewards).all()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert any(row["dynamic/replaced"] for row in rows)
+
+
+@pytest.mark.long
+def test_options_that_need_all_agents_to_act_are_refused(agents, pair):
+    with pytest.raises(ValueError, match="history='append' needs agents that act in every turn"):
+        played(pair, Relay(), num_turns=3, history="append")
+    with pytest.raises(ValueError, match="not all agents act in the first turn"):
+        trained(agents, Silent(), algorithm="madpo_iter")

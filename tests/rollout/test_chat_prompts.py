@@ -5,14 +5,23 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 
-from jmarl import Step, Team, TextEnvironment, TrainConfig, train
+from jmarl import Step, Team, TextEnvironment, TrainConfig, evaluate, train
+from jmarl.config import Episodes
 from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
+from jmarl.envs.vector import LockStep
 from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, chat_prompt, encode_prompts, follow_ups
+from jmarl.randomness import Randomness
+from jmarl.rollout.play import play
 from jmarl.runs.experiment import with_role
+from jmarl.sampling.generate import sample_team
+from jmarl.team import make_team
+from tests.house import HOUSE
 
 TEXTS = ["Where is the farmer?", "Count the apples."]
 MESSAGES = [[{"role": "user", "content": text}] for text in TEXTS]
@@ -20,12 +29,6 @@ MESSAGES = [[{"role": "user", "content": text}] for text in TEXTS]
 
 def length(completions):
     return [float(len(text)) for text in completions]
-
-
-def settings(**changes) -> TrainConfig:
-    return TrainConfig.of(
-        algorithm="grpo", num_updates=1, num_prompts=2, num_generations=2, max_new_tokens=4, progress=False, **changes
-    )
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +49,9 @@ def test_long_messages_are_cut_inside_the_template(agent, chat):
     """The agent reads the whole template around the end of the text, whatever `chat` says."""
     items = [{"prompt": [{"role": "user", "content": "Count the apples. " * 60 + f"Are there {n}?"}]} for n in range(2)]
     with pytest.warns(UserWarning, match="cut on the left"):
-        cfg = settings(chat=chat, long_prompts="truncate_left")
-        result = train(Team.of([agent]), length, items, cfg, eval_items=items)
-    for ids, size in zip(*(np.asarray(x)[0] for x in result.after.rollout.turns[0].encoded[0]), strict=True):
+        cfg = TrainConfig.of(**HOUSE, eval_generations=3, chat=chat, long_prompts="truncate_left")
+        result = evaluate(*make_team([agent]), items, RewardEnvironment(length, [default_formatter]), cfg)
+    for ids, size in zip(*(np.asarray(x)[0] for x in result.rollout.turns[0].encoded[0]), strict=True):
         read = agent.tokenizer.decode(ids[:size])
         assert 230 < size <= 252 and read.startswith("<|im_start|>user\n") and read.count("<|im_start|>") == 2
         assert read.endswith("?<|im_end|>\n<|im_start|>assistant\n")
@@ -69,17 +72,17 @@ def test_a_chat_prompt_is_a_text_with_its_messages():
     assert as_prompt("text") == "text" and as_prompt(None) is None
 
 
-@pytest.mark.parametrize("wrong", [[], [{"role": "user"}], ["text"], [{"role": "user", "content": 3}]])
-def test_malformed_messages_raise(wrong):
-    with pytest.raises(ValueError, match="a prompt is a text or a list of messages"):
-        as_prompt(wrong)
+def test_malformed_messages_raise():
+    for wrong in ([], [{"role": "user"}], ["text"], [{"role": "user", "content": 3}]):
+        with pytest.raises(ValueError, match="a prompt is a text or a list of messages"):
+            as_prompt(wrong)
 
 
 @pytest.mark.long
 def test_items_with_messages_train_like_texts_with_chat(agent):
     team = Team.of([agent])
-    texts = train(team, length, [{"prompt": text} for text in TEXTS], settings(chat=True))
-    messages = train(team, length, [{"prompt": chat} for chat in MESSAGES], settings())
+    texts = train(team, length, [{"prompt": text} for text in TEXTS], TrainConfig.of(**HOUSE, chat=True))
+    messages = train(team, length, [{"prompt": chat} for chat in MESSAGES], TrainConfig.of(**HOUSE))
     assert texts.rewards == messages.rewards
 
 
@@ -98,8 +101,14 @@ class Greeting(TextEnvironment):
 @pytest.mark.long
 @pytest.mark.parametrize("history", ["none", "append"])
 def test_environments_may_return_messages(agent, history):
-    result = train(Team.of([agent]), Greeting(), [{}, {}], settings(num_turns=2, branching="chain", history=history))
-    assert np.isfinite(result.rewards).all()
+    team, params = make_team([agent])
+    episodes = Episodes(num_turns=2, branching="chain", history=history)
+    sample, settings = partial(sample_team, team, params), TrainConfig.of(**HOUSE, compute_dtype="float32").sampling
+    turns = play(sample, team, [{}, {}], LockStep(Greeting()), settings, episodes, 3, Randomness(seed=0, step=0)).turns
+    assert np.isfinite([turn.rewards.sum() for turn in turns]).all()
+    ids, sizes = turns[1].encoded[0]
+    (read,) = {agent.tokenizer.decode(row[:size][-16:]) for row, size in zip(ids[0], sizes[0], strict=True)}
+    assert read.endswith("Go on<|im_end|>\n<|im_start|>assistant\n") and (sizes > 50).all() == (history == "append")
 
 
 def test_observations_of_a_simulated_environment_become_messages_or_a_text():

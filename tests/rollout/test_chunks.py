@@ -11,7 +11,7 @@ import math_verify
 import numpy as np
 import pytest
 
-from jmarl.config import Episodes, Sampling, TrainConfig
+from jmarl.config import Episodes, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.randomness import Randomness
@@ -21,14 +21,16 @@ from jmarl.runs.train import train
 from jmarl.sampling.generate import sample_team
 from jmarl.team import Team, make_team
 from jmarl.types import TRACES
+from tests.house import HOUSE
+from tests.matrix import product
 
-SETTINGS = Sampling(max_new_tokens=6)
+SETTINGS = TrainConfig.of(**HOUSE, compute_dtype="float32").sampling  # what runs make of "auto", so their programs
 ITEMS = [{"prompt": text} for text in ("The answer", "seven apples and three pears", "def add", "two agents")]
 
 
 @pytest.fixture(scope="module")
 def agents(tiny_config, tiny_tokenizer, random_agent):
-    return [random_agent(tiny_config(tie_embeddings=False), tiny_tokenizer, seed) for seed in (0, 1)]
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)]
 
 
 def answer(agent_completions, num_agents, **_):
@@ -46,7 +48,7 @@ def environment(reward=length_reward, transition=None):
 
 def play_turns(pair, env, sample=None, **episodes):
     team, params = pair
-    options = 2, Randomness(seed=0, step=0)
+    options = 3, Randomness(seed=0, step=0)
     return play(sample or partial(sample_team, team, params), team, ITEMS, env, SETTINGS, Episodes(**episodes), *options)
 
 
@@ -58,8 +60,7 @@ def assert_equal_trees(first, second):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shared", [False, True], ids=["two models", "one model, two roles"])
-@pytest.mark.parametrize("branching", ["tree", "chain"])
+@pytest.mark.parametrize("branching, shared", product(["tree", "chain"], [False, True]))
 def test_parts_and_overlap_do_not_change_a_rollout(agents, shared, branching):
     """Rollouts of two turns, for two agents of a stack and for two roles of one parameter set, are equal.
 
@@ -69,7 +70,7 @@ def test_parts_and_overlap_do_not_change_a_rollout(agents, shared, branching):
     options = dict(num_turns=2, branching=branching)
     rollouts = [
         play_turns(pair, environment(transition=answer), **options, **parts)
-        for parts in ({}, dict(sample_parts=2), dict(sample_parts=2, overlap_rewards=False), dict(sample_parts=4))
+        for parts in ({}, dict(sample_parts=2), dict(sample_parts=2, overlap_rewards=False))
     ]
     assert_equal_trees(rollouts[1], rollouts[2])  # with and without overlap
     for rollout in rollouts[1:]:
@@ -80,13 +81,13 @@ def test_parts_and_overlap_do_not_change_a_rollout(agents, shared, branching):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:update")
-@pytest.mark.parametrize("algorithm", ["magrpo", "remax", "ippo"])
+@pytest.mark.parametrize("algorithm", ["magrpo", "remax", pytest.param("ippo", marks=pytest.mark.nightly)])
 def test_parameters_are_bit_equal_with_and_without_overlap(agents, algorithm):
-    cfg = dict(algorithm=algorithm, num_updates=3, num_prompts=2, num_generations=2, max_new_tokens=4, learning_rate=1e-2)
     states = []
     for overlap in (True, False):
         env, pair = make_reward(length_reward, num_agents=2), make_team(agents)
-        settings = TrainConfig.of(**cfg, sample_parts=2, overlap_rewards=overlap, progress=False)
+        changes = dict(algorithm=algorithm, num_prompts=4, sample_parts=2, overlap_rewards=overlap)
+        settings = TrainConfig.of(**HOUSE | changes)
         states.append(train(pair[0], env, ITEMS, settings, params=pair[1]).state)
     assert_equal_trees(*states)
     assert not np.array_equal(jax.tree.leaves(states[0].stacks[0].params)[0], jax.tree.leaves(make_team(agents)[1][0])[0])
@@ -145,7 +146,7 @@ def test_faults_of_later_parts_have_the_right_index_and_errors_are_raised(agents
         return [float("nan") if item["prompt"] == "two agents" else 1.0 for item in batch_items]
 
     turn = play_turns(make_team(agents), environment(broken), sample_parts=2).turns[0]
-    assert turn.invalid == 2 and "joint action" in turn.fault and np.isnan(turn.rewards[3]).all()
+    assert turn.invalid == 3 and "joint action" in turn.fault and np.isnan(turn.rewards[3]).all()
 
     def raises(a, b):
         raise ZeroDivisionError("mine")
@@ -156,7 +157,8 @@ def test_faults_of_later_parts_have_the_right_index_and_errors_are_raised(agents
 
 @pytest.mark.long
 def test_the_sampler_of_parts_is_compiled_before_the_first_step(agents):
-    cfg = TrainConfig.of(num_updates=2, num_prompts=4, num_generations=2, max_new_tokens=5, min_new_tokens=5, sample_parts=2)
+    changes = dict(num_prompts=4, max_new_tokens=7, min_new_tokens=7, sample_parts=2)  # of no other test: nothing is there yet
+    cfg = TrainConfig.of(**HOUSE | changes)
     before, traces = TRACES.copy(), []
 
     def reward(a, b):

@@ -6,7 +6,6 @@ import functools
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,15 +22,15 @@ from jmarl.rollout.turns import Rollout
 from jmarl.runs.prepare import start
 from jmarl.runs.rollouts import play_step, sampler_of
 from jmarl.runs.train import train
-from jmarl.sampling import scoring
 from jmarl.team import Team, make_team
 from jmarl.types import TRACES
 from tests.batches import loss_inputs
+from tests.house import HOUSE
+from tests.rollout.scored import assert_sampled_logprobs_are_those_of_scoring
 
-BASE = TrainConfig.of(
-    num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, progress=False, mesh="agent=1"
-)
-ITEMS = [{"prompt": text} for text in ("flat The", "seven apples and three pears", "flat a", "market", "flat b", "question")]
+BASE = TrainConfig.of(**HOUSE, mesh="agent=1")
+# All of a bucket, and so are the prompts of second turns: batches of any of them need the same programs.
+ITEMS = [{"prompt": text} for text in ("flat The", "three pears", "flat a", "market", "flat b", "question")]
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +44,8 @@ def teaches(a, b, prompts):
     return [1.0 if prompt.startswith("flat") else np.mean([ord(c) / 100 for c in x + y + "a"]) for x, y, prompt in pairs]
 
 
-def answer(prompt, agent_completions, **_):
-    return [f"{prompt} and {text}" for text in agent_completions[::-1]]
+def answer(agent_completions, **_):
+    return [f"seven apples and three pears {text}" for text in agent_completions[::-1]]
 
 
 def environment(cfg, reward=teaches):
@@ -96,8 +95,8 @@ def test_a_prompt_is_informative_if_its_advantages_are_not_all_zero(agents):
     returns[:, 1] = [0.1, 0.1, 0.1 + 1e-7]  # equal
     returns[:, 3] = np.nan
     returns[:, 4] = [0.5, np.nan, 0.5]
-    _, _, played = played_on(agents, ITEMS[:2] * 2 + ITEMS[:1], [], num_prompts=5)
-    played = played._replace(returns=(returns,))
+    _, _, played = played_on(agents, ITEMS[:2], [])
+    played = played._replace(turns=(played.turns[0]._replace(items=np.arange(5)),), returns=(returns,))
     assert informative(played, "turn").tolist() == [True, False, True, False, False]
     for grouping, expected in (("turn", [False] * 5), ("episode", [True, False, False, False, False])):
         turn_returns = np.zeros((2, 5, 3)), np.zeros((2, 5, 3))
@@ -116,30 +115,21 @@ def test_nodes_of_a_tree_are_separate_groups_and_rows_of_chains_are_not(agents):
         assert informative(two, "turn").tolist() == expected
 
 
-@pytest.mark.parametrize("algorithm", ["magrpo", "marloo", "maremax", "dapo"])
-def test_equal_returns_give_zero_advantages(agents, algorithm):
-    """The fact behind the method: zero variance in a group is an advantage of exactly 0 for its rows, and for no others."""
-    cfg = BASE.replace(algorithm=algorithm)
-    team, _, played = played_on(agents, ITEMS[:2], [], algorithm=algorithm)
-    batch = jax.tree.map(jnp.asarray, unstack(to_batches(team, played)[0], 0))
-    running = unstack(start(*make_team(agents), cfg)[1].stacks[0].running, 0)
-    inputs, metrics = loss_inputs(batch, running, agents[0].config, resolve(cfg))
-    advantages = np.asarray(inputs.targets.advantages)
-    assert (advantages[0] == 0).all() and np.abs(advantages[1]).max() > 0.1
-    assert metrics["zero_variance_share"] == 0.5 or algorithm == "dapo", "dapo leaves overlong rows out of the share"
-
-
 @pytest.mark.long
-def test_an_item_that_is_played_twice_has_new_random_numbers(agents):
-    """Further rounds that play an item once more draw other completions."""
-    texts = []
+def test_equal_returns_give_zero_advantages(agents):
+    """The fact behind the method: zero variance in a group is an advantage of exactly 0 for its rows, and for no others."""
+    rows = {name: resolve(BASE.replace(algorithm=name)) for name in ("magrpo", "marloo", "maremax", "dapo")}
+    team, params, played = played_on(agents, ITEMS[:2], [])
+    running = unstack(start(team, params, BASE)[1].stacks[0].running, 0)
 
-    def reward(a, b):
-        texts.append(a)
-        return [0.0] * len(a)
+    @jax.jit
+    def results(batch):
+        inputs = {name: loss_inputs(batch, running, agents[0].config, row) for name, row in rows.items()}
+        return {name: (x.targets.advantages, metrics["zero_variance_share"]) for name, (x, metrics) in inputs.items()}
 
-    run(agents, reward, items=ITEMS[:1], num_updates=1, num_prompts=1, dynamic_sampling=2)
-    assert len(texts) == 3 and texts[0] != texts[1] != texts[2] != texts[0]
+    for name, (advantages, share) in jax.device_get(results(unstack(to_batches(team, played)[0], 0))).items():
+        assert (advantages[0] == 0).all() and np.abs(advantages[1]).max() > 0.1, name
+        assert share == 0.5 or name == "dapo", "dapo leaves overlong rows out of the share"
 
 
 # --- what is put together --------------------------------------------------------------------------------------------------
@@ -149,10 +139,10 @@ def test_an_item_that_is_played_twice_has_new_random_numbers(agents):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.nightly),  # the first turn of the next case
         {"num_turns": 2},
         {"num_turns": 2, "history": "append", "branching": "chain", "algorithm": "dr_mas", "gamma": 0.0},
-        {"num_turns": 2, "joint_mode": "cross", "num_generations": 2, "early_termination_threshold": 1.4},
+        {"num_turns": 2, "joint_mode": "cross", "early_termination_threshold": 1.4},
         {"shared_weights": True, "num_turns": 2},
     ],
     ids=str,
@@ -170,13 +160,7 @@ def test_replaced_prompts_bring_their_rows_returns_and_texts(agents, changes):
         [turn.rewards for turn in played.turns], [turn.parents for turn in played.turns], changes.get("gamma", 1.0)
     )
     jax.tree.map(np.testing.assert_array_equal, expected, list(played.joint_returns))
-    batch = to_batches(team, played)[0]
-    for a in range(len(team.stacks[0].members)):
-        mine = unstack(batch, a)
-        config = team.stacks[0].config
-        scored = scoring.score(unstack(params[0], a), config, mine.prompts, mine.prompt_lengths, mine.tokens)
-        mask = np.asarray(mine.action_mask)
-        np.testing.assert_allclose(np.where(mask, scored.logprobs, 0), np.where(mask, mine.old_logprobs, 0), atol=1e-4)
+    assert_sampled_logprobs_are_those_of_scoring(team, params, to_batches(team, played))
     decode = functools.partial(agents[0].tokenizer.decode, skip_special_tokens=True)
     for turn in played.turns:
         done, (ids, lengths) = turn.completions[0], turn.encoded[0]
@@ -190,11 +174,12 @@ def test_replaced_prompts_bring_their_rows_returns_and_texts(agents, changes):
 
 @pytest.mark.long
 def test_empty_places_are_filled_in_order(agents):
-    """Of three prompts that are not informative a round replaces two."""
-    tasks, further = [[ITEMS[k] for k in numbers] for numbers in ((0, 2, 4), (3, 0, 1))]
-    _, _, played = played_on(agents, tasks, [further], num_prompts=3, dynamic_sampling=1)
-    assert played.turns[0].prompts[0] == [ITEMS[k]["prompt"] for k in (3, 1, 4)]
-    assert played.notes["dynamic/replaced"] == pytest.approx(2 / 3) and played.notes["dynamic/rounds"] == 1
+    """A round replaces the first of two prompts that are not informative, or both."""
+    for further, expected in (((0, 3), (3, 2)), ((3, 1), (3, 1))):
+        tasks, others = [[ITEMS[k] for k in numbers] for numbers in ((0, 2), further)]
+        _, _, played = played_on(agents, tasks, [others], dynamic_sampling=1)
+        assert played.turns[0].prompts[0] == [ITEMS[k]["prompt"] for k in expected]
+        assert played.notes["dynamic/replaced"] == (0.5 if further == (0, 3) else 1) and played.notes["dynamic/rounds"] == 1
 
 
 def test_select_keeps_which_agents_act(agents):
@@ -220,13 +205,13 @@ def test_selecting_all_items_of_a_rollout_returns_it_unchanged(agents):
     """All items of one of two rollouts, in order: every array is equal, padding included, and so is the fault of the reward."""
 
     def spoiled(a, b, prompts):
-        return [x if k % 3 else float("nan") for k, x in enumerate(teaches(a, b, prompts))]
+        return [x if k % 6 else float("nan") for k, x in enumerate(teaches(a, b, prompts))]
 
-    team, _, played = played_on(agents, ITEMS[:3], [], num_prompts=3, num_turns=2, reward=spoiled)
+    team, _, played = played_on(agents, ITEMS[:2], [], num_turns=2, reward=spoiled)
     played = played._replace(returns=tuple(x * np.array([1, 2])[:, None, None] for x in played.returns))
-    assert [turn.invalid for turn in played.turns] == [3, 6] and "nan" in played.turns[0].fault
+    assert [turn.invalid for turn in played.turns] == [1, 3] and "nan" in played.turns[0].fault
     other = played._replace(turns=tuple(turn._replace(fault="another") for turn in played.turns))
-    selected = select(team, [other, played], [(1, p) for p in range(3)])
+    selected = select(team, [other, played], [(1, 0), (1, 1)])
     for before, same in zip(played.turns, selected.turns, strict=True):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(same), jax.device_get(before))
     assert isinstance(selected, Rollout)
@@ -288,10 +273,11 @@ def test_a_resumed_run_is_bit_equal(agents, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("algorithm", ["mareinforce", "remax", "rae", "iac", "maac", "ippo", "mappo"])
-def test_algorithms_without_a_group_baseline_refuse_it(agents, algorithm):
-    with pytest.raises(ValueError, match=f"dynamic_sampling=1 has no effect for algorithm='{algorithm}'.* it is for magrpo"):
-        run(agents, dynamic_sampling=1, algorithm=algorithm)
+def test_algorithms_without_a_group_baseline_refuse_it(agents):
+    for algorithm in ("mareinforce", "remax", "rae", "iac", "maac", "ippo", "mappo"):
+        message = f"dynamic_sampling=1 has no effect for algorithm='{algorithm}'.* it is for magrpo"
+        with pytest.raises(ValueError, match=message):
+            run(agents, dynamic_sampling=1, algorithm=algorithm)
 
 
 def test_a_negative_number_of_rounds_is_refused():
@@ -302,14 +288,19 @@ def test_a_negative_number_of_rounds_is_refused():
 @pytest.mark.long
 @pytest.mark.parametrize(("num_turns", "first", "mean"), [(1, 0, 1), (2, 0 + 1, (1 + 5 + 9) / 3)])
 def test_the_mean_return_of_all_rounds_is_logged(agents, tmp_path, num_turns, first, mean):
-    """Three rounds whose turns have the rewards 0, 1, 2, ... for all completions: none is informative."""
-    calls = []
+    """Three rounds whose turns have the rewards 0, 1, 2, ... for all completions: none is informative.
+
+    They play the same items with new random numbers.
+    """
+    texts = []
 
     def reward(a, b):
-        calls.append(len(a))
-        return [len(calls) - 1.0] * len(a)
+        texts.append(tuple(a))
+        return [len(texts) - 1.0] * len(a)
 
-    few = dict(num_updates=1, num_prompts=1, num_turns=num_turns)
-    run(agents, reward, items=ITEMS[:1], dynamic_sampling=2, output_dir=str(tmp_path), **few)
+    few = dict(num_updates=1, num_turns=num_turns, dynamic_sampling=2, output_dir=str(tmp_path))
+    run(agents, reward, items=ITEMS[:2], **few)
     (row,) = rows_of(tmp_path)
-    assert len(calls) == 3 * num_turns and (row["reward/mean"], row["dynamic/return"]) == (first, mean)
+    assert len(texts) == 3 * num_turns and (row["reward/mean"], row["dynamic/return"]) == (first, mean)
+    first_turns = [set(round_texts) for round_texts in texts[::num_turns]]
+    assert not first_turns[0] & first_turns[1] and not first_turns[1] & first_turns[2] and not first_turns[2] & first_turns[0]

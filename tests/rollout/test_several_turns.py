@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from functools import partial
 
@@ -9,11 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl.config import Episodes, Sampling, TrainConfig
+from jmarl.config import Episodes, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
-from jmarl.evaluation.evaluate import evaluate
 from jmarl.logs.rollout_log import rollout_metrics
 from jmarl.models.hub.agents import Agent
 from jmarl.randomness import Randomness
@@ -21,19 +21,18 @@ from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
 from jmarl.runs.train import train
-from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
 from jmarl.types import TRACES
+from tests.house import HOUSE, ITEMS
+from tests.rollout.scored import assert_sampled_logprobs_are_those_of_scoring
 
-SETTINGS = Sampling(max_new_tokens=5)
-ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
+SETTINGS = TrainConfig.of(**HOUSE, compute_dtype="float32").sampling  # what runs make of "auto", so their programs
 
 
 @pytest.fixture(scope="module")
 def agents(tiny_config, tiny_tokenizer, random_agent):
-    cfg = tiny_config(tie_embeddings=False)
-    return [random_agent(cfg, tiny_tokenizer, seed) for seed in range(3)]
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +44,13 @@ def pair(agents):
 def brief(agents):
     """A pair that often ends its completions early: the end's logit is four times as far from 0 as the others."""
     stop = agents[0].tokenizer.eos_token_id
-    params = [agent.params | {"lm_head": agent.params["lm_head"].copy()} for agent in agents[:2]]
+    params = [agent.params | {"embed": agent.params["embed"].copy()} for agent in agents[:2]]
     for tree in params:
-        tree["lm_head"][:, stop] *= 4
+        tree["embed"][stop] *= 4
     return make_team([Agent("brief", a.config, tree, a.tokenizer) for a, tree in zip(agents, params, strict=False)])
 
 
-def indices(*completions, agents=2, group=2, mode="aligned"):
+def indices(*completions, agents=2, group=3, mode="aligned"):
     """Return the rewards of scripted completions: the sum of the indices, from 1, of a joint action's completions."""
     joint = joint_actions(mode, agents, group)
     return np.tile((joint + 1).sum(-1), len(completions[0]) // len(joint)).tolist()
@@ -63,12 +62,14 @@ def answer(prompt, agent_completions, num_agents, prompt_history_per_agent, resp
 
 
 def play_pair(
-    pair, reward, items=ITEMS[:1], group=2, transition=answer, settings=SETTINGS, formatters=None, seed=0, **episodes
+    pair, reward, items=ITEMS, group=3, transition=answer, settings=SETTINGS, formatters=None, seed=0, sample=None, **episodes
 ):
     team, params = pair
-    formatters = formatters or [lambda item: item["prompt"]] * team.num_agents
-    env = RewardEnvironment(make_reward(reward, num_agents=team.num_agents), formatters, transition)
-    sample = partial(sample_team, team, params)
+    env = reward
+    if callable(reward):
+        formatters = formatters or [default_formatter] * team.num_agents
+        env = RewardEnvironment(make_reward(reward, num_agents=team.num_agents), formatters, transition)
+    sample = sample or partial(sample_team, team, params)
     return play(sample, team, items, env, settings, Episodes(**episodes), group, Randomness(seed, step=0))
 
 
@@ -76,37 +77,35 @@ def play_pair(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "mode, cross_credit, gamma, leaves, roots",
-    [
-        ("aligned", "mean", 1.0, [2, 4], [5, 7]),
-        ("aligned", "mean", 0.5, [2, 4], [3.5, 5.5]),
-        ("cross", "mean", 1.0, [2.5, 3.5], [5.5, 6.5]),
-        ("cross", "sum", 1.0, [5, 7], [11, 13]),
-    ],
-)
+@pytest.mark.parametrize("mode, cross_credit, gamma, leaves, roots", [
+    ("aligned", "mean", 1.0, [2, 4, 6], [6, 8, 10]),
+    ("aligned", "mean", 0.5, [2, 4, 6], [4, 6, 8]),
+    ("cross", "mean", 1.0, [3, 4, 5], [7, 8, 9]),
+    ("cross", "sum", 1.0, [9, 12, 15], [21, 24, 27]),
+])  # fmt: skip
 def test_the_tree_of_the_specification(pair, mode, cross_credit, gamma, leaves, roots):
-    """Section 1: two agents, two completions, two turns; returns of both agents, nodes and joint rewards."""
+    """Section 1: two agents, three completions, two turns; returns of both agents, nodes and joint rewards of two items."""
     reward = functools.partial(indices, mode=mode)
     got = play_pair(pair, reward, num_turns=2, joint_mode=mode, cross_credit=cross_credit, gamma=gamma)
-    assert got.returns[0].tolist() == [[roots]] * 2
-    assert got.returns[1].tolist() == [[leaves] * (2 if mode == "aligned" else 4)] * 2
-    nodes, steps = (3, 6) if mode == "aligned" else (5, 20)
-    assert sum(len(turn.items) for turn in got.turns) == nodes
-    assert sum(turn.rewards[..., 0].size for turn in got.turns) == steps
-    assert rollout_metrics(pair[0], got)["env_steps"] == steps
+    assert got.returns[0].tolist() == [[roots] * 2] * 2
+    assert got.returns[1].tolist() == [[leaves] * 2 * (3 if mode == "aligned" else 9)] * 2
+    nodes, steps = (4, 12) if mode == "aligned" else (10, 90)
+    assert sum(len(turn.items) for turn in got.turns) == 2 * nodes
+    assert sum(turn.rewards[..., 0].size for turn in got.turns) == 2 * steps
+    assert rollout_metrics(pair[0], got)["env_steps"] == 2 * steps
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode, nodes, steps", [("aligned", 4, 12), ("cross", 28, 756)])
 def test_counts_of_three_agents(agents, mode, nodes, steps):
-    """Section 1: N = 3, G = 3, T = 2."""
+    """Section 1: N = 3, G = 3, T = 2. Of two agents the test above counts them."""
 
     def transition(prompt, num_agents, **history):
         return [prompt] * num_agents
 
-    reward = functools.partial(indices, agents=3, group=3, mode=mode)
-    got = play_pair(make_team(agents), reward, group=3, transition=transition, num_turns=2, joint_mode=mode)
+    reward = functools.partial(indices, agents=3, mode=mode)
+    got = play_pair(make_team(agents), reward, ITEMS[:1], transition=transition, num_turns=2, joint_mode=mode)
     assert sum(len(turn.items) for turn in got.turns) == nodes
     assert sum(turn.rewards[..., 0].size for turn in got.turns) == steps
 
@@ -147,64 +146,71 @@ def test_children_read_what_the_transition_returns(pair):
         return [f"<{arguments['agent_completions'][i]}>" for i in range(2)]
 
     formatters = [lambda item: "start", lambda item, external_prompts=None: f"{item['prompt']}|{external_prompts}"]
-    got = play_pair(pair, indices, ITEMS, transition=transition, formatters=formatters, num_turns=3)
+    got = play_pair(pair, indices, transition=transition, formatters=formatters, num_turns=3)
     first, second, third = got.turns
     assert first.prompts == [["start", "start"], [f"{item['prompt']}|None" for item in ITEMS]]
-    assert second.items.tolist() == [0, 0, 1, 1] and third.items.tolist() == [0] * 4 + [1] * 4
+    assert second.items.tolist() == [0] * 3 + [1] * 3 and third.items.tolist() == [0] * 9 + [1] * 9
     for before, after in ((first, second), (second, third)):
         for node, parent in enumerate(after.parents):
-            p, j = divmod(parent, 2)
+            p, j = divmod(parent, 3)
             assert after.prompts[0][node] == f"<{before.texts[0][p][j]}>"
             assert after.prompts[1][node] == f"{ITEMS[after.items[node]]['prompt']}|<{before.texts[1][p][j]}>"
-    last = calls[-1]  # of the last node of the second turn, its second joint action
+    last = calls[-1]  # of the last node of the second turn, its last joint action
     assert last["prompt"] == ITEMS[1]["prompt"] and last["num_agents"] == 2
-    assert last["prompt_history_per_agent"] == [["start", second.prompts[0][3]], [first.prompts[1][1], second.prompts[1][3]]]
-    assert last["response_history_per_agent"] == [[first.texts[a][1][1], second.texts[a][3][1]] for a in (0, 1)]
-    assert last["agent_completions"] == [second.texts[a][3][1] for a in (0, 1)]
+    assert last["prompt_history_per_agent"] == [["start", second.prompts[0][5]], [first.prompts[1][1], second.prompts[1][5]]]
+    assert last["response_history_per_agent"] == [[first.texts[a][1][2], second.texts[a][5][2]] for a in (0, 1)]
+    assert last["agent_completions"] == [second.texts[a][5][2] for a in (0, 1)]
 
 
-@pytest.mark.parametrize(
-    "returned, message",
-    [
+@pytest.mark.long
+def test_a_transition_that_returns_no_list_of_texts_is_an_error(pair):
+    for returned, message in (
         (["one"], "returned 1 texts for 2 agents"),
         ("both", "returned 'both' for 2 agents"),
         (["one", 2], "returned 2 for agent 1"),
-    ],
-)
-def test_a_transition_that_returns_no_list_of_texts_is_an_error(pair, returned, message):
-    with pytest.raises(ValueError, match=message):
-        play_pair(pair, indices, transition=lambda **_: returned, num_turns=2)
+    ):
+        with pytest.raises(ValueError, match=message):
+            play_pair(pair, indices, transition=lambda returned=returned, **_: returned, num_turns=2)
 
 
 @pytest.mark.long
 def test_nodes_above_the_threshold_do_not_continue(pair):
-    """Strictly above, by the mean of the node: item 0's joint actions have 1 and 3 (mean 2), item 1's 2 and 2.5."""
+    """Strictly above, by the mean of the node: item 0's joint actions have 1, 2 and 3 (mean 2), item 1's 2, 2.5 and 2.5.
+
+    Padding is masked: three of six children are played, in a program for four, of which the fourth has no weight.
+    """
 
     def reward(a, b):
-        return [1, 3, 2, 2.5] if len(a) == 4 else [0] * len(a)
+        return [1, 2, 3, 2, 2.5, 2.5] if len(a) == 6 else [0] * len(a)
 
-    got = play_pair(pair, reward, ITEMS, num_turns=2, early_termination_threshold=2.0)
-    assert got.turns[1].items.tolist() == [0, 0] and got.turns[1].parents.tolist() == [0, 1]
-    assert len(play_pair(pair, reward, ITEMS, num_turns=2, early_termination_threshold=1.9).turns) == 1
-    chains = play_pair(pair, reward, ITEMS, num_turns=2, early_termination_threshold=2.0, branching="chain")
-    assert chains.turns[1].parents.tolist() == [0, 2], "a chain goes on by its own reward: 1 and 2 do, 3 and 2.5 do not"
+    got = play_pair(pair, reward, num_turns=2, early_termination_threshold=2.0)
+    assert got.turns[1].items.tolist() == [0] * 3 and got.turns[1].parents.tolist() == [0, 1, 2]
+    assert len(play_pair(pair, reward, num_turns=2, early_termination_threshold=1.9).turns) == 1
+    chains = play_pair(pair, reward, num_turns=2, early_termination_threshold=2.0, branching="chain")
+    assert chains.turns[1].parents.tolist() == [0, 1, 3], "a chain goes on by its own reward: 1 and 2 do, 3 and 2.5 do not"
+    assert chains.turns[1].completions[0].tokens.shape[1] == 4 and all(len(texts) == 3 for texts in chains.turns[1].texts)
+    (batch,) = jax.device_get(to_batches(pair[0], chains))
+    played = np.isfinite(batch.rewards[..., 0]).sum(1)
+    assert played.tolist() == [6 + 3] * 2 and np.isfinite(batch.rewards[:, : 6 + 3]).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("branching", ["tree", "chain"])
 def test_rounding_is_not_above_the_threshold(pair, branching):
     """The mean of three times 0.1 is 0.1, and not the 0.10000000000000002 of adding them up."""
     episodes = dict(num_turns=2, branching=branching, early_termination_threshold=0.1)
-    got = play_pair(pair, lambda a, b: [0.1] * len(a), group=3, **episodes)
+    got = play_pair(pair, lambda a, b: [0.1] * len(a), **episodes)
     assert len(got.turns) == 2
 
 
+@pytest.mark.long
 def test_a_joint_action_without_a_valid_reward_has_no_children(pair):
     def reward(a, b):
-        return [float("nan"), 1] if len(a) == 2 else [1] * len(a)
+        return [float("nan"), *[1] * 5] if len(a) == 6 else [1] * len(a)
 
     got = play_pair(pair, reward, num_turns=2)
-    assert got.turns[1].parents.tolist() == [1]
-    assert np.isnan(got.returns[0][:, 0, 0]).all() and got.returns[0][:, 0, 1].tolist() == [2, 2]
+    assert got.turns[1].parents.tolist() == [1, 2, 3, 4, 5]
+    assert np.isnan(got.returns[0][:, 0, 0]).all() and (got.returns[0].reshape(2, 6)[:, 1:] == 2).all()
 
 
 # --- batches -------------------------------------------------------------------------------------------------------------
@@ -213,28 +219,29 @@ def test_a_joint_action_without_a_valid_reward_has_no_children(pair):
 @pytest.mark.long
 def test_a_batch_of_a_tree(pair):
     """It holds all nodes of both turns; a node is a group; scoring what was sampled gives its log-probabilities."""
-    got = play_pair(pair, lambda a, b: [len(x) for x in a], ITEMS, num_turns=2)
+    got = play_pair(pair, lambda a, b: [len(x) for x in a], num_turns=2)
     (batch,) = to_batches(pair[0], got)
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(batch)), "no program runs for it"
-    assert batch.tokens.shape[:3] == (2, 2 + 4, 2)
-    assert batch.groups[0, :, 0].tolist() == [0, 1, 2, 3, 4, 5] and (batch.groups[..., 0] == batch.groups[..., 1]).all()
+    assert batch.tokens.shape[:3] == (2, 2 + 6, 3)
+    assert batch.groups[0, :, 0].tolist() == [*range(8)] and (batch.groups == batch.groups[..., :1]).all()
     np.testing.assert_array_equal(batch.rewards, np.concatenate(got.returns, 1).astype(np.float32))
-    same_logprobs(pair, batch)
+    assert_sampled_logprobs_are_those_of_scoring(*pair, [batch])
 
 
 @pytest.mark.long
 def test_a_batch_of_chains(pair):
     """Every row is a node; the rows of one turn of all episodes of an item are a group."""
-    got = play_pair(pair, lambda a, b: [len(x) for x in a], ITEMS, group=3, num_turns=2, branching="chain")
+    got = play_pair(pair, lambda a, b: [len(x) for x in a], num_turns=2, branching="chain")
     assert [turn.rewards.shape for turn in got.turns] == [(2, 3, 2), (6, 1, 2)]
     (batch,) = jax.device_get(to_batches(pair[0], got))
     assert batch.tokens.shape[:3] == (2, 6 + 6, 1)
     assert batch.groups[0, :, 0].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     expected = np.concatenate([r.reshape(2, -1) for r in got.returns], 1)
     np.testing.assert_array_equal(batch.rewards[..., 0], expected.astype(np.float32))
-    same_logprobs(pair, batch)
+    assert_sampled_logprobs_are_those_of_scoring(*pair, [batch])
 
 
+@pytest.mark.long
 def test_roles_are_separate_groups_if_an_episode_ends_early(agents):
     """One model in two roles, and the second item ends after its first turn: an item's turns are one group in each role."""
 
@@ -244,34 +251,9 @@ def test_roles_are_separate_groups_if_an_episode_ends_early(agents):
             return state, prompts, rewards, state["item"] == ITEMS[1]
 
     team, params = make_team(agents[:1] * 2, shared_weights=True)
-    episodes = Episodes(num_turns=2, branching="chain")
-    sample = partial(sample_team, team, params)
-    got = play(sample, team, ITEMS, LockStep(Short(), 2), SETTINGS, episodes, 3, Randomness(seed=0, step=0))
+    got = play_pair((team, params), LockStep(Short(), 2), num_turns=2, branching="chain")
     batch = to_batches(team, got, "episode")[0]
     assert np.bincount(batch.groups[np.isfinite(batch.rewards)]).tolist() == [6, 3, 6, 3]
-
-
-def test_padding_nodes_are_masked(pair):
-    """Three of four children are played, in a program for four: the fourth has no reward and no weight."""
-
-    def reward(a, b):
-        return [1, 1, 1, 9] if len(a) == 4 else [len(x) for x in a]
-
-    episodes = dict(num_turns=2, branching="chain", early_termination_threshold=5.0)
-    got = play_pair(pair, reward, ITEMS, **episodes)
-    assert len(got.turns[1].items) == 3 and got.turns[1].completions[0].tokens.shape[1] == 4
-    (batch,) = jax.device_get(to_batches(pair[0], got))
-    assert np.isnan(batch.rewards[:, -1]).all() and np.isfinite(batch.rewards[:, :-1]).all()
-    assert all(len(texts) == 3 for texts in got.turns[1].texts)
-
-
-def same_logprobs(pair, batch):
-    team, params = pair
-    scored = jax.vmap(functools.partial(scoring.score, cfg=team.stacks[0].config))(
-        params[0], prompts=batch.prompts, lengths=batch.prompt_lengths, tokens=batch.tokens
-    )
-    valid = batch.action_mask & np.isfinite(batch.rewards)[..., None]
-    np.testing.assert_allclose(scored.logprobs[valid], batch.old_logprobs[valid], atol=1e-4)
 
 
 # --- histories -----------------------------------------------------------------------------------------------------------
@@ -287,12 +269,10 @@ def test_a_history_continues_from_cached_keys_and_values(brief, branching, chat)
     early.
     """
     episodes = dict(num_turns=3, history="append", branching=branching, chat=chat)
-    settings = Sampling(max_new_tokens=4)
-    got = play_pair(brief, indices_of_any, transition=short, settings=settings, group=3, seed=3, **episodes)
+    got = play_pair(brief, indices_of_any, ITEMS[:1], transition=short, seed=3, **episodes)
     for turn in got.turns[:2]:
         assert {False, True} == set(np.asarray(turn.completions[0].ended & ~turn.completions[0].action_mask[..., -1]).ravel())
-    (batch,) = jax.device_get(to_batches(brief[0], got))
-    same_logprobs(brief, batch)
+    assert_sampled_logprobs_are_those_of_scoring(*brief, to_batches(brief[0], got))
     assert all(done.cache is None for turn in got.turns for done in turn.completions)
     for before, after in zip(got.turns, got.turns[1:], strict=False):
         for agent in range(2):
@@ -319,13 +299,24 @@ def row_of(turn, agent, node):
     return ids[agent, node, : lengths[agent, node]].tolist()
 
 
+@pytest.mark.long
 def test_a_repetition_penalty_reads_the_whole_history(pair):
-    """Then no cache is used, and the text is what a program without one writes."""
-    settings = Sampling(max_new_tokens=3, repetition_penalty=1.5)
-    got = play_pair(pair, indices_of_any, transition=short, settings=settings, num_turns=2, history="append")
-    done = jax.device_get(got.turns[1].completions[0])
-    repeated = play_pair(pair, indices_of_any, transition=short, settings=settings, num_turns=2, history="append")
-    assert repeated.turns[1].texts == got.turns[1].texts and np.isfinite(done.logprobs).all()
+    """Then no cache is used."""
+    requests = []
+
+    def sample(request):
+        requests.append(request)
+        return sample_team(*pair, request)
+
+    settings = dataclasses.replace(SETTINGS, repetition_penalty=1.5)
+    got = play_pair(
+        pair, indices_of_any, ITEMS[:1], transition=short, settings=settings, sample=sample, num_turns=2, history="append"
+    )
+    assert np.isfinite(got.turns[1].completions[0].logprobs).all()
+    assert len(requests) == 2 and not any(request.keep_cache or request.past for request in requests)
+    done = got.turns[0].completions[0]
+    history = [*row_of(got.turns[0], 0, 0), *done.tokens[0, 0, 0][done.action_mask[0, 0, 0]]]
+    assert requests[1].encoded[0][0][0, 0, : len(history)].tolist() == history
 
 
 @pytest.mark.long
@@ -335,17 +326,14 @@ def test_stacks_and_shared_weights_continue_from_caches_too(agents, tiny_config,
     tokenizer.add_tokens(["unusual"])
     other = random_agent(tiny_config("qwen2", vocab_size=321), tokenizer, 5)
     for team in (make_team([agents[0], other]), make_team([agents[0]] * 2, shared_weights=True)):
-        got = play_pair(team, indices_of_any, ITEMS, transition=short, num_turns=2, history="append")
-        for spec, params, batch in zip(team[0].stacks, team[1], jax.device_get(to_batches(team[0], got)), strict=True):
-            scored = jax.vmap(functools.partial(scoring.score, cfg=spec.config))(
-                params, prompts=batch.prompts, lengths=batch.prompt_lengths, tokens=batch.tokens
-            )
-            np.testing.assert_allclose(scored.logprobs[batch.action_mask], batch.old_logprobs[batch.action_mask], atol=1e-4)
+        got = play_pair(team, indices_of_any, transition=short, num_turns=2, history="append")
+        assert_sampled_logprobs_are_those_of_scoring(*team, to_batches(team[0], got))
 
 
+@pytest.mark.long
 def test_a_history_beyond_the_context_is_an_error(pair):
     with pytest.raises(ValueError, match=r"prompt 0 of a later turn .* more than the context of 128"):
-        play_pair(pair, indices, transition=lambda **_: ["x" * 130] * 2, num_turns=2, history="append")
+        play_pair(pair, indices, ITEMS[:1], transition=lambda **_: ["x" * 130] * 2, num_turns=2, history="append")
 
 
 # --- environments with state ---------------------------------------------------------------------------------------------
@@ -360,21 +348,20 @@ class Counting:
 
     def step(self, state, messages, rng):
         state["count"] += 1
-        return state, [f"{state['count']}", messages[0]], [0, state["count"]], state["count"] == 2
+        prompts = [f"{state['item']['prompt']} {state['count']}", messages[0]]
+        return state, prompts, [0, state["count"]], state["count"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("branching", ["tree", "chain"])
 def test_states_that_are_changed_in_place_are_separate(pair, branching):
     """Siblings count for themselves; all end after two of four turns."""
-    team, params = pair
-    episodes = Episodes(num_turns=4, branching=branching)
-    sample = partial(sample_team, team, params)
-    got = play(sample, team, ITEMS, LockStep(Counting(), 2), SETTINGS, episodes, 2, Randomness(seed=0, step=0))
+    got = play_pair(pair, LockStep(Counting(), 2), num_turns=4, branching=branching)
     assert len(got.turns) == 2
     assert (got.turns[0].rewards == [0, 1]).all() and (got.turns[1].rewards == [0, 2]).all()
-    assert got.turns[1].prompts[0] == ["1"] * 4
-    assert got.turns[1].prompts[1] == [got.turns[0].texts[0][p][g] for p in (0, 1) for g in (0, 1)]
-    assert got.returns[0].tolist() == [[[0, 0]] * 2, [[3, 3]] * 2]
+    assert got.turns[1].prompts[0] == [f"{item['prompt']} 1" for item in ITEMS for _ in range(3)]
+    assert got.turns[1].prompts[1] == [got.turns[0].texts[0][p][g] for p in (0, 1) for g in (0, 1, 2)]
+    assert got.returns[0].tolist() == [[[0] * 3] * 2, [[3] * 3] * 2]
 
 
 # --- training ------------------------------------------------------------------------------------------------------------
@@ -382,16 +369,16 @@ def test_states_that_are_changed_in_place_are_separate(pair, branching):
 
 @pytest.mark.long
 def test_training_over_two_turns(agents, tmp_path):
-    """There are metrics of each turn and of the whole, evaluations do not branch, and a constant return changes nothing."""
+    """There are metrics of each turn and of the whole, evaluations count all turns without a discount and do not branch, and a
+    constant return changes nothing."""
     team, params = make_team(agents[:2])
     before = jax.device_get(params)
-    options = dict(num_updates=2, num_generations=2, num_turns=2, max_new_tokens=3, eval_generations=2, progress=False)
-    cfg = TrainConfig.of(output_dir=str(tmp_path), **options)
+    options = dict(num_turns=2, gamma=0.5, eval_generations=3, output_dir=str(tmp_path))
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
     env = RewardEnvironment(reward, [default_formatter] * 2, answer)
-    result = train(team, env, ITEMS, cfg, params=params, eval_items=ITEMS)
-    assert result.rewards == [2.0, 2.0] and result.after.mean == 2.0
-    assert len(result.after.rollout.turns[1].items) == 4
+    result = train(team, env, ITEMS, TrainConfig.of(**HOUSE | options), params=params, eval_items=ITEMS)
+    assert result.rewards == [1.5, 1.5] and result.after.mean == 2.0
+    assert len(result.after.rollout.turns[1].items) == 6
     jax.tree.map(np.testing.assert_array_equal, jax.device_get([s.params for s in result.state.stacks]), before)
     text = (tmp_path / "metrics.jsonl").read_text()
     for name in ("turn_0/reward/mean", "turn_1/agent_1/length", "reward/mean", "env_steps", "agent_0/loss"):
@@ -400,9 +387,9 @@ def test_training_over_two_turns(agents, tmp_path):
 
 @pytest.mark.long
 def test_later_turns_do_not_compile_at_every_step(agents):
-    """Three updates of two turns need as many programs as one update."""
+    """Three updates of three turns need as many programs as one update."""
     team, params = make_team(agents[:2])
-    cfg = TrainConfig.of(num_updates=3, num_generations=2, num_turns=2, max_new_tokens=4, history="append", progress=False)
+    cfg = TrainConfig.of(**HOUSE | dict(num_updates=3, num_prompts=1, num_turns=3, history="append"))
     counts = []
 
     def reward(a, b):
@@ -410,7 +397,7 @@ def test_later_turns_do_not_compile_at_every_step(agents):
         return [len(x) for x in a]
 
     train(team, RewardEnvironment(reward, [default_formatter] * 2, short), ITEMS[:1], cfg, params=params)
-    assert counts[-1] == counts[3], "the second and the third update traced nothing new"
+    assert len(counts) == 9 and counts[-1] == counts[3], "the second and the third update traced nothing new"
 
 
 def test_several_turns_need_a_transition(pair):
@@ -428,14 +415,6 @@ def test_several_turns_need_a_transition(pair):
         TrainConfig.of(early_termination_threshold=1.0)
     with pytest.raises(ValueError, match=r"joint_mode must be one of .*aligned.*counterfactual.* for branching=chain"):
         TrainConfig.of(num_turns=2, branching="chain", joint_mode="cross")
-
-
-@pytest.mark.long
-def test_evaluation_counts_all_turns(pair):
-    team, params = pair
-    cfg = TrainConfig.of(num_turns=2, eval_generations=2, max_new_tokens=3, gamma=0.5)
-    env = RewardEnvironment(make_reward(lambda a, b: [3.0] * len(a), num_agents=2), [lambda item: item["prompt"]] * 2, answer)
-    assert evaluate(team, params, ITEMS, env, cfg).mean == 6.0
 
 
 def test_with_gamma_zero_an_invalid_turn_does_not_change_earlier_returns():

@@ -180,7 +180,7 @@ SEEDS = (3, 0, 11)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("threshold", [None, 0.4], ids=["together", "episodes that end"])
+@pytest.mark.parametrize("threshold", [pytest.param(None, marks=pytest.mark.nightly), 0.4])
 def test_runs_together_play_what_each_plays_alone(tiny_config, tiny_tokenizer, random_agent, threshold):
     """The same texts and rewards, which draw random numbers and depend on the order of calls; with a threshold, episodes of the
     runs end at different times. Calls come run by run, turn by turn."""

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
@@ -17,10 +16,14 @@ from jmarl.runs.seeds import train_seeds
 from jmarl.runs.train import train
 from jmarl.team import make_team
 from jmarl.types import TRACES
+from tests.house import HOUSE
+from tests.runs.training_process import WORDS, tiny_agents, tiny_team
 
-WORDS = ("red", "green", "blue", "one", "two", "six")
 ITEMS = [{"prompt": f"{a} {b} {a}"} for a in WORDS[:3] for b in WORDS[3:]]
-BASE = dict(num_updates=4, num_prompts=2, num_generations=4, max_new_tokens=32, learning_rate=1e-2, progress=False)
+# Rows may begin when others have ended at the eighth token.
+BASE = HOUSE | dict(num_updates=4, num_generations=4, max_new_tokens=16)
+# Changes no float32 parameter, and weights as async_steps does.
+STILL = dict(learning_rate=1e-30, importance_cap=2.0)
 
 
 def reward(a, b):
@@ -29,7 +32,7 @@ def reward(a, b):
 
 def run(env=reward, items=ITEMS, seeds=None, **fields):
     cfg = TrainConfig.of(**{**BASE, **fields})
-    team, params = make_team(random_agents("tiny", tokenizer(WORDS, spaced=True), 2, seed=0, width=32))
+    team, params = tiny_team()
     env = make_reward(env, num_agents=2) if env is reward else env
     if seeds:
         return train_seeds(team, env, items, cfg, params=params, seeds=seeds)
@@ -49,22 +52,8 @@ def early(tmp_path_factory):
     """A run whose rows begin early, and its directory."""
     directory = tmp_path_factory.mktemp("early")
     traced = TRACES["refill"]
-    result = run(async_steps=1, output_dir=str(directory), temperature=0.9)
+    result = run(async_steps=1, output_dir=str(directory))
     return result, directory, TRACES["refill"] - traced
-
-
-@pytest.mark.long
-def test_with_constant_parameters_nothing_changes(tmp_path):
-    """A learning rate of 1e-30 changes no float32 parameter. Then all completions, rewards and losses are equal, although most
-    completions began in the step before."""
-    settings = dict(learning_rate=1e-30, importance_cap=2.0)
-    plain = run(output_dir=str(tmp_path / "plain"), **settings)
-    moved = run(output_dir=str(tmp_path / "early"), async_steps=1, **settings)
-    jax.tree.map(np.testing.assert_array_equal, weights(plain), weights(moved))
-    texts = [list(read_completions(tmp_path / name / "completions.jsonl.gz")) for name in ("plain", "early")]
-    assert texts[0] == texts[1]
-    shares = [row["off_policy"] for row in rows(tmp_path / "early")]
-    assert shares[0] == 0 and all(0 < share <= 1 for share in shares[1:])
 
 
 @pytest.mark.long
@@ -80,13 +69,15 @@ def test_rows_that_began_early_are_weighted(early):
 
 
 @pytest.mark.long
-def test_a_longer_run_goes_on_bit_equal(early, tmp_path):
-    """Two updates, then two more: the rows that have begun are in the checkpoint."""
-    settings = dict(async_steps=1, output_dir=str(tmp_path), temperature=0.9)
-    run(num_updates=2, **settings)
-    resumed = run(resume=True, **settings)
-    jax.tree.map(np.testing.assert_array_equal, weights(resumed), weights(early[0]))
-    assert [row["off_policy"] for row in rows(tmp_path)] == [row["off_policy"] for row in rows(early[1])]
+def test_with_constant_parameters_nothing_changes(tmp_path):
+    """All completions, rewards and losses are equal, although most completions began in the step before."""
+    plain = run(output_dir=str(tmp_path / "plain"), **STILL)
+    moved = run(output_dir=str(tmp_path / "early"), async_steps=1, **STILL)
+    jax.tree.map(np.testing.assert_array_equal, weights(plain), weights(moved))
+    texts = [list(read_completions(tmp_path / name / "completions.jsonl.gz")) for name in ("plain", "early")]
+    assert texts[0] == texts[1]
+    shares = [row["off_policy"] for row in rows(tmp_path / "early")]
+    assert shares[0] == 0 and all(0 < share <= 1 for share in shares[1:])
 
 
 class Stopping(RewardEnvironment):
@@ -104,7 +95,7 @@ class Stopping(RewardEnvironment):
 @pytest.mark.long
 def test_a_run_that_failed_between_playing_and_its_update_goes_on_bit_equal(early, tmp_path):
     """The sampler has the early rows of two steps then; the checkpoint holds those of the step that is repeated."""
-    settings = dict(async_steps=1, output_dir=str(tmp_path), temperature=0.9)
+    settings = dict(async_steps=1, output_dir=str(tmp_path))
     env = Stopping(make_reward(reward, num_agents=2), [default_formatter] * 2)
     with pytest.raises(OSError, match="is away"):
         run(env, **settings)
@@ -113,10 +104,10 @@ def test_a_run_that_failed_between_playing_and_its_update_goes_on_bit_equal(earl
 
 
 @pytest.mark.long
-def test_prompts_may_become_longer(tmp_path):
+def test_prompts_may_become_longer_and_shorter():
     """Other widths compile another program and change no token."""
-    items = ITEMS[:2] + [{"prompt": " ".join(["red"] * 20)}, *ITEMS[2:4]]
-    settings = dict(items=items, num_prompts=1, num_updates=5, learning_rate=1e-30, importance_cap=2.0)
+    items = [*ITEMS[:1], {"prompt": " ".join(["red"] * 20)}, *ITEMS[1:2]]
+    settings = STILL | dict(items=items, num_prompts=1, num_updates=3, num_generations=8)
     plain, moved = run(**settings), run(async_steps=1, **settings)
     assert plain.rewards == moved.rewards
 
@@ -124,14 +115,12 @@ def test_prompts_may_become_longer(tmp_path):
 @pytest.mark.long
 def test_several_stacks_and_shared_weights():
     """Stacks of different models each have slots of their own; two roles of shared weights share the slots of one stack."""
-    words = tokenizer(WORDS, spaced=True)
-    agents = [random_agents("narrow", words, 1, seed=0, width=32)[0], random_agents("wide", words, 1, seed=1, width=64)[0]]
+    agents = [*tiny_agents(1), *tiny_agents(1, seed=1, width=64)]
     for kind, loaded, shared in (("stacks", agents, False), ("roles", [agents[0]] * 2, True)):
         rewards = []
         for async_steps in (0, 1):
             team, params = make_team(loaded, shared_weights=shared)
-            settings = dict(learning_rate=1e-30, importance_cap=2.0, async_steps=async_steps)
-            cfg = TrainConfig.of(**{**BASE, **settings})
+            cfg = TrainConfig.of(**BASE | STILL | dict(num_updates=2, async_steps=async_steps))
             rewards.append(train(team, make_reward(reward, num_agents=2), ITEMS, cfg, params=params).rewards)
         assert rewards[0] == rewards[1], kind
 

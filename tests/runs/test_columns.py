@@ -16,6 +16,7 @@ from jmarl.preferences.pairs import load_pairs, load_trajectories
 from jmarl.runs.fit import fit
 from jmarl.runs.train import train
 from jmarl.team import make_team
+from tests.house import HOUSE
 
 README = Path(__file__).resolve().parents[2] / "experiments" / "README.md"
 ITEMS = [{"prompt": text} for text in ("The answer", "apples", "question", "pears")]
@@ -25,11 +26,12 @@ RUNS = {
         update_order="alternating", num_updates=2,
     ),
     "ippo": dict(algorithm="ippo", num_epochs=2, value_clip=0.2),
-    "ippo with a value head": dict(algorithm="ippo", separate_critic=False, num_epochs=2, value_clip=0.2),
+    "ippo with a value head and early rows": dict(
+        algorithm="ippo", separate_critic=False, num_epochs=2, value_clip=0.2, async_steps=1, num_updates=2
+    ),
     "maac": dict(algorithm="maac"),
     "madpo_iter": dict(algorithm="madpo_iter", comparator="initial"),
     "marlhf": dict(algorithm="marlhf"),
-    "early rows": dict(algorithm="grpo", async_steps=1, num_updates=2),
 }  # fmt: skip
 
 
@@ -47,13 +49,14 @@ def columns(directory: Path) -> set[str]:
     return {re.sub(r"^turn_\d+/", "", name) for line in lines for name in json.loads(line)}
 
 
-def written(directory: Path, agent) -> dict[str, set[str]]:
+def written(directory: Path, short, long) -> dict[str, set[str]]:
+    """Return the columns of each run, of agents with a short context and with a long one."""
     columns_of, rng = {}, np.random.default_rng(0)
-    base, writing = dict(num_updates=1, progress=False), dict(num_prompts=2, num_generations=3, max_new_tokens=4)
+    base, writing = dict(num_updates=1, progress=False), HOUSE | dict(num_updates=1, eval_generations=3)
 
-    def of(name: str, run, *arguments, agents: int = 2, **changes):
+    def of(name: str, run, *arguments, agents=(short, short), **changes):
         cfg = TrainConfig.of(**base | changes | dict(output_dir=str(directory / name)))
-        team, params = make_team([agent] * agents)
+        team, params = make_team(agents)
         run(team, params, *arguments, cfg)
         columns_of[name] = columns(directory / name)
 
@@ -73,24 +76,23 @@ def written(directory: Path, agent) -> dict[str, set[str]]:
         mistaken = make_reward([random, failing], num_agents=2, on_error=0.0, max_error_share=1)
         of("mistakes", evaluated, mistaken, ITEMS, **writing, algorithm="magrpo", long_prompts="truncate_left")
     env = make("grid", max_turns=2)
-    of("turns", evaluated, env, env.tasks("train", 4), **writing, algorithm="magrpo", num_turns=2, branching="chain")
+    turns = writing | dict(algorithm="magrpo", num_turns=2, branching="chain")
+    of("turns", evaluated, env, env.tasks("train", 4), agents=(long, long), **turns)
+
+    def given(team, params, data, cfg):
+        fit(team, data, cfg, params=params, eval_data=data)
+
     pairs = load_pairs([{"prompt": "apples", "chosen": ["a", "b"], "rejected": ["b", "a"]}] * 4, num_agents=2)
-    of("dpo", lambda team, params, data, cfg: fit(team, data, cfg, params=params, eval_data=pairs), pairs, algorithm="dpo")
+    of("dpo", given, pairs, algorithm="dpo")
     texts = load_trajectories([{"prompt": "apples", "completion": "a"}] * 4)
-    of(
-        "sft",
-        lambda team, params, data, cfg: fit(team, data, cfg, params=params, eval_data=texts),
-        texts,
-        agents=1,
-        algorithm="sft",
-        world_model_weight=0.5,
-    )
+    of("sft", given, texts, agents=(short,), algorithm="sft", world_model_weight=0.5)
     return columns_of
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, random_agent, tiny_config, tiny_tokenizer):
-    return written(tmp_path_factory.mktemp("runs"), random_agent(tiny_config(max_positions=512), tiny_tokenizer, 0))
+    agents = [random_agent(cfg, tiny_tokenizer, 0) for cfg in (tiny_config(), tiny_config(max_positions=512))]
+    return written(tmp_path_factory.mktemp("runs"), *agents)
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from jmarl.logs.terminal import say
 from jmarl.runs.seeds import train_seeds
 from jmarl.runs.train import train
 from jmarl.team import make_team
+from tests.house import HOUSE
 
 ITEMS = [{"prompt": text, "answer": 3} for text in ("apples", "pears", "question", "The answer")]
 
@@ -101,13 +102,12 @@ def team(random_agent, tiny_config, tiny_tokenizer):
 
 
 def settings(directory, **changes) -> TrainConfig:
-    sizes = dict(num_prompts=2, num_generations=3, max_new_tokens=4, num_updates=2, progress=False)
-    return TrainConfig.of(**sizes | dict(output_dir=str(directory)) | changes)
+    return TrainConfig.of(**HOUSE | dict(output_dir=str(directory), eval_generations=3) | changes)
 
 
 def play(agents, cfg):
     team, params = make_team(agents)
-    train(team, make_reward([overlap], num_agents=2), ITEMS, cfg, params=params, eval_items=ITEMS[:1])
+    train(team, make_reward([overlap], num_agents=2), ITEMS, cfg, params=params, eval_items=ITEMS[:2])
 
 
 @pytest.fixture(scope="module")

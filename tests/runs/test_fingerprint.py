@@ -94,15 +94,14 @@ def reward_of(*functions, **options):
 
 
 @pytest.mark.long
-def test_fingerprints_are_equal_in_every_process():
+def test_fingerprints_are_equal_in_every_process(capsys):
+    """In this one, and in one that hashes texts to other numbers."""
     root = Path(__file__).resolve().parents[2]
-    seen = set()
-    for seed in ("1", "2"):
-        env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(root)}
-        seen.add(
-            subprocess.run([sys.executable, "-c", SCRIPT], env=env, cwd=root, capture_output=True, text=True, check=True).stdout
-        )
-    assert len(seen) == 1 and json.loads(seen.pop())[0]["items"] == 1
+    seed = str(1 + (os.environ.get("PYTHONHASHSEED") == "1"))
+    env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, cwd=root, capture_output=True, text=True, check=True)
+    exec(SCRIPT, {})
+    assert capsys.readouterr().out == done.stdout and json.loads(done.stdout)[0]["items"] == 1
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jmarl.config import TrainConfig
+from jmarl.envs.rewards import make_reward
+from jmarl.logs.data_log import DataLog
 from jmarl.logs.diversity import diversity
 from jmarl.logs.goodput import CLOCK, COMPILING, PHASES, Clock
-from jmarl.logs.metrics_writer import read_rows
+from jmarl.logs.metrics_writer import MetricsWriter, read_rows
+from jmarl.logs.terminal import WORDS
+from jmarl.rollout.experience import DataExperience
+from jmarl.runs.train import train
+from jmarl.team import make_team
+from tests.house import HOUSE, ITEMS
 
 
 def test_diversity_of_groups_in_closed_form():
@@ -123,20 +131,21 @@ def slow(a, b):
     return [float(len(x) > len(y)) for x, y in zip(a, b, strict=True)]
 
 
-@pytest.mark.long
-def test_the_seconds_of_a_slow_reward_are_in_its_column(random_agent, tiny_config, tiny_tokenizer, tmp_path):
-    from jmarl.config import TrainConfig
-    from jmarl.envs.rewards import make_reward
-    from jmarl.runs.train import train
-    from jmarl.team import make_team
+@pytest.fixture(scope="module")
+def agents(random_agent, tiny_config, tiny_tokenizer):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)]
 
-    team, params = make_team([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)])
-    cfg = TrainConfig.of(
-        num_updates=3, num_prompts=1, num_generations=3, max_new_tokens=4, progress=False, output_dir=str(tmp_path),
-        save_every=1, log_every=1,
-    )  # fmt: skip
+
+def run(agents, reward, output_dir, **changes):
+    team, params = make_team(agents)
+    settings = HOUSE | dict(output_dir=str(output_dir), save_every=1, log_every=1) | changes
+    return train(team, make_reward([reward], num_agents=2), ITEMS, TrainConfig.of(**settings), params=params)
+
+
+@pytest.mark.long
+def test_the_seconds_of_a_slow_reward_are_in_its_column(agents, tmp_path):
     start = time.monotonic()
-    train(team, make_reward([slow], num_agents=2), [{"prompt": "apples"}], cfg, params=params)
+    run(agents, slow, tmp_path, num_updates=3, temperature=0.8)  # of no other test, so that it compiles
     wall = time.monotonic() - start
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert all(f"time/{phase}" in row for row in rows for phase in PHASES)
@@ -147,12 +156,8 @@ def test_the_seconds_of_a_slow_reward_are_in_its_column(random_agent, tiny_confi
 
 
 @pytest.mark.long
-def test_models_are_written_in_the_phase_that_is_named_saving(random_agent, tiny_config, tiny_tokenizer, tmp_path, monkeypatch):
+def test_models_are_written_in_the_phase_that_is_named_saving(agents, tmp_path, monkeypatch):
     """A file stands where their directory should be, and the phase is that of the warning of it."""
-    from jmarl.config import TrainConfig
-    from jmarl.logs.terminal import WORDS
-    from jmarl.runs.train import train
-    from jmarl.team import make_team
 
     def reward(a, b):
         (tmp_path / "models").write_text("no directory")
@@ -160,25 +165,15 @@ def test_models_are_written_in_the_phase_that_is_named_saving(random_agent, tiny
 
     phases: dict[str, str] = {}
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_: phases.setdefault(str(message), CLOCK.current))
-    team, params = make_team([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)])
-    cfg = TrainConfig.of(
-        num_updates=1, num_prompts=1, num_generations=3, max_new_tokens=4, progress=False, output_dir=str(tmp_path),
-        save_every=1, log_every=1,
-    )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        result = train(team, reward, [{"prompt": "apples"}], cfg, params=params)
+        result = run(agents, reward, tmp_path, num_updates=1)
     [phase] = [phase for text, phase in phases.items() if "the models in" in text]
     assert result.unsaved and WORDS[phase] == "saving"
 
 
-def test_a_step_on_given_data_ends_with_its_own_update(random_agent, tiny_config, tiny_tokenizer, tmp_path):
+def test_a_step_on_given_data_ends_with_its_own_update(agents, tmp_path):
     """Of three updates of which the second takes long, started one after the other, only the second row is long."""
-    from jmarl.config import TrainConfig
-    from jmarl.logs.data_log import DataLog
-    from jmarl.logs.metrics_writer import MetricsWriter
-    from jmarl.rollout.experience import DataExperience
-    from jmarl.team import make_team
 
     @jax.jit
     def update(products):
@@ -189,7 +184,7 @@ def test_a_step_on_given_data_ends_with_its_own_update(random_agent, tiny_config
     start = time.monotonic()
     jax.block_until_ready(update(1000))
     long = time.monotonic() - start
-    team, _ = make_team([random_agent(tiny_config(), tiny_tokenizer, 0)])
+    team, _ = make_team(agents[:1])
     options = dict(total_steps=3, tensorboard=False, progress=False)
     with MetricsWriter(str(tmp_path), {}, **options) as writer, CLOCK.running():
         log = DataLog(team, TrainConfig.of(algorithm="dpo"), writer)

@@ -199,31 +199,31 @@ def pair(tiny_config, tiny_tokenizer, random_agent):
     return [random_agent(tiny_config(max_positions=512), tiny_tokenizer, seed) for seed in range(2)]
 
 
+SFT = TrainConfig.of(algorithm="sft", num_updates=60, learning_rate=1e-2, batch_size=4, progress=False)
+EVAL = TrainConfig.of(num_turns=2, branching="chain", max_new_tokens=6, eval_temperature=0.0, eval_generations=1)
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_agents_imitate_on_the_prompts_that_they_are_trained_on(pair, chat):
-    env, tasks = Parts(), Parts().tasks(count=2)
-    eval_cfg = TrainConfig.of(num_turns=2, branching="chain", max_new_tokens=2, eval_generations=1, chat=chat)
-    [(prompts, lengths)] = evaluate(*make_team(pair), tasks, LockStep(env), eval_cfg).rollout.turns[0].encoded
+    env, tasks = Parts(), Parts().tasks(count=4)
+    [(prompts, lengths)] = evaluate(*make_team(pair), tasks, LockStep(env), EVAL.replace(chat=chat)).rollout.turns[0].encoded
     read = [ids[:length].tolist() for ids, length in zip(prompts[0], lengths[0], strict=True)]
     shown = encode_trajectories(make_team(pair[:1])[0], demonstrate(env, tasks)[0], chat)
-    assert [coded.prompt for [coded] in shown] == read[:2]
+    assert [coded.prompt for [coded] in shown] == read[:4]
 
 
 @pytest.mark.long
 def test_agents_that_imitate_solve_what_they_were_shown(pair):
     env = Parts()
-    cfg = TrainConfig.of(algorithm="sft", num_updates=60, learning_rate=1e-2, batch_size=4, progress=False)
-    eval_cfg = TrainConfig.of(num_turns=2, branching="chain", max_new_tokens=6, eval_temperature=0.0, eval_generations=1)
-    agents = imitate(pair, demonstrate(env, env.tasks(count=4)), cfg)
-    solved = [
-        numbers(evaluate(*make_team(of), env.tasks(count=4), LockStep(env), eval_cfg))["eval/reward"] for of in (pair, agents)
-    ]
+    tasks = env.tasks(count=4)
+    agents = imitate(pair, demonstrate(env, tasks), SFT)
+    solved = [numbers(evaluate(*make_team(of), tasks, LockStep(env), EVAL))["eval/reward"] for of in (pair, agents)]
     assert solved == [0.0, 1.0]
 
 
 def test_an_agent_without_demonstrations_stays_as_it_was(pair, tmp_path):
     env = Parts()
-    cfg = TrainConfig.of(algorithm="sft", num_updates=1, batch_size=2, progress=False, output_dir=str(tmp_path))
+    cfg = SFT.replace(num_updates=1, output_dir=str(tmp_path))
     first, second = imitate(pair, [[], demonstrate(env, env.tasks(count=2))[1]], cfg)
     assert first is pair[0] and [path.name for path in tmp_path.iterdir()] == ["agent_1"]
     assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (second.params, pair[1].params)), strict=True))

@@ -30,13 +30,17 @@ from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of
 from jmarl.runs.train import train
 from jmarl.team import base_digests, make_team, policies, save_team, to_checkpoint
 from jmarl.types import TRACES
+from tests.house import HOUSE, ITEMS
 
 ROOT = Path(__file__).resolve().parents[2]
-ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
 BASE = TrainConfig.of(
-    algorithm="magrpo", num_updates=1, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, adam_eps=1e-4,
-    lora_rank=2, lora_targets="q_proj,down_proj", progress=False, mesh="agent=1",
-)  # fmt: skip
+    **HOUSE | dict(num_updates=1),
+    algorithm="magrpo",
+    adam_eps=1e-4,
+    lora_rank=2,
+    lora_targets="q_proj,down_proj",
+    mesh="agent=1",
+)
 
 
 def lengths(*completions):
@@ -87,10 +91,10 @@ def test_a_team_of_adapters_learns_the_probe(agent):
 def critics_run(agent, tmp_path_factory):
     """Four updates of two agents with own critics, a KL term and dropout, and checkpoints after the second and the fourth."""
     where = tmp_path_factory.mktemp("runs") / "whole"
-    cfg = BASE.replace(algorithm="ippo", num_updates=4, kl_coef=0.1, lora_dropout=0.2, save_every=2, output_dir=str(where))
+    cfg = BASE.replace(algorithm="ippo", num_updates=4, kl_coef=0.1, lora_dropout=0.25, save_every=2, output_dir=str(where))
     before = TRACES["update"]
     result = run([agent, agent], cfg)
-    assert TRACES["update"] == before + 2, "one program for the agents, one for the critics"
+    assert TRACES["update"] == before + 2, "one program for the agents, one for the critics; no other test has them"
     return cfg, result
 
 
@@ -114,18 +118,13 @@ def test_a_resumed_run_is_bit_equal(critics_run, agent, tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_cannot_be_resumed_with_another_base(critics_run, agent):
-    """The other base has the same architecture and tokenizer, and one other weight."""
+def test_a_run_cannot_be_resumed_with_another_base_or_alpha(critics_run, agent):
+    """The other base has the same architecture and tokenizer, and one other weight. An alpha is named as a changed setting."""
     cfg, _ = critics_run
     params = {**agent.params, "final_norm": agent.params["final_norm"] * np.float32(1.0001)}
     other = agent._replace(params=params)
     with pytest.raises(ValueError, match="bases: the frozen weights of LoRA differ"):
         run([other, other], cfg.replace(resume=True))
-
-
-@pytest.mark.long
-def test_resuming_with_another_alpha_is_refused_as_a_changed_setting(critics_run, agent):
-    cfg, _ = critics_run
     with pytest.raises(ValueError, match="lora_alpha: None -> 8.0") as refused:
         run([agent, agent], cfg.replace(resume=True, lora_alpha=8.0))
     assert "bases" not in str(refused.value)
@@ -183,16 +182,6 @@ def test_two_architectures_with_value_heads_over_a_tree(agent, tiny_config, make
     assert result.state.stacks[1].base["embed"].shape == (321, 32)
 
 
-@pytest.mark.slow
-def test_a_central_critic_with_appended_history(agent):
-    """The later turn continues from cached keys and values. The critic has adapters over the first agent's base."""
-    changes = dict(algorithm="maac", num_turns=2, branching="chain", history="append", num_updates=2)
-    result = run([agent, agent], BASE.replace(**changes), reward=RewardEnvironment(lengths, [default_formatter] * 2, answer))
-    (critic,) = result.state.critics
-    assert critic.params["value"].shape == (1, 32) and np.abs(critic.params["value"]).max() > 0
-    assert max(np.abs(critic.params["layers"]["down_proj"]["b"]).max(-1).max(-1).ravel()) > 1e-5
-
-
 def test_shared_weights_are_one_set_of_adapters(agent):
     team, params = make_team([agent, agent], shared_weights=True, lora=True)
     result = train(team, make_reward(lengths, num_agents=2), ITEMS, BASE, params=params)
@@ -207,7 +196,8 @@ def test_a_run_in_one_program_equals_the_loop():
     from experiments.probes import ITEMS, MODEL, ProbeEnvironment, items_of, probe_tokenizer, settings
 
     cfg = settings("grpo", "emit", 0).replace(num_updates=2, kl_coef=0.1, lora_rank=2)
-    agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), probe_tokenizer())
+    init_params = jax.jit(decoder.init_params, static_argnums=0)  # one program, not one per operation
+    agent = weights.Agent("tiny", MODEL, jax.device_get(init_params(MODEL, jax.random.key(0))), probe_tokenizer())
     team, params = make_team([agent, agent], lora=True)
     looped = train(team, ProbeEnvironment("emit", 2), ITEMS, cfg, params=params)
     state = init_state(lora.init_models(params, [(MODEL, 2)], cfg.lora, cfg.run.seed), resolve(cfg)).stacks[0]
@@ -222,14 +212,15 @@ def test_a_second_training_starts_from_the_adapters_of_the_first(agent, tmp_path
     """With a trainer and PEFT's name of the rank. Merged weights and adapters are saved."""
     from jmarl import MAGRPOConfig, MAGRPOTrainer
 
-    args = MAGRPOConfig(lora_r=2, num_updates=1, max_new_tokens=4, output_dir="", learning_rate=1e-2, progress=False)
+    settings = dict(adam_eps=1e-4, lora_r=2, lora_targets="q_proj,down_proj", mesh="agent=1", output_dir="")
+    args = MAGRPOConfig(**HOUSE | dict(num_updates=1), **settings)
     assert args.lora_rank == 2
     trainer = MAGRPOTrainer(agent, num_agents=2, reward_func=lengths, args=args, train_dataset=ITEMS)
     first = jax.device_get(trainer.train().state.stacks[0].params)
     model = lora.init_models(trainer.params, [(agent.config, 2)], args, 0)[0]
     assert_equal_trees(lora.split(model)[1], first)
     second = trainer.train().state.stacks[0].params
-    assert min(moved(second["layers"]["o_proj"], first["layers"]["o_proj"])) > 1e-4
+    assert min(moved(second["layers"]["q_proj"], first["layers"]["q_proj"])) > 1e-4
     trainer.save_model(tmp_path)
     loaded = weights.load_agent(tmp_path / "agent_1")
     assert_equal_trees(loaded.params, trainer.agents[1].params)
@@ -295,7 +286,14 @@ def noisy(model):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft 0.21.2 asks transformers so
-@pytest.mark.parametrize("family, targets", [("llama", "all"), ("qwen2", "q_proj, v_proj,down_proj"), ("qwen3", None)])
+@pytest.mark.parametrize(
+    "family, targets",
+    [
+        ("llama", "all"),
+        ("qwen2", "q_proj, v_proj,down_proj"),
+        pytest.param("qwen3", None, marks=pytest.mark.nightly),
+    ],
+)
 def test_peft_and_transformers_load_what_is_saved(tiny_dir, tmp_path, family, targets):
     """The logits of agent 1 equal those of transformers with the merged directory and of peft's adapter over the base."""
     import torch

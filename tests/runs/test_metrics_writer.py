@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import math
 import os
@@ -236,6 +237,11 @@ def test_lone_surrogates_reach_every_log_as_replacement_characters(tmp_path):
     assert seen.Tensors("name\ufffd/text_summary")[0].tensor_proto.string_val[0].decode() == "text\ufffd"
 
 
+def run_child(command, **options):
+    """Run a command to its end."""
+    return subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60, **options)
+
+
 CHILD = """
 import sys
 from jmarl.logs.metrics_writer import MetricsWriter
@@ -256,7 +262,7 @@ def test_stdout_that_cannot_be_written_does_not_stop_the_run(tmp_path, stdout, e
     os.close(reader)
     redirect = {"closed": ">&-", "full": ">/dev/full", "pipe without reader": f">&{writer}"}[stdout]
     command = ["bash", "-c", f'exec "$0" -c "$1" "$2" {redirect}', sys.executable, CHILD, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, pass_fds=[writer], stderr=subprocess.PIPE, text=True, timeout=60)
+    done = run_child(command, pass_fds=[writer])
     os.close(writer)
     assert len(read_rows(tmp_path / "metrics.jsonl")) == 30
     assert "Traceback" not in done.stderr
@@ -267,9 +273,10 @@ def test_stdout_that_cannot_be_written_does_not_stop_the_run(tmp_path, stdout, e
 @pytest.mark.parametrize("redirect", [">&-", "| true"])
 def test_a_line_printed_to_a_closed_stdout_is_no_error(redirect):
     """For example the message of a resumed run."""
-    child = "import time; from jmarl.logs.terminal import say; time.sleep(0.2); [say('resuming') for _ in range(3)]"
+    gone = "poll = select.poll(); poll.register(1, 0); poll.poll()"  # waits until there is no reader
+    child = f"import select; {gone}; from jmarl.logs.terminal import say; [say('resuming') for _ in range(3)]"
     command = ["bash", "-o", "pipefail", "-c", f'"$0" -c "$1" {redirect}', sys.executable, child]
-    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = run_child(command)
     assert done.returncode == 0 and not done.stderr
 
 
@@ -278,8 +285,7 @@ def test_a_bar_without_a_reader_does_not_stop_the_run(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     env = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}
-    command = [sys.executable, "-c", CHILD, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=env, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = run_child([sys.executable, "-c", CHILD, str(tmp_path)], env=env, stdout=writer)
     os.close(writer)
     assert len(read_rows(tmp_path / "metrics.jsonl")) == 30 and done.returncode == 40 + 1, done.stderr
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
@@ -294,10 +300,13 @@ def test_a_terminal_that_closes_does_not_stop_the_run(tmp_path, bar):
     child = "import os" + CHILD.replace("    out.write(step", f"    {wait}\n    out.write(step")
     options = dict(cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=theirs, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen([sys.executable, "-c", child, str(tmp_path)], start_new_session=True, **options) as process:
-        os.close(theirs)
-        assert process.stderr.readline() == "half\n"
-        os.close(ours)
-        _, errors = process.communicate("go on\n", timeout=60)
+        try:
+            os.close(theirs)
+            assert process.stderr.readline() == "half\n"
+            os.close(ours)
+            _, errors = process.communicate("go on\n", timeout=60)
+        finally:
+            process.kill()  # no effect where it has ended
     assert len(read_rows(tmp_path / "metrics.jsonl")) == 30 and process.returncode == 40 + 1, errors
     assert "Traceback" not in errors and "Exception ignored" not in errors
 
@@ -357,7 +366,7 @@ def test_no_joint_action_is_shown_by_default(capsys):
 def test_the_time_left_does_not_count_the_first_step(capsys):
     """It compiles."""
     sink = terminal.Terminal(200, 0, lambda: ("idle", 0.0))
-    time.sleep(0.3)
+    sink.started -= 0.3
     for step in range(10):
         sink.shown -= 2 * (step == 9)  # two seconds without a line
         sink.write(step, {"loss": 1})
@@ -417,25 +426,35 @@ def test_evaluations_are_shown(capsys):
     ]
 
 
+def printed(capsys, text: str) -> str:
+    """Return what is printed until this text is."""
+    out, late = "", time.monotonic() + 30
+    while text not in (out := out + capsys.readouterr().out):
+        assert time.monotonic() < late, out
+        time.sleep(0.01)
+    return out
+
+
 def test_a_long_step_shows_what_the_run_does(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "QUIET", 0.2)
     with writer("", progress=True, phase=lambda: ("update", 7.0)) as out:
         out.write(0, {"loss": 1})
-        time.sleep(0.5)
+        shown = printed(capsys, "updating for 7 s, 0:00:00 since the start\n")
         out.write(9, {"loss": 1})
-    first, *life, last = capsys.readouterr().out.splitlines()
+    first, *life, last = (shown + capsys.readouterr().out).splitlines()
     assert first.startswith("step 1/10  loss 1.000") and last.startswith("step 10/10")
     assert life and all(line.startswith("step 2/10: updating for 7 s, 0:00:00 since the start") for line in life)
     assert not [t for t in threading.enumerate() if "_watch" in t.name], "the thread ends with the writer"
 
 
 def test_preparing_a_run_shows_what_it_does(monkeypatch, capsys):
-    monkeypatch.setattr(terminal, "QUIET", 0.1)
-    monkeypatch.setattr(terminal, "SLOW", 0.2)
-    for show in (True, False):
-        with terminal.watched("preparing the run", show, lambda: ("compiling", 7.0)):
-            time.sleep(0.3)
-    *life, last = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(terminal, "QUIET", 0.05)
+    monkeypatch.setattr(terminal, "SLOW", 0.05)
+    with terminal.watched("preparing the run", True, lambda: ("compiling", 7.0)):
+        shown = printed(capsys, "\n")
+    with terminal.watched("preparing the run", False, lambda: ("compiling", 7.0)):
+        time.sleep(0.1)
+    *life, last = (shown + capsys.readouterr().out).splitlines()
     assert life and set(life) == {"preparing the run: compiling for 7 s, 0:00:00 since the start"}
     assert last == "preparing the run took 0:00:00"
     assert not [t for t in threading.enumerate() if "watch" in t.name]
@@ -448,23 +467,8 @@ def test_wandb_missing_names_the_extra(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")  # W&B's own
-def test_wandb_offline_keeps_rows_without_a_network(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="pip install 'jmarl[wandb]'")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    with writer(tmp_path, tensorboard=False, wandb_config={"project": "p", "mode": "offline"}) as out:
-        out.write(0, {"reward/mean": 0.4375})
-        out.histogram(0, "lengths", [1, 2, 2])
-        assert out.log_errors == 0
-    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    late = time.monotonic() + 30  # W&B's own process writes the file, which takes a while on a busy machine
-    while b"lengths" not in (data := file.read_bytes()) and time.monotonic() < late:
-        time.sleep(0.1)
-    assert b"reward/mean" in data and b"0.4375" in data and b"lengths" in data
-
-
-@pytest.mark.filterwarnings("default")  # W&B's own
 def test_all_attempts_of_a_run_are_one_run_of_wandb_whose_steps_do_not_go_back(tmp_path, monkeypatch):
-    """The second attempt repeats steps 2 and 3 and an evaluation; the third begins where the second ended."""
+    """The second attempt repeats steps 2 and 3 and an evaluation; the third begins where the second ended. No network."""
     wandb = pytest.importorskip("wandb", reason="pip install 'jmarl[wandb]'")
     monkeypatch.setenv("WANDB_SILENT", "true")
     sent, log = [], wandb.sdk.wandb_run.Run.log
@@ -479,12 +483,17 @@ def test_all_attempts_of_a_run_are_one_run_of_wandb_whose_steps_do_not_go_back(t
         with writer(tmp_path, tensorboard=False, start_step=start, wandb_config=options) as out:
             out.write(max(start - 1, 0), {"eval/updates": start})
             for step in range(start, end):
-                out.write(step, {"loss": 1.0})
+                out.write(step, {"loss": 0.4375})
+            out.histogram(end - 1, "lengths", [1, 2, 2])
             assert out.log_errors == 0
     assert {run_id for run_id, _, _ in sent} == {(tmp_path / WANDB_ID).read_text().strip()}
     assert [step for _, step, names in sent if names == ["loss"]] == list(range(6))
-    assert [step for _, step, names in sent if names != ["loss"]] == [0, 4, 5]
-    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 3
+    assert [step for _, step, names in sent if names == ["eval/updates"]] == [0, 4, 5]
+    files = list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    late = time.monotonic() + 30  # W&B's own process writes a file, which takes a while on a busy machine
+    while not all(b"lengths" in file.read_bytes() for file in files) and time.monotonic() < late:
+        time.sleep(0.1)
+    assert len(files) == 3 and all(word in file.read_bytes() for file in files for word in (b"loss", b"0.4375", b"lengths"))
     given = {"project": "p", "mode": "offline", "id": "mine", "resume": "must"}
     with writer(tmp_path, tensorboard=False, start_step=6, wandb_config=given) as out:
         out.write(6, {"loss": 1.0})
@@ -545,17 +554,11 @@ def test_the_table_shows_best_random_and_worst_joint_actions():
     assert len({row[2] for row in rows}) == 6
 
 
-@pytest.mark.parametrize(("n", "limit", "count"), [(0, 5, 0), (1, 5, 1), (3, 9, 3), (9, 1, 1), (9, 2, 2), (4, 4, 4)])
-def test_the_table_never_repeats_a_joint_action(n, limit, count):
-    shown = [row[2] for row in table(n, limit)]
-    assert len(shown) == len(set(shown)) == count
-
-
-def test_the_table_counts_a_nan_reward_as_worst():
+def test_the_table_never_repeats_a_joint_action_and_counts_a_nan_reward_as_worst():
+    for n, limit, count in ((0, 5, 0), (1, 5, 1), (3, 9, 3), (9, 1, 1), (9, 2, 2), (4, 4, 4)):
+        shown = [row[2] for row in table(n, limit)]
+        assert len(shown) == len(set(shown)) == count
     assert [row[2] for row in table(4, 2, rewards=[math.nan, 1, 2, 3])] == ["p3", "p0"]
-
-
-def test_the_table_names_sizes_that_differ():
     with pytest.raises(ValueError, match="'completions of agent 1': 1"):
         joint_actions_table(["p", "q"], [["a", "b"], ["a"]], [1, 2], 3, np.random.default_rng(0))
 
@@ -575,6 +578,4 @@ def test_escaped_text_reads_as_it_was_written(text):
     assert len(cells) == 2 and cells[1].startswith("end")
     shown = cells[0].split("</td>")[0].replace("<br>", "\n").replace("<br />", "\n")
     assert "<" not in shown
-    import html
-
     assert html.unescape(shown).replace("\xa0", " ") == text

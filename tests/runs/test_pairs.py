@@ -100,23 +100,13 @@ def test_saved_pairs_are_loaded_unchanged(tmp_path, suffix):
     assert load_pairs(tmp_path / f"alone.{suffix}") == alone
 
 
-def test_hugging_face_columns(tmp_path):
-    """Texts, chat messages, and conversations without a prompt; as dicts and as a `datasets.Dataset`."""
-    from datasets import Dataset
-
-    text = {"prompt": "How many?", "chosen": "Two.", "rejected": "Many."}
-    chat = {"prompt": CHAT, "chosen": assistant("Two."), "rejected": assistant("Many.")}
-    whole = {"chosen": CHAT + assistant("Two."), "rejected": CHAT + assistant("Many.")}
-    assert load_pairs([text]) == [Pair(("How many?",), ("Two.",), ("Many.",))]
-    assert load_pairs([chat]) == load_pairs([whole]) == [Pair((tuple(CHAT),), ("Two.",), ("Many.",))]
-    assert load_pairs(Dataset.from_list([text])) == load_pairs([text])
-    assert load_pairs(Dataset.from_list([chat])) == load_pairs([chat])
+def test_files_have_rows_as_a_list_or_in_lines(tmp_path):
+    """With a suffix or without; with the metadata of MRLM, which may be null."""
     mrlm = {"prompt": CHAT, "chosen": "Two.", "rejected": "Many.", "metadata": {"source": "x"}}
-    (tmp_path / "pairs.json").write_text(json.dumps([mrlm]))
-    assert load_pairs(tmp_path / "pairs.json") == load_pairs([chat])
-    (tmp_path / "pairs").write_text(json.dumps([mrlm | {"metadata": None}], indent=1))
-    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(mrlm)}\n \n")
-    assert load_pairs(tmp_path / "pairs") == load_pairs(tmp_path / "pairs.jsonl") == load_pairs([chat])
+    texts = {"pairs.json": json.dumps([mrlm]), "pairs": json.dumps([mrlm | {"metadata": None}], indent=1)}
+    for name, text in (texts | {"pairs.jsonl": f"{json.dumps(mrlm)}\n \n"}).items():
+        (tmp_path / name).write_text(text)
+        assert load_pairs(tmp_path / name) == [Pair((tuple(CHAT),), ("Two.",), ("Many.",))]
 
 
 def test_one_prompt_is_repeated_for_all_agents():
@@ -227,11 +217,6 @@ def test_repeated_conversations_are_read_once():
     messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, "abcdef", strict=True)]
     (trajectory,) = load_trajectories([{"observations": [messages[:n] for n in (1, 3, 5, 6)], "actions": ["b", "d", "f"]}])
     assert trajectory.observations == ((messages[0],), (messages[2],), (messages[4],))
-
-
-def test_prompt_and_completion_are_a_trajectory_of_one_turn():
-    (trajectory,) = load_trajectories([{"prompt": "a", "completion": "b"}])
-    assert trajectory.observations == ("a",) and trajectory.actions == ("b",) and math.isnan(trajectory.reward)
 
 
 def test_trajectories_are_filtered_by_reward():

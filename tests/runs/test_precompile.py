@@ -15,11 +15,12 @@ from jmarl.runs.checks import environment_of
 from jmarl.runs.prepare import start
 from jmarl.sampling import generate
 from jmarl.team import make_team
+from tests.house import HOUSE, ITEMS
 
+ADAPTERS = dict(lora_rank=2, per_agent="vmap", top_k=20, top_p=0.9, repetition_penalty=1.2)
 RUNS = {
     "ippo": dict(algorithm="ippo", kl_coef=0.1),
-    "adapters": dict(lora_rank=2, per_agent="vmap", top_k=20, top_p=0.9, repetition_penalty=1.2),
-    "several steps": dict(num_epochs=2, target_kl=0.1, entropy_coef=0.01, micro_batches=2, remat="full"),
+    "adapters, several steps": dict(num_epochs=2, target_kl=0.1, entropy_coef=0.01, micro_batches=2, remat="full", **ADAPTERS),
     "bfloat16": dict(algorithm="maac", compute_dtype="bfloat16"),
     "a greedy baseline": dict(algorithm="remax", kl_coef=0.1, kl_in="reward"),
 }
@@ -45,20 +46,19 @@ def for_gpus(monkeypatch):
 
 
 def texts_of(agent, **changes):
-    """The programs of a run's first step."""
-    cfg = TrainConfig.of(**dict(num_generations=2, max_new_tokens=4, progress=False, compute_dtype="float32") | changes)
+    """Yield the programs of a run's first step, and of an evaluation like it."""
+    cfg = TrainConfig.of(**HOUSE | dict(eval_generations=HOUSE["num_generations"], compute_dtype="float32") | changes)
     team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
     env = environment_of(team, lambda a, b: [0.0] * len(a), cfg)
     setup, state = start(team, params, cfg)
-    items = [{"prompt": "apples"}]
-    return [lowered.as_text() for lowered in programs.programs_of_run(setup, state, items, items, env)]
+    return (lowered.as_text() for lowered in programs.programs_of_run(setup, state, ITEMS, ITEMS, env))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
 def test_programs_are_made_for_gpus(for_gpus, tiny_agent, changes):
     """They contain nothing specific to CPUs. Float32 products have full precision, not TF32; others have the default."""
-    texts = texts_of(tiny_agent, **changes)
+    texts = [*texts_of(tiny_agent, **changes)]
     assert len(texts) >= 3, "samplers of training and evaluation, an update"
     for text in texts:
         products = re.findall("stablehlo.dot_general .*", text)
@@ -68,13 +68,9 @@ def test_programs_are_made_for_gpus(for_gpus, tiny_agent, changes):
 
 
 @pytest.mark.long
-def test_auto_is_bfloat16_on_gpus(for_gpus, tiny_agent):
+def test_auto_is_bfloat16_on_gpus_and_the_users_own_precision_has_priority(for_gpus, tiny_agent):
     """In the sampler, which knows its platform; a run resolves the setting before."""
-    sampler = texts_of(tiny_agent, compute_dtype="auto")[0]
+    sampler = next(texts_of(tiny_agent, compute_dtype="auto"))
     assert "HIGHEST" not in sampler and "bf16" in sampler
-
-
-@pytest.mark.long
-def test_the_users_own_precision_has_priority(for_gpus, tiny_agent):
     with jax.default_matmul_precision("tensorfloat32"):
         assert not any("HIGHEST" in text for text in texts_of(tiny_agent))

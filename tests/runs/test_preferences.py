@@ -15,11 +15,10 @@ from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
 from jmarl.learning.optimizer import init_stack
 from jmarl.models import decoder
-from jmarl.models.heads import values_of, with_value_head
-from jmarl.models.stack import unstack
-from jmarl.objectives.pairs import PairTargets, loss_of_numbers
+from jmarl.models.heads import with_value_head
+from jmarl.objectives.pairs import PairTargets, loss_of_numbers, prepare
 from jmarl.objectives.texts import TextTargets, token_loss
-from jmarl.preferences.data_source import data_batches, encode, evaluate_on_data, examples_at
+from jmarl.preferences.data_source import encode, evaluate_on_data, examples_at
 from jmarl.preferences.encoding import (
     Examples,
     encode_pairs,
@@ -27,60 +26,121 @@ from jmarl.preferences.encoding import (
     pair_batches,
     pair_scores,
     text_batches,
+    token_numbers,
     with_reference,
     with_team_margin,
 )
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.rl import losses
 from jmarl.runs.fit import fit
-from jmarl.sampling.scoring import hidden_states
 from jmarl.team import make_team
-from tests.batches import agent_gradients, update_stack
+from tests.batches import update_stack
 
-
-def resolved(**settings):
-    return resolve(TrainConfig.of(**settings))
-
-
+RUN = TrainConfig.of(num_updates=12, learning_rate=1e-2, per_agent="vmap", progress=False, batch_size=8)
+SFT = dict(bc_weight=0.7, world_model_weight=0.3, micro_batches=2)
+BETA, COUNT = 0.1, 8  # the default, and the pairs of a batch
 PAIRS = [
     Pair(("the answer", "a basket"), ("is 42", "of fruit"), ("seven", "of apples and pears")),
     Pair(("def add", "seven"), ("(first, second)", "apples"), ("question", "and ten pieces")),
     Pair(("walked to", "the agents"), ("the market", "talk"), ("walked", "of the children")),
 ]
+WORDS = ["apples", "pears", "the farmer", "ten pieces", "basket", "children", "market", "question"]
+TASTES = [
+    Pair((f"{word} and", f"the {word}"), (f"seven {end}", "aeiou"), (f"{end} walked", "xyz")) for word in WORDS for end in WORDS
+]
+TALK = Trajectory(("2 + 2?", "Wrong, again.", "Right."), ("5", "4"))
+
+
+def algorithm_of(name, **settings):
+    """Return the algorithm of `RUN` by another row: tests that compare updates then share the programs of those that train."""
+    return resolve(RUN.replace(algorithm=name, **settings))
+
+
+def of_agent(pairs, *agents):
+    """Return pairs with the parts of these agents only."""
+    return [Pair(*(tuple(part[n] for n in agents) for part in pair[:3])) for pair in pairs]
 
 
 @pytest.fixture(scope="module")
-def team(tiny_config, tiny_tokenizer, random_agent):
-    return make_team([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)])
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    """Two agents of one architecture."""
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def team(agents):
+    return make_team(agents)
+
+
+@pytest.fixture(scope="module")
+def one(agents):
+    return make_team(agents[:1])
 
 
 @pytest.fixture(scope="module")
 def old(tiny_config, tiny_tokenizer, random_agent):
     """Parameters of another team, the reference."""
-    return make_team([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (2, 3)])[1]
+    return make_team([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (2, 3)])[1][0]
+
+
+# --- forward passes of single sequences ----------------------------------------------------------------------------------
+
+ROWS, LENGTH = 6, 128  # padding gives all of them one program
 
 
 @functools.partial(jax.jit, static_argnames="cfg")
-def plain_logprobs(params, cfg, ids):
-    """Return the log-probabilities [T - 1] of ids [T] after the first, from a forward pass of one sequence."""
-    logp = jax.nn.log_softmax(decoder.forward(params, cfg, ids)[:-1])
-    return jnp.take_along_axis(logp, ids[1:, None], -1)[:, 0]
+def plain_pass(params, cfg, ids, weights):
+    """Return the log-probabilities [R, T - 1] of ids [R, T] after the first, each row in a forward pass of its own, and the
+    gradient of their weighted sum."""
+
+    def of_row(params, ids):
+        logp = jax.nn.log_softmax(decoder.forward(params, cfg, ids)[:-1])
+        return jnp.take_along_axis(logp, ids[1:, None], -1)[:, 0]
+
+    def weighted(params):
+        logp = jax.lax.map(functools.partial(of_row, params), ids)
+        return (weights * logp).sum(), logp
+
+    grads, logp = jax.grad(weighted, has_aux=True)(params)
+    return logp, grads
 
 
-def row_logprobs(params, cfg, coded, which):
-    """Return the log-probabilities of one completion's tokens. Padding after them gives all completions one shape."""
-    ids = [*coded.prompt, *coded.rows[which]]
-    return plain_logprobs(params, cfg, jnp.array(ids + [0] * (48 - len(ids))))[len(coded.prompt) - 1 : len(ids) - 1]
+def own(tree, agent):
+    """Return one agent's arrays of those of a stack."""
+    return jax.tree.map(lambda x: np.asarray(x)[agent], tree)
 
 
-def coded_logprob(params, cfg, coded, which):
-    return row_logprobs(params, cfg, coded, which).sum()
+def padded(coded):
+    """Return the ids [R, T] of prompts with each of their completions, and the mask [R, T - 1] of what completions add."""
+    ids, mask = np.zeros((ROWS, LENGTH), np.int32), np.zeros((ROWS, LENGTH - 1))
+    for i, (prompt, row) in enumerate((c.prompt, row) for c in coded for row in c.rows):
+        both = [*prompt, *row]
+        ids[i, : len(both)], mask[i, len(prompt) - 1 : len(both) - 1] = both, 1
+    return ids, mask
 
 
-def margin_of(params, reference, cfg, coded):
-    """Return the log-ratio of the chosen completion minus that of the rejected one."""
-    ratios = [coded_logprob(params, cfg, coded, k) - coded_logprob(reference, cfg, coded, k) for k in (0, 1)]
-    return ratios[0] - ratios[1]
+def plain_sums(params, cfg, coded):
+    """Return the log-probabilities [M, G] of the completions of one agent."""
+    group, sums = len(coded[0].rows), []
+    for i in range(0, len(coded), ROWS // group):
+        ids, mask = padded(coded[i : i + ROWS // group])
+        sums += list((mask * plain_pass(params, cfg, ids, np.zeros_like(mask))[0]).sum(1))
+    return np.array(sums[: group * len(coded)]).reshape(-1, group)
+
+
+def plain_margins(team, params, reference, encoded):
+    """Return the log-ratios [M, N] of the chosen completions less those of the rejected ones."""
+    coded, cfg = [[c[n] for c in encoded] for n in (0, 1)], team.stacks[0].config
+    scores = [plain_sums(own(params, n), cfg, c) - plain_sums(own(reference, n), cfg, c) for n, c in enumerate(coded)]
+    return np.stack([x[:, 0] - x[:, 1] for x in scores], 1)
+
+
+def plain_values(params, cfg, coded):
+    """Return the values [M, G] after the last tokens of completions: the value head as an output layer of one token."""
+    with_output = params | {"lm_head": params["value"][:, None]}
+    values = jax.jit(functools.partial(jax.lax.map, lambda ids: decoder.forward(with_output, cfg, ids)[:, 0]))(padded(coded)[0])
+    ends = [len(c.prompt) + len(row) - 1 for c in coded for row in c.rows]
+    return np.asarray(values)[range(len(ends)), ends].reshape(len(coded), -1) + params["value_bias"]
 
 
 # --- losses ------------------------------------------------------------------------------------------------------------
@@ -121,11 +181,11 @@ def test_a_tie_counts_half_in_the_accuracy():
 
 def test_metrics_of_pairs_by_hand():
     """Means over two valid pairs; the third is padding. Values after the end of a completion are ignored, also NaN."""
-    token_numbers = jnp.array([[[-1.0, -2.0], [-4.0, jnp.nan]], [[-2.0, -jnp.inf], [-1.0, -1.0]], [[-9.0, -9.0], [-8.0, -7.0]]])
+    numbers = jnp.array([[[-1.0, -2.0], [-4.0, jnp.nan]], [[-2.0, -jnp.inf], [-1.0, -1.0]], [[-9.0, -9.0], [-8.0, -7.0]]])
     take = jnp.array([[[1.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
     reference = jnp.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     targets = PairTargets(take, reference, team_margin=jnp.array([0.5, 1.0, 0.0]), share=jnp.array([0.5, 0.5, 0.0]))
-    loss, metrics = loss_of_numbers(token_numbers, targets, resolved(algorithm="madpo", beta=0.2))
+    loss, metrics = loss_of_numbers(numbers, targets, algorithm_of("madpo", beta=0.2))
     expected = {"chosen": (-4 - 2) / 2, "rejected": (-4 - 4) / 2, "margin": (0.5 + 3) / 2, "accuracy": 1.0}
     expected["loss"] = np.log1p(np.exp(-0.2 * np.array([0.5, 3.0]))).mean()
     for name, value in expected.items():
@@ -137,7 +197,7 @@ def test_metrics_of_texts_by_hand():
     logp, entropy = -jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([1.0, 3.0, 5.0, 7.0])
     targets = TextTargets(jnp.array([0.5, 0.5, 0.0, 0.0]), jnp.array([0.0, 0.0, 1.0, 0.0]))
     for weight, more in ((0.0, {}), (0.3, {"nll_world": 4.0})):
-        loss, metrics = token_loss(logp, entropy, targets, resolved(algorithm="sft", bc_weight=0.7, world_model_weight=weight))
+        loss, metrics = token_loss(logp, entropy, targets, algorithm_of("sft", bc_weight=0.7, world_model_weight=weight))
         expected = {"nll": 1.5, "entropy": 2.0, "loss": 0.7 * 1.5 + weight * 4} | more
         assert metrics == pytest.approx(expected) and loss == metrics["loss"]
 
@@ -145,17 +205,25 @@ def test_metrics_of_texts_by_hand():
 # --- one agent and teams -----------------------------------------------------------------------------------------------
 
 
-def learned(team_and_params, reference, pairs, algorithm, count=4):
-    """Return the gradients and metrics of one update on pairs."""
+def batch_of(team, params, reference, pairs, algorithm):
+    """Return the batch of pairs of a team of one stack."""
+    examples = with_reference(team, [reference], encode_pairs(team, pairs, False), COUNT, algorithm)
+    batches = pair_batches(team, examples, COUNT, algorithm)
+    return (with_team_margin(team, params, batches, algorithm) if algorithm.row.margin == "joint" else batches)[0]
+
+
+def updated(team, params, batch, algorithm):
+    """Return the gradients and metrics of one update, and the new parameters."""
+    one_rate = algorithm.with_optimizer(learning_rate=1.0)  # nothing of a state depends on it
+    state = init_stack(jax.tree.map(jnp.array, jax.device_get(params)), one_rate)
+    state, metrics = update_stack(state, batch, model=team.stacks[0].config, algorithm=algorithm)
+    return jax.device_get((state.grads, metrics, state.params))
+
+
+def learned(team_and_params, reference, algorithm, pairs=PAIRS):
+    """Return what an update on pairs gives."""
     team, params = team_and_params
-    encoded = encode_pairs(team, pairs, False)
-    examples = with_reference(team, [reference], encoded, count, algorithm)
-    batches = pair_batches(team, examples, count, algorithm)
-    if algorithm.row.margin == "joint":
-        batches = with_team_margin(team, params, batches, algorithm)
-    state = init_stack(jax.tree.map(jnp.copy, params[0]), algorithm)
-    state, metrics = update_stack(state, batches[0], model=team.stacks[0].config, algorithm=algorithm)
-    return jax.device_get(state.grads), jax.device_get(metrics)
+    return updated(team, params[0], batch_of(team, params, reference, pairs, algorithm), algorithm)
 
 
 def assert_close(got, expected, rtol=2e-3, atol=2e-5):
@@ -163,89 +231,83 @@ def assert_close(got, expected, rtol=2e-3, atol=2e-5):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["dpo", "madpo"])
-def test_gradients_equal_those_of_the_loss_of_single_forward_passes(team, old, algorithm):
-    """dpo: -log sigma(beta own margin) of each agent; madpo: -log sigma(beta (own + others')), the others' constant. Compared
-    with forward passes of single completions: padding, the shared prompt and the batch change nothing. End tokens count."""
-    spec, beta = team[0].stacks[0], 0.5
-    cfg, coded = spec.config, encode_pairs(team[0], PAIRS, False)
-    margins = np.array([[margin_of(unstack(team[1][0], n), unstack(old[0], n), cfg, c[n]) for n in (0, 1)] for c in coded])
-    assert coded[0][0].rows[0][-1] == spec.stop[0]
-
-    def loss(params, n):
-        own = jnp.stack([margin_of(params, unstack(old[0], n), cfg, c[n]) for c in coded])
-        others = margins.sum(1) - margins[:, n] if algorithm == "madpo" else 0
-        return -jax.nn.log_sigmoid(beta * (own + others)).mean()
-
-    grads, metrics = learned(team, old[0], PAIRS, resolved(algorithm=algorithm, beta=beta))
+@pytest.mark.parametrize("name", ["dpo", "madpo"])
+def test_gradients_equal_those_of_the_loss_of_single_forward_passes(team, old, name):
+    """dpo: -log sigma(beta own margin) of each agent; madpo: -log sigma(beta (own + others')), the others' constant: all agents
+    have one loss. Compared with forward passes of single completions: padding of rows and of the batch, the shared prompt and
+    the batch change nothing. End tokens count."""
+    spec, params = team[0].stacks[0], team[1][0]
+    encoded = encode_pairs(team[0], PAIRS, False)
+    assert encoded[0][0].rows[0][-1] == spec.stop[0]
+    margins = plain_margins(team[0], params, old, encoded)
+    margins = np.repeat(margins.sum(1, keepdims=True), 2, 1) if name == "madpo" else margins
+    grads, metrics, _ = learned(team, old, algorithm_of(name))
+    np.testing.assert_allclose(metrics["loss"], np.log1p(np.exp(-BETA * margins)).mean(0), rtol=1e-4)
+    np.testing.assert_allclose(metrics["margin"], margins.mean(0), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(metrics["accuracy"], (margins > 0).mean(0), atol=1e-6)
+    assert (abs(metrics["loss"][0] - metrics["loss"][1]) < 1e-5 * metrics["loss"][0]) == (name == "madpo")
+    slopes = -BETA / (1 + np.exp(BETA * margins)) / len(PAIRS)  # of the loss by the margins
     for n in (0, 1):
-        value, expected = jax.value_and_grad(loss)(unstack(team[1][0], n), n)
-        np.testing.assert_allclose(metrics["loss"][n], value, rtol=1e-4)
-        assert_close(unstack(grads, n), expected)
-    shown = margins.sum(1, keepdims=True) if algorithm == "madpo" else margins
-    np.testing.assert_allclose(metrics["margin"], np.broadcast_to(shown, margins.shape).mean(0), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(metrics["accuracy"], np.broadcast_to(shown > 0, margins.shape).mean(0), atol=1e-6)
-
-
-@pytest.mark.long
-def test_agents_of_a_team_get_one_joint_loss(team, old):
-    """madpo: all agents have the same loss. dpo: they have different ones."""
-    _, joint = learned(team, old[0], PAIRS, resolved(algorithm="madpo"))
-    _, alone = learned(team, old[0], PAIRS, resolved(algorithm="dpo"))
-    np.testing.assert_allclose(joint["loss"][0], joint["loss"][1], rtol=1e-5)
-    assert abs(alone["loss"][0] - alone["loss"][1]) > 1e-3
+        ids, mask = padded([c[n] for c in encoded])
+        weights = mask * np.stack([slopes[:, n], -slopes[:, n]], 1).reshape(-1, 1)
+        assert_close(own(grads, n), plain_pass(own(params, n), spec.config, ids, weights)[1])
 
 
 @pytest.mark.long
 def test_at_the_start_the_loss_is_log_2_and_reference_free_is_not(team):
     """The policy is its own reference: every margin is 0, but the gradient is not."""
-    grads, metrics = learned(team, team[1][0], PAIRS, resolved(algorithm="madpo"))
+    _, metrics, _ = learned(team, team[1][0], algorithm_of("madpo"))
     np.testing.assert_allclose(metrics["loss"], math.log(2), rtol=1e-6)
     assert (metrics["grad_norm"] > 1e-2).all()
-    _, free = learned(team, team[1][0], PAIRS, resolved(algorithm="madpo", reference_free=True))
+    _, free, _ = learned(team, team[1][0], algorithm_of("madpo", reference_free=True))
     assert (np.abs(free["loss"] - math.log(2)) > 1e-2).all()
 
 
 @pytest.mark.long
 def test_ipo_compares_means_of_tokens(team, old):
-    spec, coded = team[0].stacks[0], encode_pairs(team[0], PAIRS, False)
-    expected = []
-    for c in coded:
-        means = [
-            (
-                coded_logprob(unstack(team[1][0], 0), spec.config, c[0], k)
-                - coded_logprob(unstack(old[0], 0), spec.config, c[0], k)
-            )
-            / len(c[0].rows[k])
-            for k in (0, 1)
-        ]
-        expected.append((means[0] - means[1] - 1 / 0.4) ** 2)
-    _, metrics = learned(team, old[0], PAIRS, resolved(algorithm="dpo", preference_loss="ipo", beta=0.2))
-    np.testing.assert_allclose(metrics["loss"][0], np.mean(expected), rtol=1e-4)
+    ipo, (spec,) = algorithm_of("dpo", preference_loss="ipo", beta=0.2), team[0].stacks
+    coded = [c[0] for c in encode_pairs(team[0], PAIRS, False)]
+    sums = [plain_sums(own(params, 0), spec.config, coded) for params in (team[1][0], old)]
+    means = (sums[0] - sums[1]) / [[len(row) for row in c.rows] for c in coded]
+    batch = batch_of(team[0], team[1], old, PAIRS, ipo)
+    of_first = own((token_numbers(team[1][0], spec, batch, ipo), batch), 0)
+    state = init_stack(team[1][0], ipo)
+    loss = jax.jit(lambda numbers, batch: loss_of_numbers(numbers, prepare(batch, state, spec.config, ipo)[0], ipo)[0])
+    np.testing.assert_allclose(loss(*of_first), ((means[:, 0] - means[:, 1] - 1 / 0.4) ** 2).mean(), rtol=1e-4)
 
 
 @pytest.mark.long
 def test_micro_batches_padding_and_vmap_change_nothing(team, old):
-    """Three pairs as one batch, in two micro-batches, with five rows of padding, and with vmap."""
-    whole, metrics = learned(team, old[0], PAIRS, resolved(algorithm="madpo"), count=3)
-    for settings, count in ((dict(micro_batches=2), 3), ({}, 8), (dict(per_agent="vmap"), 4)):
-        grads, others = learned(team, old[0], PAIRS, resolved(algorithm="madpo", **settings), count)
-        assert_close(grads, whole)
-        for name in ("loss", "accuracy", "margin"):
-            np.testing.assert_allclose(others[name], metrics[name], rtol=1e-4, atol=1e-5)
+    """Three pairs with five rows of padding and vmap, and without, in two micro-batches and one agent after the other."""
+    algorithm = algorithm_of("madpo")
+    batch = batch_of(*team, old, PAIRS, algorithm)
+    whole, metrics, _ = updated(team[0], team[1][0], batch, algorithm)
+    three = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[:, :3]), batch)
+    grads, others, _ = updated(team[0], team[1][0], three, algorithm_of("madpo", micro_batches=2, per_agent="map"))
+    assert_close(grads, whole)
+    for name in ("loss", "accuracy", "margin"):
+        np.testing.assert_allclose(others[name], metrics[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.long
-def test_the_gradient_of_shared_weights_is_the_mean_over_their_roles(team, old, tiny_config, tiny_tokenizer, random_agent):
+def test_the_gradient_of_shared_weights_is_the_mean_over_their_roles(agents, old):
     """One parameter set in two roles, compared with two parameter sets of equal weights."""
-    agent = random_agent(tiny_config(), tiny_tokenizer, 0)
-    shared = make_team([agent, agent], shared_weights=True)
-    apart = make_team([agent, agent])
-    reference = jax.tree.map(lambda x: x[:1], old[0])
-    both = jax.tree.map(lambda x: jnp.concatenate([x, x]), reference)
-    grads, _ = learned(shared, reference, PAIRS, resolved(algorithm="madpo"))
-    separate, _ = learned(apart, both, PAIRS, resolved(algorithm="madpo"))
-    assert_close(unstack(grads, 0), jax.tree.map(lambda x: x.mean(0), separate))
+    shared, apart = (make_team([agents[0]] * 2, shared_weights=share) for share in (True, False))
+    reference = own(old, slice(1))
+    both = jax.tree.map(lambda x: np.concatenate([x, x]), reference)
+    grads, *_ = learned(shared, reference, algorithm_of("madpo"))
+    separate, *_ = learned(apart, both, algorithm_of("madpo"))
+    assert_close(own(grads, 0), jax.tree.map(lambda x: x.mean(0), separate))
+
+
+@pytest.mark.long
+def test_learning_rates_are_per_agent(team, old):
+    start, algorithm = jax.device_get(team[1][0]), algorithm_of("madpo")
+    batch = batch_of(*team, old, PAIRS, algorithm)
+    both = algorithm_of("madpo", learning_rate=(1e-2, 1e-3))
+    once, slower = (updated(team[0], start, batch, of)[2]["embed"] - start["embed"] for of in (algorithm, both))
+    np.testing.assert_allclose(slower[0], once[0], atol=1e-6)
+    np.testing.assert_allclose(np.abs(slower[1]).max() / np.abs(once[1]).max(), 0.1, rtol=1e-2)
 
 
 def test_sampled_pairs_have_their_sampled_tokens(team):
@@ -277,41 +339,45 @@ def test_a_chat_ends_as_its_template_does_and_a_text_as_the_tokenizer_does(tiny_
         assert [tokenizer.decode(row[-1:]) for (coded,) in encoded for row in coded.rows] == np.repeat(expected, 2).tolist()
 
 
-def test_agents_of_several_stacks_have_their_own_reference_and_margins(agents, two_models):
-    """Three agents, the second of another architecture: references equal those of teams of one, others' margins are summed."""
-    three, algorithm = [*two_models, agents[1]], resolved(algorithm="madpo", per_agent="vmap")
-    pairs = [Pair(*((*texts, "of the farmer") for texts in pair[:3])) for pair in PAIRS]
-    team, params = make_team(three)
-    coded = encode_pairs(team, pairs, False)
-    reference = with_reference(team, params, coded, 4, algorithm).reference
-    for n, agent in enumerate(three):
-        alone, own = make_team([agent])
-        expected = with_reference(alone, own, [[example[n]] for example in coded], 4, algorithm).reference
-        np.testing.assert_allclose(reference[:, n], expected[:, 0], rtol=1e-4)
-    batches = with_team_margin(team, params, pair_batches(team, Examples(coded, 0.5 * reference), 4, algorithm), algorithm)
+@pytest.mark.long
+def test_agents_of_several_stacks_have_their_own_reference_and_learn_joint_preferences(
+    agents, tiny_config, tiny_tokenizer, random_agent
+):
+    """Three agents, the second of another architecture: references equal those of teams of one architecture, others' margins
+    are summed, and held-out preferences are learned."""
+    other, algorithm = random_agent(tiny_config("qwen3", hidden_size=48), tiny_tokenizer, 1), algorithm_of("madpo")
+    team, params = make_team([agents[0], other, agents[1]])
+    coded = encode_pairs(team, of_agent(PAIRS, 0, 0, 1), False)
+    reference = with_reference(team, params, coded, COUNT, algorithm).reference
+    for of, numbers in ((agents, [0, 2]), ([other], [1])):
+        alone = with_reference(*make_team(of), [[c[n] for n in numbers] for c in coded], COUNT, algorithm).reference
+        np.testing.assert_allclose(reference[:, numbers], alone, rtol=1e-4)
+    batches = pair_batches(team, Examples(coded, 0.5 * reference), COUNT, algorithm)
+    batches = with_team_margin(team, params, batches, algorithm)
     margins = 0.5 * (reference[..., 0] - reference[..., 1])
     others = margins.sum(1, keepdims=True) - margins
     for spec, batch in zip(team.stacks, batches, strict=True):
-        got = batch.team_margin.reshape(len(spec.order), -1)[:, : len(pairs)]
+        got = np.asarray(batch.team_margin).reshape(len(spec.order), -1)[:, : len(PAIRS)]
         np.testing.assert_allclose(got, others[:, spec.order].T, rtol=1e-3, atol=1e-3)
+    assert fitted([agents[0], other, agents[1]], "madpo", of_agent(TASTES, 0, 0, 1)).after["accuracy"] > 0.95
 
 
 @pytest.mark.long
-def test_long_prompts_and_long_completions_fit_in_one_batch(team):
+def test_long_prompts_and_long_completions_fit_in_one_batch(one):
     """One pair fills the context of 128 with its prompt, another with a completion, both to the last token."""
-    tokens = [(([5] * 112, [6] * 16, [7]),) * 2, (([5], [6] * 127, [7]),) * 2]
-    pairs = [Pair(("a", "b"), ("c", "d"), ("e", "f"), tokens=t) for t in tokens]
-    coded = encode_pairs(team[0], pairs, False)
-    for name in ("dpo", "reward_model"):
-        algorithm = resolved(algorithm=name)
-        params = team[1] if name == "dpo" else [with_value_head(team[1][0]) | {"value": jnp.ones((2, 32))}]
-        together = pair_scores(team[0], params, pair_batches(team[0], Examples(coded), 2, algorithm), algorithm)
-        for i, one in enumerate(coded):
-            alone = pair_scores(team[0], params, pair_batches(team[0], Examples([one]), 1, algorithm), algorithm)
-            np.testing.assert_allclose(together[i], alone[0], rtol=1e-4, atol=1e-4)
+    team, cfg = one[0], one[0].stacks[0].config
+    tokens = [([5] * 112, [6] * 16, [7]), ([5], [6] * 127, [7])]
+    pairs = [Pair(("a",), ("c",), ("e",), tokens=(t,)) for t in tokens]
+    coded = encode_pairs(team, pairs, False)
+    params = with_value_head(one[1][0]) | {"value": jnp.ones((1, 32))}
+    for name, expected in (("dpo", plain_sums), ("reward_model", plain_values)):
+        algorithm = algorithm_of(name)
+        weights = params if name == "reward_model" else one[1][0]
+        together = pair_scores(team, [weights], pair_batches(team, Examples(coded), 2, algorithm), algorithm)
+        np.testing.assert_allclose(together[:, 0], expected(own(weights, 0), cfg, [c for (c,) in coded]), rtol=1e-4, atol=1e-4)
     for rows in (([6] * 16, [7]), ([7], [6] * 16)):
         with pytest.raises(ValueError, match="has 129 tokens, the context 128"):
-            encode_pairs(team[0], [pairs[0]._replace(tokens=(([5] * 113, *rows),) * 2)], False)
+            encode_pairs(team, [pairs[0]._replace(tokens=(([5] * 113, *rows),))], False)
 
 
 def test_a_pair_that_does_not_fit_is_an_error_that_names_it(team):
@@ -336,44 +402,27 @@ def test_a_trajectory_that_does_not_fit_is_an_error_that_names_it(team, one):
 
 
 @pytest.mark.long
-def test_a_reward_model_reads_its_score_after_the_last_token(team):
+def test_a_reward_model_reads_its_score_after_the_last_token_and_ranks_held_out_pairs(agents, one):
     """The loss is -log sigma(s_w - s_l), where s is the value of the hidden state after a completion's last token. The head
     starts at 0 and has a gradient."""
-    algorithm, (one, params) = resolved(algorithm="reward_model"), (team[0], team[1][0])
-    spec = one.stacks[0]
-    with_head = with_value_head(params) | {"value": 0.3 * jax.random.normal(jax.random.key(0), params["final_norm"].shape)}
-    coded = encode_pairs(one, PAIRS, False)
-    (batch,) = pair_batches(one, Examples(coded), 4, algorithm)
-    scores = pair_scores(one, [with_head], (batch,), algorithm)
-
-    def by_itself(n, c, k):
-        params = unstack(with_head, n)
-        ids = jnp.array([[*c.prompt, *c.rows[k]]])
-        behind = hidden_states(params, spec.config, ids, jnp.array([ids.shape[1]]), jnp.zeros((1, 1, 1), jnp.int32), "full")[0]
-        return values_of(params, behind)[0]
-
-    for i, c in enumerate(coded):
-        for n in (0, 1):
-            np.testing.assert_allclose(scores[i, n], [by_itself(n, c[n], k) for k in (0, 1)], rtol=1e-4, atol=1e-5)
-    agent = functools.partial(unstack, agent=0)
-    running = agent(init_stack(with_head, algorithm).running)
-    of_agent = jax.jit(functools.partial(agent_gradients, running=running, model=spec.config, algorithm=algorithm))
-    _, metrics = of_agent(agent(with_head), agent(batch))
-    margins = scores[:3, 0, 0] - scores[:3, 0, 1]
-    np.testing.assert_allclose(metrics["loss"], np.log1p(np.exp(-margins)).mean(), rtol=1e-4)
-    grads, fresh = of_agent(agent(with_value_head(params)), agent(batch))
+    algorithm, team = algorithm_of("reward_model"), one[0]
+    start = with_value_head(one[1][0])
+    with_head = start | {"value": 0.3 * jax.random.normal(jax.random.key(0), start["value"].shape)}
+    batch = batch_of(*one, None, of_agent(PAIRS, 0), algorithm)
+    scores = pair_scores(team, [with_head], (batch,), algorithm)[: len(PAIRS), 0]
+    coded = [c for (c,) in encode_pairs(team, of_agent(PAIRS, 0), False)]
+    expected = plain_values(own(with_head, 0), team.stacks[0].config, coded)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+    _, metrics, _ = updated(team, with_head, batch, algorithm)
+    np.testing.assert_allclose(metrics["loss"][0], np.log1p(np.exp(scores[:, 1] - scores[:, 0])).mean(), rtol=1e-4)
+    grads, fresh, _ = updated(team, start, batch, algorithm)
     np.testing.assert_allclose(fresh["loss"], math.log(2), rtol=1e-6)
     assert np.abs(grads["value"]).max() > 1e-3
+    result = fitted(agents[:1], "reward_model", of_agent(TASTES, 0), num_updates=20)
+    assert result.before["accuracy"] == 0.5 and result.after["accuracy"] > 0.9, result.after
 
 
 # --- texts -------------------------------------------------------------------------------------------------------------
-
-TALK = Trajectory(("2 + 2?", "Wrong, again.", "Right."), ("5", "4"))
-
-
-@pytest.fixture(scope="module")
-def one(tiny_config, tiny_tokenizer, random_agent):
-    return make_team([random_agent(tiny_config(), tiny_tokenizer, 0)])
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -405,36 +454,26 @@ def test_a_chat_template_without_an_end_token_loses_no_text(tiny_config, make_to
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("cloning", "predicting"), [(1.0, 0.0), (0.0, 1.0), (0.7, 0.3)])
+@pytest.mark.parametrize(
+    ("cloning", "predicting"), [(0.7, 0.3), *(pytest.param(*x, marks=pytest.mark.nightly) for x in ((1.0, 0.0), (0.0, 1.0)))]
+)
 def test_the_loss_of_texts_is_the_weighted_mean_of_each_kind_of_token(one, cloning, predicting):
-    """Behavior cloning, a world model, and both, compared with forward passes of single rows. End tokens count."""
-    team, params = one
-    cfg, coded = team.stacks[0].config, encode_trajectories(team, [TALK, Trajectory(("the",), ("market",))], False)
-
-    def loss(params):
-        nll, kinds = [], []
-        for (c,) in coded:
-            nll.append(-row_logprobs(params, cfg, c, 0))
-            kinds += c.kinds
-        nll, kinds = jnp.concatenate(nll), np.array(kinds)
-        return cloning * nll[kinds == 1].mean() + predicting * nll[kinds == 2].mean()
-
-    algorithm = resolved(algorithm="sft", bc_weight=cloning, world_model_weight=predicting, micro_batches=2)
-    (batch,) = text_batches(team, Examples(coded), 4)
-    state = init_stack(jax.tree.map(jnp.copy, params[0]), algorithm)
-    state, metrics = update_stack(state, batch, model=cfg, algorithm=algorithm)
-    value, expected = jax.value_and_grad(loss)(unstack(params[0], 0))
-    np.testing.assert_allclose(metrics["loss"][0], value, rtol=1e-4)
-    assert_close(jax.device_get(unstack(state.grads, 0)), jax.device_get(expected))
+    """Behavior cloning and a world model, compared with forward passes of single rows. End tokens count."""
+    team, (params,), cfg = *one, one[0].stacks[0].config
+    coded = encode_trajectories(team, [TALK, Trajectory(("the",), ("market",))], False)
+    algorithm = algorithm_of("sft", **SFT | dict(bc_weight=cloning, world_model_weight=predicting))
+    (batch,) = text_batches(team, Examples(coded), COUNT)
+    grads, metrics, _ = updated(team, params, batch, algorithm)
+    ids, mask = padded([c for (c,) in coded])
+    kinds = mask.astype(int)
+    kinds[mask > 0] = np.concatenate([c.kinds for (c,) in coded])
+    weights = sum(w * (kinds == kind) / (kinds == kind).sum() for w, kind in ((cloning, 1), (predicting, 2)))
+    logp, expected = plain_pass(own(params, 0), cfg, ids, -weights)
+    np.testing.assert_allclose(metrics["loss"][0], -(weights * logp).sum(), rtol=1e-4)
+    assert_close(own(grads, 0), expected)
 
 
 # --- training ----------------------------------------------------------------------------------------------------------
-
-WORDS = ["apples", "pears", "the farmer", "ten pieces", "basket", "children", "market", "question"]
-TASTES = [
-    Pair((f"{word} and", f"the {word}"), (f"seven {end}", "aeiou"), (f"{end} walked", "xyz")) for word in WORDS for end in WORDS
-]
-RUN = TrainConfig.of(num_updates=12, learning_rate=1e-2, per_agent="vmap", progress=False, batch_size=8)
 
 
 def fitted(agents, algorithm, data, **changes):
@@ -444,58 +483,38 @@ def fitted(agents, algorithm, data, **changes):
     return fit(team, [d for i, d in enumerate(data) if i % 4], cfg, params=params, eval_data=held)
 
 
-@pytest.fixture(scope="module")
-def agents(tiny_config, tiny_tokenizer, random_agent):
-    """Two agents of one architecture."""
-    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)]
-
-
-@pytest.fixture(scope="module")
-def two_models(agents, tiny_config, tiny_tokenizer, random_agent):
-    return [agents[0], random_agent(tiny_config("qwen3", hidden_size=48), tiny_tokenizer, 1)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["dpo", "madpo"])
-def test_held_out_preferences_are_learned(agents, algorithm):
-    result = fitted(agents, algorithm, TASTES)
-    assert result.before["accuracy"] == 0.5 and result.before["margin"] == 0, "the policy is the reference"
+def assert_learned(result):
+    """Held-out preferences are learned, from log 2 and ties: the policy is the reference."""
+    assert result.before["accuracy"] == 0.5 and result.before["margin"] == 0
     np.testing.assert_allclose(result.before["loss"], math.log(2), rtol=1e-5)
     assert result.after["accuracy"] > 0.95 and result.after["loss"] < 0.3, result.after
     assert len(result.losses) == 12 and result.losses[-1] < result.losses[0]
 
 
 @pytest.mark.long
-def test_two_architectures_learn_joint_preferences(two_models):
-    assert fitted(two_models, "madpo", TASTES).after["accuracy"] > 0.95
-
-
-@pytest.mark.long
-def test_a_reward_model_ranks_held_out_pairs(agents):
-    alone = [Pair(p.prompts[:1], p.chosen[:1], p.rejected[:1]) for p in TASTES]
-    result = fitted(agents[:1], "reward_model", alone, num_updates=20, learning_rate=3e-3)
-    assert result.before["accuracy"] == 0.5 and result.after["accuracy"] > 0.9, result.after
+def test_held_out_preferences_are_learned(agents):
+    assert_learned(fitted(agents, "dpo", TASTES))
 
 
 def test_texts_are_learned(agents):
     words = WORDS[:7] * 4  # each is among those held out, which is every fourth, and among the others
-    data = [Trajectory((f"{word} and", "the question is"), (f"seven {word}",)) for word in words]
-    result = fitted(agents[:1], "sft", data, world_model_weight=0.5, num_updates=24)
+    data = [Trajectory((f"{word} and", "seven apples and three pears"), (f"seven {word}",)) for word in words]
+    result = fitted(agents[:1], "sft", data, **SFT, num_updates=24)
     assert result.after["nll"] < 0.5 * result.before["nll"] and result.after["nll_world"] < 0.5 * result.before["nll_world"]
-    both = result.after["nll"] + 0.5 * result.after["nll_world"]
+    both = 0.7 * result.after["nll"] + 0.3 * result.after["nll_world"]
     np.testing.assert_allclose(result.after["loss"], both, rtol=1e-5)
 
 
 @pytest.mark.long
-def test_a_resumed_run_is_bit_equal(agents, tmp_path):
-    """Six updates, and three updates resumed for three more, have equal parameters and rows of the log."""
+def test_joint_preferences_are_learned_and_a_resumed_run_is_bit_equal(agents, tmp_path):
+    """Twelve updates, and six updates resumed for six more, have equal parameters and rows of the log."""
 
     def run(where, **changes):
-        return fitted(agents, "madpo", TASTES, output_dir=str(tmp_path / where), save_every=3, **changes)
+        return fitted(agents, "madpo", TASTES, output_dir=str(tmp_path / where), save_every=6, **changes)
 
-    whole = run("whole", num_updates=6)
-    run("parts", num_updates=3)
-    rest = run("parts", num_updates=6, resume=True)
+    assert_learned(whole := run("whole"))
+    run("parts", num_updates=6)
+    rest = run("parts", resume=True)
     assert rest.before is None
     jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
 
@@ -504,7 +523,7 @@ def test_a_resumed_run_is_bit_equal(agents, tmp_path):
         all_rows = [{k: v for k, v in json.loads(line).items() if "time" not in k and "per_s" not in k} for line in lines]
         return [{k: v for k, v in row.items() if k != "compiles"} for row in all_rows if "loss" in row]
 
-    assert rows("parts") == rows("whole") and len(rows("whole")) == 6
+    assert rows("parts") == rows("whole") and len(rows("whole")) == 12
     for row in map(json.loads, (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()):
         if "time/step_s" in row:  # seconds of a step are those of its phases; an evaluation is no part of it
             seconds = sum(x for name, x in row.items() if name.startswith("time/")) - row["time/step_s"]
@@ -520,35 +539,25 @@ def test_every_pair_is_drawn_at_most_once_per_epoch():
     assert sorted(examples_at(0, 2, 8, seed=0)) == [0, 1]
 
 
-def test_held_out_accuracy_of_a_team_is_of_the_joint_margin(agents):
-    team, params = make_team(agents)
-    cfg, other = RUN.replace(algorithm="madpo", batch_size=9), jax.tree.map(lambda x: 0.9 * x, params)
-    algorithm = resolve(cfg)
-    held_out = encode(team, params, TASTES[:9], algorithm, cfg)
-    result = evaluate_on_data(team, other, held_out, algorithm)
-    scores = pair_scores(team, other, data_batches(team, held_out, algorithm), algorithm)[:9]
-    margins = (scores[..., 0] - scores[..., 1]).sum(1)
-    assert (
-        (margins > 0).sum() == 8
-        and result["margin"] == pytest.approx(margins.mean(), rel=1e-4)
-        and result["accuracy"] == pytest.approx(8 / 9)
-    )
+def test_held_out_pairs_in_batches_have_the_joint_margins_of_single_forward_passes(team):
+    """Nine pairs in batches of eight."""
+    other, cfg = jax.tree.map(lambda x: 0.9 * np.asarray(x), team[1]), RUN.replace(algorithm="madpo")
+    held_out = encode(*team, TASTES[:9], resolve(cfg), cfg)
+    result = evaluate_on_data(team[0], other, held_out, resolve(cfg))
+    margins = plain_margins(team[0], other[0], team[1][0], held_out.tokens).sum(1)
+    assert (margins > 0).sum() == 8 and result["accuracy"] == pytest.approx(8 / 9)
+    assert result["margin"] == pytest.approx(margins.mean(), rel=1e-4)
+    assert result["loss"] == pytest.approx(np.log1p(np.exp(-BETA * margins)).mean(), rel=1e-4)
 
 
-@pytest.mark.long
-def test_evaluation_does_not_depend_on_the_batch_size(agents):
-    """Nine pairs in batches of four and of nine, and texts, whose mean is over tokens and not over batches."""
-    texts = [Trajectory(("the",), (word * n,)) for n, word in enumerate(WORDS, 1)]
-    for name, data in (("madpo", TASTES[:9]), ("sft", texts)):
-        team, params = make_team(agents[: 1 if name == "sft" else 2])
-        other = jax.tree.map(lambda x: 0.9 * x, params)
-        results = []
-        for size in (4, 9):
-            cfg = RUN.replace(algorithm=name, batch_size=size)
-            algorithm = resolve(cfg)
-            results.append(evaluate_on_data(team, other, encode(team, params, data, algorithm, cfg), algorithm))
-        for column in results[0]:
-            np.testing.assert_allclose(results[0][column], results[1][column], rtol=1e-4, atol=1e-5)
+def test_held_out_texts_in_batches_have_the_mean_over_their_tokens(one):
+    """Nine texts in batches of eight."""
+    texts = [Trajectory(("the",), (word * n,)) for n, word in enumerate(WORDS, 1)] + [Trajectory(("the",), ("market" * 7,))]
+    cfg, model = RUN.replace(algorithm="sft", **SFT), one[0].stacks[0].config
+    held_out = encode(*one, texts, resolve(cfg), cfg)
+    coded = [c for (c,) in held_out.tokens]
+    result, count = evaluate_on_data(*one, held_out, resolve(cfg)), sum(len(c.rows[0]) for c in coded)
+    assert result["nll"] == pytest.approx(-plain_sums(own(one[1][0], 0), model, coded).sum() / count, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -604,11 +613,10 @@ def test_an_empty_or_long_part_of_a_pair_is_an_error_that_names_it(agents, data,
 
 def test_more_micro_batches_than_pairs_are_an_error(agents):
     team, params = make_team(agents)
-    algorithm = resolved(algorithm="madpo", micro_batches=8)
+    algorithm = algorithm_of("madpo", micro_batches=8)
     (batch,) = pair_batches(team, Examples(encode_pairs(team, TASTES[:4], False)), 4, algorithm)
-    state = init_stack(params[0], algorithm)
     with pytest.raises(ValueError, match="micro_batches=8 is more than the 4 pairs or texts of an update: .* batch_size"):
-        update_stack(state, batch, model=team.stacks[0].config, algorithm=algorithm)
+        updated(team, params[0], batch, algorithm)
 
 
 def test_held_out_data_must_be_of_the_same_kind(agents):
@@ -617,26 +625,22 @@ def test_held_out_data_must_be_of_the_same_kind(agents):
         fit(team, TASTES, RUN.replace(algorithm="madpo"), params=params, eval_data=[TALK])
 
 
-LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2, lora_targets="q_proj,down_proj")
-
-
 @pytest.mark.long
 def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
     """Two agents of one model learn held-out preferences, the base does not change, and a resumed run is bit-equal."""
+    lora = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2, lora_targets="q_proj,down_proj")
 
     def run(where, **changes):
         team, params = make_team([agents[0]] * 2, lora=True)
         settings = dict(algorithm="madpo", output_dir=str(tmp_path / where), save_every=10)
-        return fit(team, TASTES[1::2], RUN.replace(**settings, **LORA, **changes), params=params, eval_data=TASTES[::4])
+        return fit(team, TASTES[1::2], RUN.replace(**settings, **lora, **changes), params=params, eval_data=TASTES[::4])
 
     whole = run("whole", num_updates=20)
     assert whole.before["margin"] == 0 and whole.after["accuracy"] > 0.9, whole.after
     (stack,) = whole.state.stacks
-    for (path, x), y in zip(
-        jax.tree_util.tree_flatten_with_path(agents[0].params)[0], jax.tree.leaves(agents[0].params), strict=True
-    ):
+    for path, x in jax.tree_util.tree_flatten_with_path(agents[0].params)[0]:
         base = functools.reduce(lambda tree, k: tree[k.key], path, stack.base)
-        np.testing.assert_array_equal(base.value, y, err_msg=str(x.shape))
+        np.testing.assert_array_equal(base.value, x)
     run("parts", num_updates=10)
     rest = run("parts", num_updates=20, resume=True)
     jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
@@ -644,22 +648,9 @@ def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
 
 
 @pytest.mark.long
-def test_a_reward_model_with_adapters_ranks_held_out_pairs(agents):
-    alone = [Pair(p.prompts[:1], p.chosen[:1], p.rejected[:1]) for p in TASTES]
-    result = fitted(agents[:1], "reward_model", alone, **LORA | dict(num_updates=20))
-    assert result.after["accuracy"] > 0.9, result.after
-
-
-@pytest.mark.long
-def test_frozen_agents_do_not_change_and_learning_rates_are_per_agent(agents):
-    """A frozen agent still counts in its partner's margin. Another learning rate changes only its own agent."""
+def test_frozen_agents_do_not_change_and_count_in_the_margin_of_their_partner(agents):
     base = fitted(agents, "madpo", TASTES, num_updates=2)
     frozen = fitted(agents, "madpo", TASTES, num_updates=2, frozen_agents=(1,))
-    slower = fitted(agents, "madpo", TASTES, num_updates=1, learning_rate=(1e-2, 1e-3))
-    once = fitted(agents, "madpo", TASTES, num_updates=1)
-    leaf = lambda result, n: np.asarray(result.state.stacks[0].params["embed"][n])  # noqa: E731
-    np.testing.assert_array_equal(leaf(frozen, 1), agents[1].params["embed"])
-    assert (leaf(frozen, 0) != leaf(base, 0)).any(), "the second step's margin has a partner that did not move"
-    np.testing.assert_allclose(leaf(slower, 0), leaf(once, 0), atol=1e-6)
-    moved = np.abs(leaf(once, 1) - agents[1].params["embed"]).max(), np.abs(leaf(slower, 1) - agents[1].params["embed"]).max()
-    np.testing.assert_allclose(moved[1] / moved[0], 0.1, rtol=1e-2)
+    first, second = (np.asarray(result.state.stacks[0].params["embed"]) for result in (base, frozen))
+    np.testing.assert_array_equal(second[1], agents[1].params["embed"])
+    assert (second[0] != first[0]).any(), "the second step's margin has a partner that did not move"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from jmarl.files.changes import ADVISED, MAY_CHANGE, CannotGoOn, check_changes
 from jmarl.files.checkpoint import saved_steps
 from jmarl.files.lock import locked
 from jmarl.files.run_directory import resolve_resume, set_aside
-from tests.runs.test_faults import ITEMS, Signalling, rows_of, run
+from tests.runs.test_faults import ITEMS, Signalling, assert_equal_runs, flip, rows_of, run
+from tests.runs.training_process import KINDS
 
 ROOT = Path(__file__).resolve().parents[2] / "jmarl"
 # What an error in the middle of a run says, where, and the settings that it advises.
@@ -92,6 +95,120 @@ def test_a_changed_option_of_an_environment_is_named_unless_allowed():
     assert check_changes(cfg.replace(resume=True, allow_changed="environment"), old, new, 4).keys() == {"environment"}
 
 
+# --- every kind of run ---------------------------------------------------------------------------------------------------
+
+
+SEEDS = ("seed_0", "seed_1")
+
+
+@pytest.fixture(scope="module")
+def runs_of(tmp_path_factory):
+    """`runs_of(kind)`: the directories of a run and of one that was interrupted, made once, and the updates of the second."""
+
+    @functools.cache
+    def make(kind):
+        whole, parts = (tmp_path_factory.mktemp(name) for name in ("whole", "parts"))
+        run(kind, reward=Signalling(0), output_dir=str(whole))
+        stopped = run(kind, reward=Signalling(7), output_dir=str(parts))
+        assert stopped.interrupted and 0 < int(stopped.state.step) < 8
+        return whole, parts, int(stopped.state.step)
+
+    return make
+
+
+@pytest.fixture
+def interrupted(runs_of, tmp_path):
+    """`interrupted(kind)`: the directory of the whole run, a copy of the interrupted one, and its updates."""
+
+    def copied(kind):
+        whole, parts, updates = runs_of(kind)
+        return whole, Path(shutil.copytree(parts, tmp_path / "parts")), updates
+
+    return copied
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("plain", "learned reward")])
+def test_every_kind_of_run_resumes_bit_equal_after_an_interruption(interrupted, kind):
+    """F2: adapters with dropout, several turns, critics and epochs, preference rounds, rows that begin a step early, several
+    seeds."""
+    whole, parts, _ = interrupted(kind)
+    seeds = SEEDS if kind == "seeds" else ("",)
+    assert saved_steps(parts / seeds[-1] / "checkpoints")
+    assert not run(kind, reward=Signalling(0), output_dir=str(parts), resume=True).interrupted
+    assert_equal_runs(whole, parts, seeds=seeds)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("early rows", [dict(compute_dtype="bfloat16"), dict(num_generations=2, num_prompts=3, max_new_tokens=12)]),
+        ("turns", [dict(num_turns=3, history="none", num_prompts=1, long_prompts="drop", remat="full", per_agent="vmap")]),
+        ("critics", [dict(num_minibatches=2, gae_lambda=1.0, max_new_tokens=2)]),
+        pytest.param("central critic", [dict(num_generations=2, num_prompts=1)], marks=pytest.mark.nightly),
+        ("rounds", [dict(num_generations=2, batch_size=2, max_new_tokens=2)]),
+        ("adapters", [dict(num_prompts=3, micro_batches=3, compute_dtype="bfloat16")]),
+        ("seeds", [dict(num_generations=2, max_new_tokens=2)]),
+    ],
+)
+def test_every_kind_of_run_goes_on_with_other_shapes(interrupted, kind, changes):
+    """Also once more with others."""
+    _, parts, updates = interrupted(kind)
+    for settings in changes:
+        updates += 1
+        fields = SMALL | settings | dict(num_updates=updates, output_dir=str(parts), resume=True)
+        assert int(run(kind, reward=Signalling(0), held_out=(), **fields).state.step) == updates
+
+
+@pytest.mark.long
+def test_an_interrupted_reward_model_resumes_where_it_stopped(interrupted):
+    """The signal comes while the pairs of the second round are sampled, so the fit of its reward model stops at once."""
+    whole, parts, _ = interrupted("learned reward")
+    assert saved_steps(parts / "checkpoints") == [3]
+    assert [saved_steps(parts / f"reward_model_{n}" / "checkpoints") for n in (0, 1)] == [[3], [0]]
+    run("learned reward", reward=Signalling(0), output_dir=str(parts), resume=True)
+    assert_equal_runs(whole, parts)
+
+
+@pytest.mark.long
+def test_a_reward_model_is_retrained_if_its_pairs_have_changed(interrupted, caplog):
+    """The reward differs from call to call, like that of some judges, so the repeated round has other pairs."""
+
+    class Judge(Signalling):
+        def __call__(self, a, b, batch_items, rng):
+            return [x + time.monotonic() % 1e-3 for x in super().__call__(a, b, batch_items, rng)]
+
+    _, parts, _ = interrupted("learned reward")
+    changed = dict(output_dir=str(parts), resume=True, allow_changed="reward")
+    assert len(run("learned reward", reward=Judge(0), **changed).rewards) == 5
+    assert "the reward model of round 1 is trained from the beginning" in caplog.text
+
+
+@pytest.mark.long
+def test_damaged_pairs_of_rounds_are_named_in_the_error(interrupted):
+    """One digit of a token, and a file of no bytes."""
+    _, parts, _ = interrupted("rounds")
+    path = parts / "pairs" / "round_0000.jsonl"
+    content = path.read_bytes()
+    at = content.index(b'"tokens"') + 12
+    for damaged in (content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="cannot resume: .*round_0000.jsonl, the pairs of round 0, is damaged"):
+            run("rounds", reward=Signalling(0), output_dir=str(parts), resume=True)
+
+
+@pytest.mark.long
+def test_seeds_resume_from_the_newest_step_that_is_intact_in_all_runs(runs_of, tmp_path):
+    """F4: the newest checkpoint of one run is damaged; that of the other is set aside too."""
+    run("seeds", reward=Signalling(9), output_dir=str(tmp_path), save_every=1)
+    newest = saved_steps(tmp_path / "seed_0" / "checkpoints")[-1]
+    flip(tmp_path / "seed_1" / "checkpoints" / str(newest) / "meta.json")
+    run("seeds", reward=Signalling(0), output_dir=str(tmp_path), resume=True)
+    assert (tmp_path / "seed_0" / "checkpoints" / f"{newest}.later").is_dir()
+    assert_equal_runs(runs_of("seeds")[0], tmp_path, seeds=SEEDS)
+
+
 # --- whole runs ----------------------------------------------------------------------------------------------------------
 
 
@@ -115,35 +232,11 @@ def test_other_shapes_of_batches_train_and_are_kept_in_the_log_and_the_checkpoin
     assert int(result.state.step) == updates + 1 and rows_of(where)[-2]["step"] == updates
     content = json.loads((where / "checkpoints" / str(updates + 1) / "meta.json").read_text(encoding="utf-8"))["meta"]
     [change] = content["changes"]
-    assert change["step"] == updates and "num_generations: 4 -> 2" in change["changed"]
+    assert change["step"] == updates and "num_generations: 3 -> 2" in change["changed"]
     names = {text.split(":")[0] for text in change["changed"]}
     assert names == settings.keys() - {"sample_parts"} | {"num_updates", "output_dir"}
     log = (where / "attempts" / "2" / "log.txt").read_text(encoding="utf-8")
     assert "resumed with other settings: " in log and "num_updates: 8 -> 3" in log and "max_grad_norm: 1.0 -> 0.5" in log
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("early rows", dict(num_generations=2, num_prompts=3, max_new_tokens=12)),
-        ("early rows", dict(compute_dtype="bfloat16")),
-        ("turns", dict(num_turns=3, history="none", num_prompts=1)),
-        ("turns", dict(long_prompts="drop", num_generations=3, remat="full", per_agent="vmap")),
-        ("critics", dict(num_minibatches=2, gae_lambda=1.0, max_new_tokens=2)),
-        ("central critic", dict(num_generations=2, num_prompts=1)),
-        ("rounds", dict(num_generations=3, batch_size=2, max_new_tokens=2)),
-        ("adapters", dict(num_prompts=3, micro_batches=3, compute_dtype="bfloat16")),
-        ("seeds", dict(num_generations=2, max_new_tokens=2)),
-    ],
-)
-def test_every_kind_of_run_goes_on_with_other_shapes(tmp_path, kind, settings):
-    stopped = run(kind, reward=Signalling(7), output_dir=str(tmp_path), **SMALL)
-    assert stopped.interrupted
-    updates = int(stopped.state.step)
-    end = {"num_updates": updates + 2}
-    result = run(kind, reward=Signalling(0), output_dir=str(tmp_path), resume=True, **SMALL | settings | end)
-    assert int(result.state.step) == updates + 2
 
 
 @pytest.mark.long

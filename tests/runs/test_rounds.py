@@ -59,9 +59,10 @@ def both(a, b):
 @pytest.fixture(scope="module")
 def make_agent(tiny_tokenizer):
     """Return a function that makes agents with the weights of initialization, which learn faster than `random_agent`."""
+    init_params = jax.jit(decoder.init_params, static_argnums=0)
 
     def make(cfg, seed):
-        return Agent("random", cfg, jax.device_get(decoder.init_params(cfg, jax.random.key(seed))), tiny_tokenizer)
+        return Agent("random", cfg, jax.device_get(init_params(cfg, jax.random.key(seed))), tiny_tokenizer)
 
     return make
 
@@ -71,24 +72,31 @@ def agents(tiny_config, make_agent):
     return [make_agent(tiny_config(), seed) for seed in (0, 10)]
 
 
-def trained(agents, **changes):
-    team, params = make_team(agents)
+def reward():
+    return make_reward(both, num_agents=2)
+
+
+def trained(agents, team_options=None, held_out=HELD_OUT, **changes):
+    team, params = make_team(agents, **team_options or {})
     base = CONFIG.replace(round_updates=None) if changes.get("algorithm") == "madpo" else CONFIG
-    cfg = base.replace(**changes)
-    return train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params, eval_items=HELD_OUT)
+    return train(team, reward(), ITEMS, base.replace(**changes), params=params, eval_items=held_out)
 
 
-def rounds_of(agents, **changes):
+def rounds_of(agents, team_options=None, **changes):
     """Return the rounds of a run that has not begun, and its state."""
-    team, params = make_team(agents)
+    team, params = make_team(agents, **team_options or {})
     cfg = CONFIG.replace(**changes)
-    env = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
+    env = RewardEnvironment(reward(), [default_formatter] * 2)
     initial = jax.tree.map(lambda x: x.copy(), params)
     algorithm = resolve(cfg)
     return Rounds(team, initial, ITEMS, env, algorithm, cfg), init_state(params, algorithm)
 
 
-OFFLINE = dict(algorithm="madpo", num_generations=32, pairs_per_prompt=0, pair_selection="random", num_updates=60)
+def log_of(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+OFFLINE = dict(algorithm="madpo", pairs_per_prompt=0, pair_selection="random", num_updates=60)
 
 
 @pytest.mark.long
@@ -101,19 +109,17 @@ def test_a_team_learns_from_its_own_preferences(agents, changes):
 
 
 @pytest.mark.long
-def test_two_architectures_and_shared_weights_learn_too(agents, tiny_config, make_agent):
-    other = [agents[0], make_agent(tiny_config("qwen3", hidden_size=48), 1)]
-    result = trained(other)
-    assert result.after.mean > result.before.mean + result.before.interval
-    team, params = make_team([agents[0]] * 2, shared_weights=True)
-    reward = make_reward(both, num_agents=2)
-    result = train(team, reward, ITEMS, CONFIG, params=params, eval_items=HELD_OUT)
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_two_architectures_and_shared_weights_learn_too(agents, tiny_config, make_agent, shared):
+    other = agents[0] if shared else make_agent(tiny_config("qwen3", hidden_size=48), 1)
+    result = trained([agents[0], other], team_options=dict(shared_weights=shared))
     assert result.after.mean > result.before.mean + result.before.interval
 
 
-def test_pairs_have_the_sampled_tokens_and_their_rewards(agents, tiny_tokenizer):
+@pytest.mark.parametrize("shared", [False, True])
+def test_pairs_have_the_sampled_tokens_and_their_rewards(agents, tiny_tokenizer, shared):
     """The chosen text has the larger reward, texts are the decoded tokens, and rewards are those of the texts."""
-    rounds, state = rounds_of(agents)
+    rounds, state = rounds_of([agents[0], agents[0 if shared else 1]], team_options=dict(shared_weights=shared))
     new = rounds.new_round(0, state)
     assert 8 < len(new.pairs) <= 8 * 8
     for pair in new.pairs:
@@ -133,7 +139,7 @@ def test_the_comparator_current_samples_again_and_initial_stays_the_untrained_te
         rounds, state = rounds_of(agents, comparator=kind)
         params = [s.params for s in state.stacks]
         candidates[kind] = rounds.comparator.answer(params, ITEMS, rounds.env, 0, 0)
-        moved = [jax.tree.map(lambda x: 1.5 * x, p) for p in params]
+        moved = [jax.tree.map(lambda x: 1.5 * np.asarray(x), p) for p in params]
         changed = rounds.comparator.answer(moved, ITEMS, rounds.env, 0, 0)
         assert (changed.texts == candidates[kind].texts) == (kind == "initial")
     assert candidates["current"].texts == candidates["initial"].texts
@@ -146,7 +152,7 @@ def test_the_comparator_current_samples_again_and_initial_stays_the_untrained_te
 def test_the_comparator_history_is_the_policy_comparator_lag_rounds_ago(agents):
     """In round 3 with a lag of 2 it is the policy of round 1; in the first rounds that of round 0."""
     rounds, state = rounds_of(agents, comparator="history", comparator_lag=2)
-    policies = [jax.tree.map(lambda x, k=k: (1 + 0.2 * k) * x, [s.params for s in state.stacks]) for k in range(4)]
+    policies = [jax.tree.map(lambda x, k=k: (1 + 0.2 * k) * np.asarray(x), [s.params for s in state.stacks]) for k in range(4)]
     for round_, params in enumerate(policies):
         rounds.comparator.history.remember(round_, params)
         candidates = rounds.comparator.answer(params, ITEMS, rounds.env, 7, round_)
@@ -158,16 +164,16 @@ def test_the_comparator_history_is_the_policy_comparator_lag_rounds_ago(agents):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_a_run_with_history_resumes_bit_for_bit(agents, tmp_path, lora_rank):
-    """Rounds 3 and 4 need the policies of rounds 1 and 2, which are read from files. A run without checkpoints has them in
-    memory and is equal. With LoRA, files hold only the adapters."""
+@pytest.mark.parametrize("lora", [{}, dict(lora_rank=8, learning_rate=3e-2)])
+def test_a_run_with_history_resumes_bit_for_bit(agents, tmp_path, lora):
+    """Resumed within round 2, a run reads the pairs of rounds from files, which `load_pairs` reads too. Rounds 3 and 4 need the
+    policies of rounds 1 and 2, which are in files; a run without checkpoints has them in memory and is equal. With LoRA files
+    hold only the adapters, and the reference is the base, so the loss of the first update is log 2; then it falls."""
 
     def run(where, **changes):
-        team, params = make_team([agents[0]] * 2, lora=lora_rank > 0)
-        base = dict(comparator="history", comparator_lag=2, lora_rank=lora_rank, output_dir=str(tmp_path / where), batch_size=8)
-        cfg = CONFIG.replace(**base | dict(num_updates=9, round_updates=2) | changes)
-        return train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params)
+        settings = dict(comparator="history", comparator_lag=2, num_updates=9, replay="all", output_dir=str(tmp_path / where))
+        team = dict(team_options=dict(lora=bool(lora)), held_out=())
+        return trained([agents[0]] * 2, **team, **settings | lora | changes)
 
     whole = run("whole", save_every=0)
     run("parts", num_updates=5, save_every=1)
@@ -178,6 +184,23 @@ def test_a_run_with_history_resumes_bit_for_bit(agents, tmp_path, lora_rank):
     assert not (tmp_path / "whole" / "history").exists()
     with np.load(files[0]) as file:
         assert len(file.files) == len(jax.tree.leaves(whole.state.stacks[0].params))
+    names = sorted(p.name for p in (tmp_path / "whole" / "pairs").glob("*.jsonl"))
+    assert names == [f"round_000{k}.jsonl" for k in range(5)]
+    for name in names:
+        assert (tmp_path / "parts" / "pairs" / name).read_text() == (tmp_path / "whole" / "pairs" / name).read_text()
+    pairs = load_pairs(tmp_path / "whole" / "pairs" / names[1], 2)
+    saved = load_round(tmp_path / "whole" / "pairs", 1)
+    assert [p.chosen for p in pairs] == [p.chosen for p in saved] and all(p.tokens for p in saved)
+    rows = log_of(tmp_path / "whole")
+    begun = [row["step"] for row in rows if "pairs" in row]
+    assert begun == [0, 2, 4, 6, 8] and all(row["reward/comparator"] > 0 for row in rows if "pairs" in row)
+    for row in [row for row in rows if "time/step_s" in row]:  # of which sampling pairs is no part, and saving may be
+        busy = sum(row[f"time/{phase}"] for phase in PHASES if phase not in ("sampling", "evaluation"))
+        assert (row["time/sampling"] > 0) == ("pairs" in row) and 0 < row["time/step_s"] < busy + 0.1
+    if lora:
+        assert rows[0]["agent_1/loss"] == pytest.approx(math.log(2), rel=1e-5)
+        assert rows[0]["agent_1/margin"] == pytest.approx(0, abs=1e-4)
+        assert rows[-1]["agent_1/loss"] < rows[0]["agent_1/loss"] and rows[-1]["agent_1/margin"] > 0
 
 
 def test_a_missing_policy_file_is_an_error_that_names_it(tmp_path):
@@ -188,27 +211,24 @@ def test_a_missing_policy_file_is_an_error_that_names_it(tmp_path):
 
 @pytest.mark.long
 def test_the_comparator_model_is_encoded_by_the_teams_tokenizer(agents, tiny_dir):
-    """The end token follows only completions that the model ended itself. The team's own completions keep their sampled
-    tokens."""
-    changes = dict(comparator="model", comparator_model=str(tiny_dir("qwen2", seed=3)))
-    for fewest in (6, 0):  # all are cut off after six tokens, or may end
-        rounds, state = rounds_of(agents, **changes, min_new_tokens=fewest)
-        new = rounds.new_round(0, state)
-        params = [s.params for s in state.stacks]
-        ((_, items),) = rounds.items_of(0)
-        sample = partial(sample_team, rounds.team, params)
-        own = play(sample, rounds.team, items, rounds.env, rounds.cfg.sampling, rounds.cfg.episodes, *KEYS)
-        sampled = {tuple(row) for of in tokens_of(rounds.team, own.turns[0].completions, 8) for p in of for row in p}
-        stop = rounds.team.stacks[0].stop[0]
-        rows = [tuple(row) for pair in new.pairs for tokens in pair.tokens for row in tokens[1:]]
-        foreign = [row for row in rows if row not in sampled]
-        assert len(rows) == 4 * len(new.pairs) and 0 < len(foreign) <= len(rows) // 2
-        assert fewest == 0 or not any(row[-1] == stop for row in foreign)
-        assert all(len(row) <= 6 for row in rows)
-        setup = make_setup(rounds.team, Critics((), rounds.algorithm), rounds.algorithm, rounds.cfg)
-        source = pair_source(setup, rounds, None)
-        batches = source.make_batches(state, draw_examples(rounds.team, rounds.draw(0), rounds.algorithm))
-        assert np.isfinite(update_team(setup, state, batches)[1][0]["loss"]).all()
+    """The end token follows only completions that the model ended itself; the team's own keep their sampled tokens."""
+    rounds, state = rounds_of(agents, comparator="model", comparator_model=str(tiny_dir("qwen2", seed=3)))
+    new = rounds.new_round(0, state)
+    params = [s.params for s in state.stacks]
+    ((_, items),) = rounds.items_of(0)
+    sample = partial(sample_team, rounds.team, params)
+    own = play(sample, rounds.team, items, rounds.env, rounds.cfg.sampling, rounds.cfg.episodes, *KEYS)
+    sampled = {tuple(row) for of in tokens_of(rounds.team, own.turns[0].completions, 8) for p in of for row in p}
+    stop = rounds.team.stacks[0].stop[0]
+    rows = [tuple(row) for pair in new.pairs for tokens in pair.tokens for row in tokens[1:]]
+    foreign = [row for row in rows if row not in sampled]
+    assert len(rows) == 4 * len(new.pairs) and 0 < len(foreign) <= len(rows) // 2
+    assert not any(row[-1] == stop for row in foreign), "all were cut off after six tokens"
+    assert all(len(row) <= 6 for row in rows)
+    setup = make_setup(rounds.team, Critics((), rounds.algorithm), rounds.algorithm, rounds.cfg)
+    source = pair_source(setup, rounds, None)
+    batches = source.make_batches(state, draw_examples(rounds.team, rounds.draw(0), rounds.algorithm))
+    assert np.isfinite(update_team(setup, state, batches)[1][0]["loss"]).all()
 
 
 def test_only_completions_that_ended_get_an_end_token(agents):
@@ -273,7 +293,7 @@ def address(service):
     return f"http://127.0.0.1:{service.server_port}/v1"
 
 
-@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("chat", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_the_comparator_api_requests_completions_of_every_prompt(agents, service, chat, monkeypatch):
     """There is one request per prompt and agent, with the key. The better completions of the service are the chosen ones."""
     monkeypatch.setenv(comparators.KEY, "secret")
@@ -323,16 +343,16 @@ def test_an_unreachable_service_is_an_error_that_names_it(service):
 def test_replay_draws_from_the_rounds_of_the_setting(agents):
     """In the second round, updates have pairs of that round only (`current`), or of both rounds alike (`all`)."""
     for replay in ("current", "all"):
-        rounds, state = rounds_of(agents, replay=replay, batch_size=20, round_updates=5)
+        rounds, state = rounds_of(agents, replay=replay, round_updates=5)
         old, new = (rounds.new_round(step, state) and rounds.encoded(step // 5) for step in (0, 5))
         known = [[repr(of) for of in part.tokens] for part in (old, new)]
         counts = np.zeros(2, int)
         for step in range(5, 10):
             batch = rounds.draw(step)
-            assert len(batch.tokens) == len(batch.reference) == 20
+            assert len(batch.tokens) == len(batch.reference) == 64
             counts += [sum(repr(of) in part for of in batch.tokens) for part in known]
-        assert (counts[0] == 0) == (replay == "current") and counts.sum() == 100
-        assert replay == "current" or 30 < counts[0] < 70
+        assert (counts[0] == 0) == (replay == "current") and counts.sum() == 320
+        assert replay == "current" or 100 < counts[0] < 220
 
 
 @pytest.mark.parametrize(
@@ -361,32 +381,6 @@ def test_no_pair_is_drawn_twice_before_all_pairs_were_drawn():
     drawn = draw_evenly(5, 12, np.random.default_rng(1))
     assert sorted(drawn[:5]) == sorted(drawn[5:10]) == list(range(5)) and len(drawn) == 12
     assert draw_evenly(5, 0, np.random.default_rng(0)) == [] == draw_evenly(0, 0, np.random.default_rng(0))
-
-
-@pytest.mark.long
-def test_a_resumed_run_is_bit_equal(agents, tmp_path):
-    """Resumed within a round, a run reads the pairs from its file, which `load_pairs` reads too."""
-
-    def run(where, **changes):
-        return trained(agents, output_dir=str(tmp_path / where), save_every=3, round_updates=4, replay="all", **changes)
-
-    whole = run("whole", num_updates=9)
-    run("parts", num_updates=6)
-    rest = run("parts", num_updates=9, resume=True)
-    jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
-    names = sorted(p.name for p in (tmp_path / "whole" / "pairs").glob("*.jsonl"))
-    assert names == [f"round_000{k}.jsonl" for k in range(3)]
-    for name in names:
-        assert (tmp_path / "parts" / "pairs" / name).read_text() == (tmp_path / "whole" / "pairs" / name).read_text()
-    pairs = load_pairs(tmp_path / "whole" / "pairs" / names[1], 2)
-    saved = load_round(tmp_path / "whole" / "pairs", 1)
-    assert [p.chosen for p in pairs] == [p.chosen for p in saved] and all(p.tokens for p in saved)
-    rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
-    begun = [row["step"] for row in rows if "pairs" in row]
-    assert begun == [0, 4, 8] and all(row["reward/comparator"] > 0 for row in rows if "pairs" in row)
-    for row in [row for row in rows if "time/step_s" in row]:  # of which sampling pairs is no part, and saving may be
-        busy = sum(row[f"time/{phase}"] for phase in PHASES if phase not in ("sampling", "evaluation"))
-        assert (row["time/sampling"] > 0) == ("pairs" in row) and 0 < row["time/step_s"] < busy + 0.1
 
 
 def test_round_files_hold_any_text(tmp_path):
@@ -443,18 +437,6 @@ def test_settings_that_do_not_go_with_rounds_are_refused(agents, changes, messag
 def test_settings_of_comparators_and_replay_are_checked(changes, message):
     with pytest.raises(ValueError, match=message):
         CONFIG.replace(**changes)
-
-
-@pytest.mark.long
-def test_adapters_learn_from_the_teams_own_preferences(agents, tmp_path):
-    """With LoRA the reference is the base, so the loss of the first update is log 2; then it falls."""
-    team, params = make_team([agents[0]] * 2, lora=True)
-    changes = dict(lora_rank=8, learning_rate=3e-2, num_updates=8, replay="all", output_dir=str(tmp_path))
-    train(team, make_reward(both, num_agents=2), ITEMS, CONFIG.replace(**changes), params=params)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["agent_1/loss"] == pytest.approx(math.log(2), rel=1e-5)
-    assert rows[0]["agent_1/margin"] == pytest.approx(0, abs=1e-4)
-    assert rows[-1]["agent_1/loss"] < rows[0]["agent_1/loss"] and rows[-1]["agent_1/margin"] > 0
 
 
 def test_every_round_has_its_own_items_and_random_numbers(agents):

@@ -12,10 +12,11 @@ import pandas as pd
 import pytest
 
 from jmarl import ExperimentConfig, Step, TextEnvironment, run_experiment
-from jmarl.runs.experiment import formatters_of, is_file, task_of, team_of
+from jmarl.runs.experiment import examples_of, formatters_of, is_file, task_of, team_of
 from jmarl.runs.records import FitResult
+from tests.house import HOUSE
 
-SHORT = dict(num_updates=1, max_new_tokens=4, num_generations=2, progress=False)
+SHORT = HOUSE | dict(num_updates=1, eval_generations=3)
 ROWS = [{"prompt": f"Item {i} is"} for i in range(6)]
 
 
@@ -90,26 +91,19 @@ def prompts(result, agent: int = 0) -> list[str]:
 
 @pytest.mark.long
 def test_an_environment_with_options_is_trained_in_and_evaluated_on_held_out_tasks(model):
-    cfg = configure(model, environment=name(Words), options={"word": "pears"}, held_out=3, seed=5, num_updates=2)
+    """The settings of `train` reach the run: a learning rate that moves nothing is that of agent 0."""
+    rates = (1e-30, 1e-2)
+    cfg = configure(
+        model, environment=name(Words), options={"word": "pears"}, held_out=2, seed=5, num_updates=2, learning_rate=rates
+    )
     result = run_experiment(cfg)
     assert len(result.rewards) == 2 and int(result.state.step) == 2
-    assert prompts(result) == [f"pears eval 5 {i}" for i in range(3)]
+    assert prompts(result) == [f"pears eval 5 {i}" for i in range(2)]
+    start = jax.tree.leaves(team_of(cfg.team).agents[0].params)
+    new = jax.tree.leaves(result.state.stacks[0].params)
+    changed = [[bool((np.asarray(y[agent]) != x).any()) for x, y in zip(start, new, strict=True)] for agent in range(2)]
+    assert not any(changed[0]) and any(changed[1])
     assert run_experiment(cfg.replace(held_out=0, options={})).before is None
-
-
-@pytest.mark.long
-def test_the_train_part_reaches_the_run(model):
-    result = run_experiment(configure(model, environment=name(Words), frozen_agents=(0,), num_updates=3, learning_rate=1e-2))
-    start = team_of(configure(model, environment=name(Words)).team).agents[0].params
-    (stack,) = result.state.stacks
-    changed = [
-        [
-            bool((np.asarray(new[agent]) != old).any())
-            for new, old in zip(*map(jax.tree.leaves, (stack.params, start)), strict=True)
-        ]
-        for agent in range(2)
-    ]
-    assert len(result.rewards) == 3 and not any(changed[0]) and any(changed[1])
 
 
 def test_num_tasks_limits_the_tasks(model, data):
@@ -124,12 +118,10 @@ def test_num_tasks_limits_the_tasks(model, data):
 @pytest.mark.long
 def test_eval_envs_alone_are_a_mixture_that_is_trained_in(model):
     envs = [{"name": name(Words), "options": {"word": word}} for word in ("pears", "plums")]
-    cfg = configure(model, eval_envs=envs, held_out=4, num_tasks=4, num_prompts=4)
+    cfg = configure(model, eval_envs=envs, held_out=2, num_tasks=2)
     task = task_of(cfg.task, cfg.team)
-    words = {
-        split: sorted(item["task"]["text"].split()[0] for item in items) for split, items in zip("te", task[1:3], strict=True)
-    }
-    assert words == {"t": ["pears"] * 2 + ["plums"] * 2, "e": ["pears"] * 2 + ["plums"] * 2}
+    words = [sorted(item["task"]["text"].split()[0] for item in items) for items in (task.items, task.held_out)]
+    assert words == [["pears", "plums"]] * 2
     assert {text.split()[0] for text in prompts(run_experiment(cfg))} == {"pears", "plums"}
     same = configure(model, eval_envs=[name(Words), name(Words)])
     assert type(task_of(same.task, same.team).env).__name__ == "LockStep"
@@ -171,8 +163,8 @@ def test_data_may_be_a_table(tmp_path, suffix):
 
 def test_held_out_tasks_of_an_environment_can_be_a_file(model, tmp_path):
     path = tmp_path / "tasks.json"
-    path.write_text(json.dumps([{"text": "from a file"}]))
-    assert prompts(run_experiment(configure(model, environment=name(Words), held_out=str(path)))) == ["from a file"]
+    path.write_text(json.dumps([{"text": "from a file"}, {"text": "too"}]))
+    assert prompts(run_experiment(configure(model, environment=name(Words), held_out=str(path)))) == ["from a file", "too"]
 
 
 # --- prompts and a reward ---------------------------------------------------------------------------------------------
@@ -187,31 +179,26 @@ def test_prompts_are_rewarded_and_the_last_are_held_out(model, data):
 
 def test_held_out_prompts_can_be_a_file(model, data, tmp_path):
     path = tmp_path / "other.json"
-    path.write_text(json.dumps([{"prompt": "held out"}]))
+    path.write_text(json.dumps([{"prompt": "held out"}, {"prompt": "too"}]))
     cfg = configure(model, data=data, reward=name(letters), held_out=str(path))
-    assert prompts(run_experiment(cfg)) == ["held out"] and task_of(cfg.task, cfg.team).items == ROWS
+    assert prompts(run_experiment(cfg)) == ["held out", "too"] and task_of(cfg.task, cfg.team).items == ROWS
 
 
-@pytest.mark.long
-def test_formatters_and_roles_write_the_prompts(model, data):
-    cfg = configure(
-        model, data=data, reward=name(letters), held_out=1, formatters=[name(loud)], roles=["Be brief.", "Be long."]
-    )
-    result = run_experiment(cfg)
-    assert [prompts(result, agent) for agent in (0, 1)] == [["Be brief.\n\nITEM 5 IS"], ["Be long.\n\nITEM 5 IS"]]
-    result = run_experiment(cfg.replace(roles=()))
-    assert [prompts(result, agent) for agent in (0, 1)] == [["ITEM 5 IS"]] * 2
-
-
-@pytest.mark.long
-def test_external_transition_writes_later_prompts_with_the_roles(model, data):
-    cfg = configure(
-        model, data=data, reward=name(letters), external_transition=name(second_turn), held_out=1, num_turns=2,
-        branching="chain", roles=["Be brief.", "Be long."],
-    )  # fmt: skip
-    turns = run_experiment(cfg).before.rollout.turns
-    assert turns[1].prompts[1][0] == "Be long.\n\nItem 5 is next"
-    assert formatters_of(cfg.replace(roles=()).task, cfg.replace(roles=()).team)[0](ROWS[0]) == "Item 0 is"
+def test_formatters_roles_and_an_external_transition_write_the_prompts(data):
+    """Roles come before the prompts of all turns."""
+    settings = dict(data=data, reward=name(letters), held_out=1)
+    roles = ["Be brief.", "Be long."]
+    for given, expected in ((roles, ["Be brief.\n\nITEM 5 IS", "Be long.\n\nITEM 5 IS"]), ((), ["ITEM 5 IS"] * 2)):
+        cfg = configure("m", **settings, roles=given, formatters=[name(loud)])
+        task = task_of(cfg.task, cfg.team)
+        assert task.env.first_prompts(task.held_out) == [[text] for text in expected]
+    cfg = configure("m", **settings, roles=roles, external_transition=name(second_turn), num_turns=2, branching="chain")
+    task, rng = task_of(cfg.task, cfg.team), np.random.default_rng(0)
+    states, _ = task.env.reset(task.held_out, rng)
+    _, later = task.env.observe(task.env.step(states, [["a"], ["b"]], rng).after)
+    assert later[1] == ["Be long.\n\nItem 5 is next"]
+    cfg = cfg.replace(roles=())
+    assert formatters_of(cfg.task, cfg.team)[0](ROWS[0]) == "Item 0 is"
 
 
 def test_data_sets_have_subsets_and_splits(tmp_path):
@@ -235,18 +222,12 @@ def test_data_sets_have_subsets_and_splits(tmp_path):
 # --- teams ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_shared_weights_are_one_set_of_parameters(model):
-    own = run_experiment(configure(model, environment=name(Words)))
-    shared = run_experiment(configure(model, environment=name(Words), shared_weights=True))
-    sizes = [jax.tree.leaves(result.state.stacks[0].params)[0].shape[0] for result in (own, shared)]
-    assert sizes == [2, 1] and shared.team.num_agents == 2
-
-
-@pytest.mark.long
-def test_agents_can_be_different_models(model, tiny_dir):
+def test_agents_may_share_weights_or_be_different_models(model, tiny_dir):
+    for share, members in ((False, ((0,), (1,))), (True, ((0, 1),))):
+        team = team_of(configure(model, environment=name(Words), shared_weights=share).team)
+        assert team.stacks[0].members == members and team.num_agents == 2
     cfg = configure(model, models=[model, str(tiny_dir("qwen2"))], num_agents=None, environment=name(Words))
-    assert [agent.config.family for agent in run_experiment(cfg).team.agents] == ["llama", "qwen2"]
+    assert [agent.config.family for agent in team_of(cfg.team).agents] == ["llama", "qwen2"]
 
 
 @pytest.mark.long
@@ -259,19 +240,26 @@ def test_seeds_are_trained_together(model):
 
 
 def fit_config(model: str, data: str, **settings) -> ExperimentConfig:
-    return ExperimentConfig.of(**dict(models=[model], data=data, num_updates=1, batch_size=2, progress=False) | settings)
+    return ExperimentConfig.of(**dict(models=[model], data=data, num_updates=1, progress=False) | settings)
 
 
 @pytest.mark.long
 def test_given_pairs_are_learned_from(model, tmp_path):
     path = tmp_path / "pairs.json"
-    path.write_text(json.dumps([{"prompt": f"{i}", "chosen": "yes", "rejected": "no"} for i in range(5)]))
-    result = run_experiment(fit_config(model, str(path), algorithm="dpo", held_out=1))
+
+    def write(repeats):
+        rows = [{"prompt": f"{i}", "chosen": repeats("yes"), "rejected": repeats("no")} for i in range(5)]
+        path.write_text(json.dumps(rows))
+
+    write(lambda text: [text] * 2)
+    result = run_experiment(fit_config(model, str(path), algorithm="madpo", num_agents=2, held_out=1))
     assert isinstance(result, FitResult) and len(result.losses) == 1 and set(result.before) >= {"loss", "accuracy"}
+    assert result.team.num_agents == 2
+    write(str)
+    cfg = fit_config(model, str(path), algorithm="dpo", held_out=1)
+    assert [[pair.chosen for pair in pairs] for pairs in examples_of(cfg)] == [[("yes",)] * 4, [("yes",)]]
     with pytest.raises(ValueError, match="min_reward=1.0 has no effect for algorithm='dpo': it is for sft"):
-        run_experiment(fit_config(model, str(path), algorithm="dpo", min_reward=1.0))
-    path.write_text(json.dumps([{"prompt": f"{i}", "chosen": ["yes"] * 2, "rejected": ["no"] * 2} for i in range(5)]))
-    assert run_experiment(fit_config(model, str(path), algorithm="madpo", num_agents=2)).team.num_agents == 2
+        run_experiment(cfg.replace(min_reward=1.0))
 
 
 def test_given_texts_are_filtered_by_their_reward(model, tmp_path):
@@ -334,7 +322,6 @@ def test_a_data_set_that_the_hub_does_not_give_is_named_with_what_to_do(model, m
         run_experiment(cfg)
 
 
-@pytest.mark.long
 def test_data_are_a_file_or_a_data_set(tmp_path):
     path = tmp_path / "rows.txt"
     path.write_text("")

@@ -1,8 +1,10 @@
-"""Runs of several seeds in one program: each run and its directory equal those of its seed alone; refused settings."""
+"""Runs of several seeds in one program: each run and its directory equal those of its seed alone; refused settings.
+
+Tests marked slow are those that several devices change: CI runs them with two, over which the runs are spread.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -20,12 +22,14 @@ from jmarl.runs.seeds import train_seeds
 from jmarl.runs.train import train
 from jmarl.team import make_team
 from jmarl.types import TRACES
+from tests.house import HOUSE
+from tests.runs.test_faults import rows_of
 
 ITEMS = [{"prompt": text} for text in ("The answer", "seven apples and three pears", "is", "of fruit")]
 SEEDS = (3, 0, 11)
 CONFIG = TrainConfig.of(
-    num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-2, lora_rank=2,
-    lora_targets="q_proj,down_proj", per_agent="vmap", eval_generations=2, progress=False,
+    **HOUSE, eval_generations=HOUSE["num_generations"], adam_eps=1e-2, lora_rank=2, lora_targets="q_proj,down_proj",
+    per_agent="vmap",
 )  # fmt: skip  # adam_eps: or the first steps are the signs of gradients, also of those that are rounding alone
 
 
@@ -61,76 +65,77 @@ def assert_equal(one, other):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), one.state, other.state)
 
 
-CASES = {
-    "dropout": dict(lora_dropout=0.2, min_new_tokens=6),  # its noise depends on how wide a batch is: here equally for all
-    "own critics": dict(algorithm="ippo", learning_rate=(1e-2, 3e-2)),
-    "central critic": dict(algorithm="maac", num_turns=2, history="append"),
+ONE_DEVICE = {
+    # the noise of dropout depends on how wide a batch is: here equally for all
+    "own critics": dict(algorithm="ippo", learning_rate=(1e-2, 3e-2), lora_dropout=0.2, min_new_tokens=4),
     "all weights": dict(algorithm="remax", lora_rank=0, lora_targets=None, per_agent="map", update_order="alternating"),
-    "episodes that end": dict(num_turns=2, history="append", early_termination_threshold=0.25, num_generations=2),
-    "further prompts": dict(dynamic_sampling=2, num_generations=2, frozen_agents=(1,)),
+}
+SEVERAL_DEVICES = {
+    "central critic, episodes that end": dict(
+        algorithm="maac", num_turns=2, history="append", early_termination_threshold=0.25, num_generations=2
+    ),
+    "further prompts": dict(dynamic_sampling=2, num_generations=2, eval_generations=2, frozen_agents=(1,)),
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(changes, marks=pytest.mark.long, id=name) for name, changes in ONE_DEVICE.items()]
+    + [pytest.param(changes, marks=pytest.mark.slow, id=name) for name, changes in SEVERAL_DEVICES.items()],
+)
 def test_every_run_equals_the_run_of_its_seed_alone(agent, changes):
     cfg = CONFIG.replace(**changes)
     short = [item for item in ITEMS if len(item["prompt"]) < 12]  # of one width, so that there are fewer programs to compile
-    items = short if cfg.lora.lora_dropout or cfg.episodes.num_turns > 1 or not cfg.lora.lora_rank else ITEMS
-    together = run(agent, cfg, SEEDS, items)
+    together = run(agent, cfg, SEEDS, short)
     for seed, result in zip(SEEDS, together, strict=True):
-        assert_equal(run(agent, cfg, seed, items), result)
+        assert_equal(run(agent, cfg, seed, short), result)
     assert len({result.rewards[-1] for result in together}) == len(SEEDS), "seeds differ"
+    for critic in together[0].state.critics:  # value heads and adapters over the first agent's base
+        assert critic.params["value"].shape == (1 if cfg.algorithm == "maac" else 2, 32)
+        assert np.abs(critic.params["value"]).max() > 0
+        assert max(np.abs(critic.params["layers"]["down_proj"]["b"]).max(-1).max(-1).ravel()) > 1e-5
 
 
-@pytest.mark.long
-def test_all_runs_are_trained_by_one_program(agent):
-    """For any number of seeds: one sampler for training, one for evaluation, one update."""
-    cfg = CONFIG.replace(max_new_tokens=5, num_updates=3)
-    before = TRACES.copy()
-    run(agent, cfg, SEEDS)
-    assert TRACES - before == {"sample": 2, "update": 1}
-    before = TRACES.copy()
-    run(agent, cfg, (5, 6, 7))
-    assert before == TRACES, "other seeds are no other program"
-
-
-def rows(directory):
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-
-
-def step_rows(all_rows):
-    """Return the rows of steps without the columns that differ from run to run."""
-    left_out = ("time/", "tokens_per_s", "compiles")  # beginnings of names
-    return [{k: v for k, v in row.items() if not k.startswith(left_out)} for row in all_rows if "eval/updates" not in row]
+def step_rows(directory):
+    return [row for row in rows_of(directory) if "eval/updates" not in row]
 
 
 @pytest.fixture(scope="module")
 def whole(agent, tmp_path_factory):
-    """Four updates of all runs without a break."""
-    where = tmp_path_factory.mktemp("whole")
-    return where, run(agent, CONFIG.replace(num_updates=4, save_every=2, output_dir=str(where)), SEEDS)
+    """Four updates of all runs without a break, and how many programs of each kind were traced."""
+    where, before = tmp_path_factory.mktemp("whole"), TRACES.copy()
+    results = run(agent, CONFIG.replace(num_updates=4, save_every=2, output_dir=str(where)), SEEDS)
+    return where, results, TRACES - before
 
 
-@pytest.mark.long
+@pytest.mark.slow
+def test_all_runs_are_trained_by_one_program(agent, whole):
+    """For any number of seeds: one sampler for training and evaluation, one update."""
+    assert whole[2] == {"sample": 1, "update": 1}
+    before = TRACES.copy()
+    run(agent, CONFIG, (5, 6, 7))
+    assert before == TRACES, "other seeds are no other program"
+
+
+@pytest.mark.slow
 def test_a_directory_equals_the_directory_of_a_single_run(agent, whole, tmp_path):
     """Metrics (losses up to rounding), checkpoints and models; beside them the means over the runs."""
-    where, results = whole
+    where, results, _ = whole
     alone = run(agent, CONFIG.replace(num_updates=4, save_every=2, output_dir=str(tmp_path)), 0)
     assert_equal(alone, results[1])
-    for mine, other in zip(step_rows(rows(tmp_path)), step_rows(rows(where / "seed_0")), strict=True):
+    for mine, other in zip(step_rows(tmp_path), step_rows(where / "seed_0"), strict=True):
         assert mine == pytest.approx(other, rel=1e-3, abs=1e-5)
     models, seed_models = ({p.relative_to(d) for p in d.rglob("*")} for d in (tmp_path / "models", where / "seed_0" / "models"))
     assert models == seed_models and models
-    per_seed = [[row["reward/mean"] for row in rows(where / f"seed_{seed}") if "reward/mean" in row] for seed in SEEDS]
-    together = [row for row in rows(where) if "reward/mean" in row]
+    per_seed = [[row["reward/mean"] for row in rows_of(where / f"seed_{seed}") if "reward/mean" in row] for seed in SEEDS]
+    together = [row for row in rows_of(where) if "reward/mean" in row]
     np.testing.assert_allclose([row["reward/mean"] for row in together], np.mean(per_seed, 0))
     np.testing.assert_allclose(
         [row["reward/mean_ci95"] for row in together], 4.302653 * np.std(per_seed, 0, ddof=1) / np.sqrt(len(SEEDS))
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_runs_resume_together_and_alone(agent, whole, tmp_path):
     """From checkpoints at update 2: together bit for bit, and one run alone with `train` up to rounding."""
     cfg = CONFIG.replace(num_updates=4, save_every=2, output_dir=str(tmp_path))
@@ -140,7 +145,7 @@ def test_runs_resume_together_and_alone(agent, whole, tmp_path):
     for one, other in zip(whole[1], resumed, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[2:] == other.rewards
-    assert step_rows(rows(tmp_path / "seed_3")) == step_rows(rows(whole[0] / "seed_3"))
+    assert step_rows(tmp_path / "seed_3") == step_rows(whole[0] / "seed_3")
     done = run(agent, cfg.replace(resume=True), SEEDS)  # nothing is left to make
     assert [(one.rewards, one.after.mean) for one in done] == [([], one.after.mean) for one in resumed]
     alone = run(agent, cfg.replace(output_dir=str(tmp_path / "alone"), resume=True), 0)
@@ -148,7 +153,7 @@ def test_runs_resume_together_and_alone(agent, whole, tmp_path):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), alone.state, resumed[1].state)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_failed_runs_resume_from_their_last_update(agent, whole, tmp_path):
     """The logs of all runs and the means over the runs contain it."""
     calls = []
@@ -162,14 +167,14 @@ def test_failed_runs_resume_from_their_last_update(agent, whole, tmp_path):
     cfg = CONFIG.replace(num_updates=4, save_every=100, output_dir=str(tmp_path))
     with pytest.raises(RewardError, match="no service"):
         run(agent, cfg, SEEDS, reward=breaks)
-    assert [len(step_rows(rows(tmp_path / where))) for where in ("", *(f"seed_{seed}" for seed in SEEDS))] == [3] * 4
+    assert [len(step_rows(tmp_path / where)) for where in ("", *(f"seed_{seed}" for seed in SEEDS))] == [3] * 4
     resumed = run(agent, cfg.replace(resume=True, allow_changed="reward"), SEEDS)
     for one, other in zip(whole[1], resumed, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[3:] == other.rewards
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_runs_killed_between_saves_resume(agent, whole, tmp_path):
     """From the newest checkpoint that all of them have."""
     where = tmp_path / "run"
@@ -179,7 +184,7 @@ def test_runs_killed_between_saves_resume(agent, whole, tmp_path):
     for one, other in zip(whole[1], run(agent, cfg, SEEDS), strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[2:] == other.rewards
-    assert [len(step_rows(rows(where / f"seed_{seed}"))) for seed in SEEDS] == [4] * 3
+    assert [len(step_rows(where / f"seed_{seed}")) for seed in SEEDS] == [4] * 3
     shutil.rmtree(where / "seed_0" / "checkpoints" / "2")
     shutil.rmtree(where / "seed_3" / "checkpoints" / "4")
     with pytest.raises(ValueError, match=r"no checkpoint of one step in common .*seed_3: \[2\].*seed_0: \[4\]"):

@@ -6,19 +6,20 @@ import itertools
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 from jmarl.config import Sampling
 from jmarl.models import decoder, decoding
+from jmarl.models.config import RopeScaling
 from jmarl.models.hub.agents import load_agent
 from jmarl.randomness import EVAL
 from jmarl.sampling import refill, sampler
 from jmarl.sampling.sampler import RowIds, SampleInputs
 from jmarl.sampling.stack_program import SampleProgram, sample_stack
 from jmarl.serving.rows import Joining, PoolProgram, admit, advance, empty_pool
-from tests.families.test_families import CASES, WINDOW, family_of
+from tests.families.test_families import CASES, WINDOW, family_of, nightly_but
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
 FAMILIES = {  # of two layers, one of each kind
@@ -29,19 +30,31 @@ FAMILIES = {  # of two layers, one of each kind
     "qwen3_moe mixed": {},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
 }
+# What the families above have beside recurrent layers, in one model: a sliding layer with a rotation of its own, a layer that
+# does not rotate, queries scaled by position, caps, experts.
+ALL = dict(
+    num_layers=3, sliding_layers=(True, False, False), sliding_window=WINDOW, sliding_rope_theta=5e3, norms_after=True,
+    plain_layers=(False, False, True), rope_scaling=RopeScaling("yarn", 4.0, 8, query_beta=0.1), attention_scale=0.3,
+    attention_cap=2.0, logit_cap=3.0, qk_norm=True, num_experts=4, experts_per_token=2, expert_size=16,
+)  # fmt: skip
 NEW, GROUP, PROMPTS, WIDTH, SLOTS = 32, 8, 2, 16, 6
 STOP = np.arange(3, 35, dtype=np.int32)  # a token in ten ends its row, so lengths differ
+row_keys = jax.jit(sampler.row_keys, static_argnums=1)
 forward = jax.jit(jax.vmap(decoder.forward, (None, None, 0)), static_argnums=1)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request, tiny_dir):
+# Paths of the sampler read the config, whose family they do not know: two models have all that they branch on.
+@pytest.fixture(scope="module", params=["all", *nightly_but("qwen3_5_text", of=FAMILIES)])
+def model(request, tiny_dir, tiny_config, random_agent, tiny_tokenizer):
     """The architecture, and the parameters of two agents."""
+    if request.param == "all":
+        agents = [random_agent(tiny_config("qwen3_moe", **ALL), tiny_tokenizer, seed) for seed in (0, 1)]
+        return agents[0].config, jax.tree.map(lambda *x: np.stack(x), *(agent.params for agent in agents))
     fields = CASES[request.param] | FAMILIES[request.param] | {"num_hidden_layers": 2}
     agents = [load_agent(tiny_dir(family_of(request.param), seed=seed, **fields)) for seed in (0, 1)]
-    return agents[0].config, jax.tree.map(lambda *x: jnp.stack(x), *(agent.params for agent in agents))
+    return agents[0].config, jax.tree.map(lambda *x: np.stack(x), *(agent.params for agent in agents))
 
 
 def make_prompts(seed, agents=2, width=WIDTH):
@@ -87,8 +100,8 @@ def test_turns_that_follow_rows_have_the_log_probabilities_of_the_whole_text(mod
             text = [*texts[p][-1:], *rng.integers(35, 320, n)]  # the last token of a row is not in its cache
             prompts[0, p, : len(text)], lengths[0, p] = text, len(text)
             texts[p] = [*texts[p], *text[-n:]]
-        keys = sampler.row_keys(RowIds(0, 0, 0, 0, np.zeros((1, 1), int), np.arange(3), turn), 2)
-        inputs = SampleInputs(jnp.asarray(prompts), jnp.asarray(lengths), keys, jnp.asarray(STOP), cache)
+        keys = row_keys(RowIds(0, 0, 0, 0, np.zeros((1, 1), int), np.arange(3), turn), 2)
+        inputs = SampleInputs(prompts, lengths, keys, STOP, cache)
         out = sample_turn(params, cfg, inputs, rows)
         cache, out = out.cache, jax.device_get(out._replace(cache=None))
         written = [[[*out.tokens[0, p, g][out.action_mask[0, p, g]]] for g in range(2)] for p in range(3)]
@@ -96,12 +109,12 @@ def test_turns_that_follow_rows_have_the_log_probabilities_of_the_whole_text(mod
         padded = np.zeros((6, 48), np.int32)
         for i, (_, text, _) in enumerate(whole):
             padded[i, : len(text)] = text
-        logs = np.asarray(jax.nn.log_softmax(forward(jax.tree.map(lambda x: x[0], params), cfg, padded)))
+        logs = log_softmax(forward(jax.tree.map(lambda x: x[0], params), cfg, padded), axis=-1)
         for i, (p, text, logprobs) in enumerate(whole):
             at = np.arange(len(texts[p]), len(text))
             np.testing.assert_allclose(logprobs[: len(at)], logs[i, at - 1, padded[i, at]], atol=1e-5)
         followed = [(2, 1), (0, 0), (0, 1)]  # the prompt and the number of the row that each of the next prompts follows
-        rows = jnp.array([[2 * p + g for p, g in followed]])
+        rows = np.array([[2 * p + g for p, g in followed]])
         texts = [[*texts[p], *written[p][g]] for p, g in followed]
     assert len({*map(len, texts)}) == 3 and min(map(len, texts)) >= 2 * WINDOW
 
@@ -113,7 +126,7 @@ def test_rows_of_refilled_slots_are_those_of_the_sampler(model):
     """Rows of three steps; those of later steps begin in the slots of rows that have ended."""
     cfg, params = model
     prompts, early = [make_prompts(step) for step in range(4)], []
-    pending = refill.empty_pending(prompts[0], GROUP, cfg, Sampling(NEW), "cpu", STOP)
+    pending = jax.jit(lambda: refill.empty_pending(prompts[0], GROUP, cfg, Sampling(NEW), "cpu", STOP))()
     for step in range(3):
         early.append(int(pending.out.action_mask.sum()))
         ids = make_ids(step), make_ids(step + 1)

@@ -95,6 +95,8 @@ def test_asserts_calls_and_pairs_are_counted(box: Sandbox, name: str) -> None:
     program, tests, outcome, passed, total = COUNTED[name]
     result = box.run(program, tests)
     assert (result.outcome, result.passed, result.total, result.integrity) == (outcome, passed, total, "strong"), result
+    if name == "pairs":
+        assert [(test.name, test.passed) for test in result.tests] == [("pair 1", True), ("pair 2", True), ("pair 3", False)]
 
 
 FAILED = {
