@@ -23,6 +23,7 @@ from jmarl.config import Optimizer, TrainConfig
 from jmarl.envs import ENVIRONMENTS
 from jmarl.learning.per_agent import PER_AGENT
 from tests.running import ROOT, Done, call, tiny_model
+from tests.running import start as in_own_process
 
 
 def start(module: str, flags: str = "") -> Done:
@@ -37,9 +38,11 @@ def run(module: str, flags: str = "") -> str:
 
 
 @pytest.mark.long
-def test_bench_step_prints_consistent_times_and_shares_as_json(no_programs):
+def test_bench_step_prints_consistent_times_and_shares_as_json():
+    """In its own process, because it counts the programs of the process."""
     size = "--agents 2 --prompts 2 --group 4 --max-new-tokens 8 --repeats 1"
-    out = json.loads(run("bench.step", f"--model tiny-random {size} --dtype float32 --json"))
+    done = in_own_process(f"python -m experiments.bench.step --model tiny-random {size} --dtype float32 --json".split())
+    out = json.loads(done.text)
     names = ("generate_s", "update_s", "first_step_s", "peak_rss_gib", "decode_share_of_bandwidth", "update_share_of_flops")
     assert all(out[name] > 0 for name in names), out
     assert out["compiles"] == 2  # one sampler, one update
@@ -135,7 +138,10 @@ def test_listing_environments_does_not_time_them():
 @pytest.mark.parametrize("game, ways, flags", [("grid", "team", "0 1"), ("sudoku", "single apart", "0 --processes 2")])
 def test_games_print_a_row_per_method_with_possible_returns(game, ways, flags):
     """Two updates of a small model; in the second case, runs in two processes."""
-    lines = run("games", f"{game} --num-updates 2 --width 16 --ways {ways} --seeds {flags}").splitlines()
+    command = f"python -m experiments.games {game} --num-updates 2 --width 16 --ways {ways} --seeds {flags}"
+    done = (in_own_process if "--processes" in flags else call)(shlex.split(command))
+    assert done.code == 0, done.text
+    lines = done.text.splitlines()
     table = [line for line in lines if line.startswith("| ")]
     assert len(table) == 1 + len(ways.split()) and all(0 <= float(line.split("|")[3].split("±")[0]) <= 1 for line in table[1:])
 

@@ -36,7 +36,7 @@ PAIRS = [
     Pair(("The answer is", "apples and"), (" four", " pears"), (" no idea", " no")),
     Pair(("Two", "def"), (" a b", " c"), (" f", " g")),
 ]
-BASE = dict(num_updates=3, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, top_k=3,
+BASE = dict(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, top_k=3,
             algorithm="grpo", progress=False)  # fmt: skip
 TWO_TURNS, OWN_CRITICS, CENTRAL, PAIRED = "full weights, two turns", "own critics", "central critic", "given pairs"
 VARIANTS = {  # name -> settings
@@ -46,8 +46,10 @@ VARIANTS = {  # name -> settings
         algorithm="ippo", num_epochs=2, num_minibatches=2, kl_coef=0.1, kl_in="reward", advantage_scale="none",
         learning_rate=1e-3,
     ),
-    CENTRAL: dict(algorithm="maac", learning_rate=1e-3),
-    "several seeds, dynamic sampling": dict(learning_rate=(1e-2, 3e-3), update_order="alternating", dynamic_sampling=1),
+    CENTRAL: dict(algorithm="maac", kl_coef=0.1, learning_rate=1e-3),
+    "several seeds, dynamic sampling": dict(
+        num_prompts=3, learning_rate=(1e-2, 3e-3), update_order="alternating", dynamic_sampling=1
+    ),
     "rounds of preferences, replicated weights": dict(algorithm="madpo_iter", num_candidates=4, batch_size=2, strategy="ddp"),
     PAIRED: dict(algorithm="dpo", batch_size=2, num_updates=3, learning_rate=1e-2, adam_eps=1e-4, progress=False),
 }  # fmt: skip
@@ -106,17 +108,21 @@ def shares(variant, mesh):
 
 
 def resumed():
-    """Steps of runs that go on on another mesh after an update each, and how far their state is from that of a whole run."""
+    """A run of an update on a mesh that is read on another one and goes on on one device: steps, how far what was read is from
+    what was saved, and the state from that of a whole run."""
     with tempfile.TemporaryDirectory() as where:
-        for n, mesh in enumerate(("data=8", "agent=2,data=2,model=2", ONE), 1):
-            changes = dict(output_dir=where, save_every=1, num_updates=n, resume=n > 1, save_models=False, tensorboard=False)
-            state, _ = run(TWO_TURNS, mesh, **changes)
-    return int(state.step), difference(state, result_of(TWO_TURNS, ONE)[0])
+        saved, read, state = (
+            run(
+                CENTRAL, mesh, output_dir=where, save_every=1, num_updates=n, resume=i > 0, save_models=False, tensorboard=False
+            )[0]
+            for i, (mesh, n) in enumerate(((MESHES[2], 1), (MESHES[0], 1), (ONE, 2)))
+        )
+    return [int(x.step) for x in (saved, read, state)], difference(saved, read), difference(state, result_of(CENTRAL, ONE)[0])
 
 
 def early():
     """Differences of rows that begin early on one device and go on on two: steps, states, rewards."""
-    env, base = RewardEnvironment(REWARD, FORMATTERS), dict(BASE, async_steps=1, max_new_tokens=24)
+    env, base = RewardEnvironment(REWARD, FORMATTERS), dict(BASE, num_updates=3, async_steps=1, max_new_tokens=24)
     whole = train(Team.of(agents()), env, ITEMS, TrainConfig.of(**base, mesh=ONE))
     with tempfile.TemporaryDirectory() as where:
         for n, mesh in ((1, ONE), (3, "agent=2")):
@@ -147,8 +153,8 @@ def returns(mesh):
     """Returns of an evaluation and of every pairing of two teams."""
     cfg, env = TrainConfig.of(**BASE, eval_generations=3, mesh=mesh), RewardEnvironment(REWARD, FORMATTERS)
     team, params = make_team(agents())
-    evaluation = evaluate(team, params, ITEMS, env, cfg)
-    pairings = cross_play([agents(), agents()[::-1]], ITEMS, env, cfg)
+    evaluation = evaluate(team, params, ITEMS[:3], env, cfg)
+    pairings = cross_play([agents(), agents()[::-1]], ITEMS[:3], env, cfg)
     return [evaluation.rollout.joint_returns[0], pairings.rewards]
 
 

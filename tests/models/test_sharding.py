@@ -15,14 +15,13 @@ import pytest
 
 from jmarl.models import sharding
 from jmarl.models.rows import divide, divided, divided_prompts, joined
-from tests.matrix import product
 from tests.models.mesh_process import CENTRAL, MESHES, OWN_CRITICS, TWO_TURNS, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, AGENTS_AND_ROWS, ALL_AXES = MESHES
-MESHES_IN_CI = {  # each variant on a mesh, each mesh with several variants; all others are nightly
-    TWO_TURNS: (ROWS, ALL_AXES),
-    "adapters": (ALL_AXES,),
+MESHES_IN_CI = {  # all others are nightly
+    TWO_TURNS: (ROWS,),
+    "adapters": (),  # tests/runs/test_lora_runs.py: test_a_mesh_equals_one_device
     OWN_CRITICS: (AGENTS_AND_ROWS,),
     CENTRAL: (ALL_AXES,),
     "several seeds, dynamic sampling": (AGENTS_AND_ROWS,),
@@ -65,14 +64,14 @@ def ask(tiny_dir, tmp_path_factory):
     "variant, mesh", some([(x, mesh) for x in VARIANTS for mesh in MESHES], [(x, y) for x in VARIANTS for y in MESHES_IN_CI[x]])
 )
 def test_training_on_a_mesh_equals_one_device(ask, variant, mesh):
-    """Three updates: rewards, which follow from the sampled tokens, are equal, and so is the whole state up to the order of
+    """Two updates: rewards, which follow from the sampled tokens, are equal, and so is the whole state up to the order of
     sums."""
     rewards, state = ask("trained", variant, mesh)
     assert rewards == 0 and state < 1e-5
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mesh, lora", product(MESHES, [False, True]))
+@pytest.mark.parametrize("mesh, lora", some([(x, y) for x in MESHES for y in (False, True)], [(ROWS, True), (ALL_AXES, False)]))
 def test_weights_are_divided_when_they_are_read(ask, mesh, lora):
     """They equal those that one device reads and then gives to the others, and lie like them; also a base of adapters."""
     assert ask("divided", mesh, lora)
@@ -85,9 +84,9 @@ def test_rows_move_into_fewer_slots_on_each_device(ask, mesh):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mesh", some(zip(MESHES, strict=True), [(ROWS,), (ALL_AXES,)]))
+@pytest.mark.parametrize("mesh", some(zip(MESHES, strict=True), [(ALL_AXES,)]))
 def test_evaluation_and_cross_play_on_meshes_equal_one_device(ask, mesh):
-    """3 completions of 4 prompts, which no mesh divides evenly, of 2 and of 4 agents."""
+    """3 completions of 3 prompts, which no mesh divides evenly, of 2 and of 4 agents."""
     assert ask("played", mesh) == 0
 
 
@@ -100,9 +99,9 @@ def test_rows_that_began_early_go_on_on_another_mesh(ask):
 
 @pytest.mark.long
 def test_a_run_resumes_on_other_meshes(ask):
-    """An update on each of two meshes and one on a single device equal three updates on one."""
-    steps, difference = ask("resumed")
-    assert steps == 3 and difference < 1e-5
+    """Another mesh reads what one has saved, bit for bit; that and an update on a single device equal two updates on one."""
+    steps, moved, difference = ask("resumed")
+    assert steps == [1, 1, 2] and moved == 0 and difference < 1e-5
 
 
 def test_auto_spreads_agents_over_devices():
@@ -124,7 +123,7 @@ def test_the_front_ends_do_not_import_torch(ask):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variant, mesh", [(TWO_TURNS, ROWS), (OWN_CRITICS, AGENTS_AND_ROWS), (TWO_TURNS, ALL_AXES)])
+@pytest.mark.parametrize("variant, mesh", [(TWO_TURNS, ROWS), (OWN_CRITICS, AGENTS_AND_ROWS), (CENTRAL, ALL_AXES)])
 def test_every_device_holds_its_share(ask, variant, mesh):
     """An eighth of every matrix, of its reference and of both its Adam moments; so of all bytes an eighth and a few percent."""
     seen, shares = set(), ask("shares", variant, mesh)

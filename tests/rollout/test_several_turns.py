@@ -122,9 +122,10 @@ def test_returns_over_missing_children_and_invalid_rewards():
 
 
 def test_returns_of_three_turns_by_hand():
-    """A chain of one: 1 + g (2 + g 4); and the mean over the two joint actions of a child."""
+    """A chain of one: 1 + g (2 + g 4), whatever values say by default; and the mean over the two joint actions of a child."""
     one = [np.full((1, 1, 1), r) for r in (1.0, 2.0, 4.0)]
-    assert discounted(one, [np.zeros(1, int)] * 3, 0.5)[0].item() == 1 + 0.5 * (2 + 0.5 * 4)
+    for values in (None, [np.full((1, 1), 7.0)] * 3):
+        assert discounted(one, [np.zeros(1, int)] * 3, 0.5, values)[0].item() == 1 + 0.5 * (2 + 0.5 * 4)
     tree = [np.array([[[1.0]]]), np.array([[[2.0], [6.0]]])]
     assert discounted(tree, [np.zeros(1, int)] * 2, 1.0)[0].item() == 5
     assert credit(tree[1], joint_actions("aligned", 1, 2), 2).tolist() == [[[2, 6]]]

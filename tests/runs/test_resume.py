@@ -99,6 +99,7 @@ def test_a_changed_option_of_an_environment_is_named_unless_allowed():
 
 
 SEEDS = ("seed_0", "seed_1")
+nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
 
 
 @pytest.fixture(scope="module")
@@ -144,12 +145,15 @@ def test_every_kind_of_run_resumes_bit_equal_after_an_interruption(interrupted, 
     ("kind", "changes"),
     [
         ("early rows", [dict(compute_dtype="bfloat16"), dict(num_generations=2, num_prompts=3, max_new_tokens=12)]),
-        ("turns", [dict(num_turns=3, history="none", num_prompts=1, long_prompts="drop", remat="full", per_agent="vmap")]),
-        ("critics", [dict(num_minibatches=2, gae_lambda=1.0, max_new_tokens=2)]),
-        pytest.param("central critic", [dict(num_generations=2, num_prompts=1)], marks=pytest.mark.nightly),
         ("rounds", [dict(num_generations=2, batch_size=2, max_new_tokens=2)]),
-        ("adapters", [dict(num_prompts=3, micro_batches=3, compute_dtype="bfloat16")]),
         ("seeds", [dict(num_generations=2, max_new_tokens=2)]),
+        # These keep nothing of a step in their directory but the state, like the plain run below.
+        nightly(
+            "turns", [dict(num_turns=3, history="none", num_prompts=1, long_prompts="drop", remat="full", per_agent="vmap")]
+        ),
+        nightly("critics", [dict(num_minibatches=2, gae_lambda=1.0, max_new_tokens=2)]),
+        nightly("central critic", [dict(num_generations=2, num_prompts=1)]),
+        nightly("adapters", [dict(num_prompts=3, micro_batches=3, compute_dtype="bfloat16")]),
     ],
 )
 def test_every_kind_of_run_goes_on_with_other_shapes(interrupted, kind, changes):

@@ -41,9 +41,9 @@ from jmarl.team import make_team
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
 HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
 CONFIG = TrainConfig.of(
-    algorithm="marlhf", num_updates=24, num_prompts=8, num_generations=16, max_new_tokens=6, min_new_tokens=6,
-    learning_rate=2e-2, per_agent="vmap", eval_generations=16, batch_size=32, pairs_per_prompt=0, reward_updates=60,
-    reward_learning_rate=1e-3, progress=False,
+    algorithm="marlhf", num_updates=20, num_prompts=8, num_generations=8, max_new_tokens=6, min_new_tokens=6,
+    learning_rate=2e-2, per_agent="vmap", eval_generations=8, batch_size=16, pairs_per_prompt=0, reward_updates=60,
+    reward_learning_rate=3e-3, progress=False,
 )  # fmt: skip
 ITER = dict(algorithm="marlhf_iter", round_updates=2, num_updates=4, reward_updates=5, replay="all")
 LORA = dict(lora_rank=4, lora_targets="q_proj,down_proj")
@@ -78,7 +78,7 @@ def rows(directory):
 
 def reward_settings(**changes):
     """Return settings of a reward model that shares the programs of updates with those of a run by `CONFIG`."""
-    cfg = CONFIG.replace(**dict(reward_updates=20, reward_learning_rate=3e-3) | changes)
+    cfg = CONFIG.replace(**dict(reward_updates=20) | changes)
     return reward_config(cfg, resolve(cfg), 0)
 
 
@@ -310,7 +310,7 @@ def test_the_next_round_cannot_begin_without_the_reward_model_that_its_own_start
         (dict(comparator="initial"), "comparator='initial' has no effect for algorithm='marlhf'"),
         (dict(num_turns=2), "algorithm='marlhf' needs num_turns=1 .* got num_turns=2"),
         (dict(clip_eps_low=0.1), "clip_eps_low=0.1 has no effect for algorithm='magrpo'"),
-        (dict(algorithm="magrpo"), "batch_size=32 has no effect for algorithm='magrpo'"),
+        (dict(algorithm="magrpo"), "batch_size=16 has no effect for algorithm='magrpo'"),
     ],
 )
 def test_bad_settings_are_refused(changes, message):
@@ -342,7 +342,7 @@ def test_a_reward_model_has_its_own_settings_and_inherits_others():
     )
     cfg = CONFIG.replace(micro_batches=64, **inherited)
     settings = flat(reward_config(cfg, resolve(cfg), 0))
-    own = dict(num_updates=60, learning_rate=1e-3, batch_size=32, micro_batches=32, per_agent="vmap", progress=False)
+    own = dict(num_updates=60, learning_rate=3e-3, batch_size=16, micro_batches=16, per_agent="vmap", progress=False)
     assert {name: settings[name] for name in own | inherited} == own | inherited
 
 

@@ -40,7 +40,7 @@ ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fr
 HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
 CONFIG = TrainConfig.of(
     algorithm="madpo_iter", num_updates=24, round_updates=2, num_prompts=8, num_generations=8, max_new_tokens=6,
-    min_new_tokens=6, learning_rate=1e-2, per_agent="vmap", eval_generations=8, batch_size=64, pairs_per_prompt=8,
+    min_new_tokens=6, learning_rate=1e-2, per_agent="vmap", eval_generations=8, batch_size=16, pairs_per_prompt=8,
     progress=False,
 )  # fmt: skip
 
@@ -96,11 +96,18 @@ def log_of(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-OFFLINE = dict(algorithm="madpo", pairs_per_prompt=0, pair_selection="random", num_updates=60)
+OFFLINE = dict(algorithm="madpo", pairs_per_prompt=0, pair_selection="random", num_updates=60, batch_size=64)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("changes", [OFFLINE, dict(), dict(pair_selection="reward_gap", replay="nearest_k", num_updates=36)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        OFFLINE,
+        pytest.param(dict(), marks=pytest.mark.nightly),
+        dict(pair_selection="reward_gap", replay="nearest_k", num_updates=36),
+    ],
+)
 def test_a_team_learns_from_its_own_preferences(agents, changes):
     """The reward on held-out prompts ends above the untrained team's 95 % interval."""
     result = trained(agents, **changes)
@@ -281,7 +288,7 @@ def service(monkeypatch):
     monkeypatch.setattr(comparators, "WAIT_S", 0.01)
     server = HTTPServer(("127.0.0.1", 0), Service)
     server.seen, server.script, server.short = [], [], 0
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield server
     server.shutdown()
@@ -349,10 +356,10 @@ def test_replay_draws_from_the_rounds_of_the_setting(agents):
         counts = np.zeros(2, int)
         for step in range(5, 10):
             batch = rounds.draw(step)
-            assert len(batch.tokens) == len(batch.reference) == 64
+            assert len(batch.tokens) == len(batch.reference) == 16
             counts += [sum(repr(of) in part for of in batch.tokens) for part in known]
-        assert (counts[0] == 0) == (replay == "current") and counts.sum() == 320
-        assert replay == "current" or 100 < counts[0] < 220
+        assert (counts[0] == 0) == (replay == "current") and counts.sum() == 80
+        assert replay == "current" or 20 < counts[0] < 60
 
 
 @pytest.mark.parametrize(
@@ -410,7 +417,7 @@ def test_equal_rewards_everywhere_are_an_error(agents):
         (dict(algorithm="madpo", round_updates=None, pair_selection="comparator_reward"), "needs a comparator"),
         (dict(algorithm="dpo", round_updates=None), r"learns from given data: use jmarl\.fit$"),
         (dict(num_generations=1), "num_generations=1 is too small"),
-        (dict(micro_batches=65), "micro_batches=65 is more than batch_size=64"),
+        (dict(micro_batches=17), "micro_batches=17 is more than batch_size=16"),
     ],
 )
 def test_settings_that_do_not_go_with_rounds_are_refused(agents, changes, message):
