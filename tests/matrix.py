@@ -1,4 +1,4 @@
-"""The cases of a test over several axes: a few of them in each run of CI, all of them under `-m nightly`."""
+"""The cases of a test over two axes: some of them in each run of CI, all of them with `-m nightly` too."""
 
 from __future__ import annotations
 
@@ -9,38 +9,11 @@ from typing import Any
 import pytest
 
 
-def cover(*axes: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Return cases, as places on the axes, that hold all pairs of values of different axes; of two axes each value once.
-
-    Greedy: the next case is the first one of those with the most pairs that are in no case before it.
-    """
-    places = [range(len(axis)) for axis in axes]
-    size = 2 if len(axes) > 2 else 1
-    parts = {
-        part: set(itertools.product(*(places[axis] for axis in part)))
-        for part in itertools.combinations(range(len(axes)), size)
-    }
-
-    def new(case: tuple[int, ...]) -> int:
-        return sum(tuple(case[axis] for axis in part) in missing for part, missing in parts.items())
-
-    cases: list[tuple[int, ...]] = []
-    rest = list(itertools.product(*places))
-    while any(parts.values()):
-        cases.append(max(rest, key=new))
-        rest.remove(cases[-1])
-        for part, missing in parts.items():
-            missing.discard(tuple(cases[-1][axis] for axis in part))
-    return cases
-
-
-def product(*axes: Sequence[Any]) -> list[Any]:
-    """Return the parameters of all cases for `pytest.mark.parametrize`; those that `cover` leaves out are marked nightly."""
-    covered = set(cover(*axes))
-    cases = itertools.product(*(range(len(axis)) for axis in axes))
+def product(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """Return the parameters of all cases. CI runs a diagonal, which has each value; the rest is nightly."""
+    sizes = len(first), len(second)
+    diagonal = {(i % sizes[0], i % sizes[1]) for i in range(max(sizes))}
     return [
-        pytest.param(
-            *(axis[i] for axis, i in zip(axes, case, strict=True)), marks=[] if case in covered else pytest.mark.nightly
-        )
-        for case in cases
+        pytest.param(first[i], second[j], marks=[] if (i, j) in diagonal else pytest.mark.nightly)
+        for i, j in itertools.product(*map(range, sizes))
     ]

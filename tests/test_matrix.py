@@ -1,4 +1,4 @@
-"""What all tests share: cases that cover a matrix, programs on disk that are whole, and few programs in memory."""
+"""What all tests share: cases of a matrix, programs on disk that are whole, and few programs in memory."""
 
 from __future__ import annotations
 
@@ -11,24 +11,16 @@ import numpy as np
 import pytest
 
 from tests import compiled
-from tests.matrix import cover, product
+from tests.matrix import product
 
 
-@pytest.mark.parametrize("sizes", [(2, 3, 2), (3, 3, 3, 3), (7, 3, 2), (1, 4, 5)])
-def test_every_pair_of_values_is_in_a_case(sizes):
-    """With fewer cases than the product."""
-    cases = cover(*map(range, sizes))
-    for first, second in itertools.combinations(range(len(sizes)), 2):
-        pairs = {(case[first], case[second]) for case in cases}
-        assert pairs == {*itertools.product(range(sizes[first]), range(sizes[second]))}
-    assert len({*cases}) == len(cases) and (len(cases) < len([*itertools.product(*map(range, sizes))]) or 1 in sizes)
-
-
-def test_of_two_axes_every_value_is_in_a_case_and_the_rest_is_nightly():
-    assert cover("abc", "xy") == [(0, 0), (1, 1), (2, 0)]
-    cases = product("abc", "xy")
-    assert [case.values for case in cases] == [*itertools.product("abc", "xy")]
-    assert [bool(case.marks) for case in cases] == [False, True, True, False, False, True]
+@pytest.mark.parametrize("first, second", [("abc", "xy"), ("ab", "vwxyz"), ("a", "xyz"), ("abcd", "wxyz")])
+def test_every_value_of_two_axes_is_in_a_case_of_ci_and_all_pairs_are_cases(first, second):
+    cases = product(first, second)
+    assert [case.values for case in cases] == [*itertools.product(first, second)]
+    in_ci = [case.values for case in cases if not case.marks]
+    assert [{*axis} for axis in zip(*in_ci, strict=True)] == [{*first}, {*second}]
+    assert len(in_ci) == max(len(first), len(second))
 
 
 def test_a_program_on_disk_is_whole_whenever_it_is_read(tmp_path):
