@@ -347,7 +347,8 @@ def test_a_name_without_a_column_or_with_two_meanings_is_refused(func, num_agent
     "func", [lambda a, b: [1.0], lambda a, b, batch_items: [1.0], functools.partial(any_keyword, prompts=1, completions=2)]
 )
 def test_columns_that_a_function_does_not_get_have_any_name(func):
-    score(make_reward(func, num_agents=2), [["x"], ["y"]], batch_items=[{"prompts": 1, "completions": 2, "answer": 3}])
+    result = score(make_reward(func, num_agents=2), [["x"], ["y"]], batch_items=[{"prompts": 1, "completions": 2, "answer": 3}])
+    assert np.isfinite(result.total).all() and not result.invalid.any()
 
 
 TRL_CALLS: list[dict] = []
