@@ -48,10 +48,8 @@ calls = 0
 def tiny_agents(count=2, seed=0, width=32):
     """Agents with different random weights, made by one program, not one per operation."""
     words = tokenizer(WORDS, spaced=True)
-    model, init = (
-        ModelConfig("llama", len(words), width, 2 * width, 2, 4, 4, width // 4, 256),
-        jax.jit(init_params, static_argnums=0),
-    )
+    model = ModelConfig("llama", len(words), width, 2 * width, 2, 4, 4, width // 4, 256)
+    init = jax.jit(init_params, static_argnums=0)
     keys = jax.random.split(jax.random.key(seed), count)
     return [Agent(f"tiny-{i}", model, jax.device_get(init(model, key)), words) for i, key in enumerate(keys)]
 
