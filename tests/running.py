@@ -69,7 +69,6 @@ def call(words: Iterable[str], stops: bool = False) -> Done:
     def stop() -> None:
         while not ended.wait(0.05):
             if SERVES.search(out.getvalue()):
-                ended.wait(1)  # the line comes before the handlers of signals
                 os.kill(os.getpid(), signal.SIGINT)
                 ended.wait(2)  # once more if nobody has heard it
 

@@ -86,11 +86,16 @@ class ModelServer:
         host, port = self.socket.getsockname()[:2]
         return f"{'http' if self.access.tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def run(self, signals: bool = True) -> None:
-        """Serve until `drain`. signals: drain on SIGTERM and Ctrl+C too; for the main thread only."""
+    def run(self, signals: bool = True, lines: Sequence[str] = ()) -> None:
+        """Serve until `drain`.
+
+        Args:
+            signals: drain on SIGTERM and Ctrl+C too; for the main thread only.
+            lines: what to print when the server can be called, and ended by a signal.
+        """
         self.service.start()
         try:
-            asyncio.run(self._serve(signals))
+            asyncio.run(self._serve(signals, lines))
         finally:
             self.service.stop()
             self.socket.close()
@@ -103,13 +108,15 @@ class ModelServer:
         self.deadline = time.monotonic() + (0 if self.guard.draining else self.grace_s)
         self.guard.draining = True
 
-    async def _serve(self, signals: bool) -> None:
+    async def _serve(self, signals: bool, lines: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
         if self.access.tls is not None:  # asyncio's limit is a minute, and uvicorn has no setting for it
             limited: Any = partial(loop.create_server, ssl_handshake_timeout=connections.HEADER_S)
             loop.create_server = limited
         for number in SIGNALS if signals else ():
             loop.add_signal_handler(number, self.drain)
+        for line in lines:
+            print(line, flush=True)
         ending = loop.create_task(self._end_when_drained())
         await self.server.serve([self.socket])
         ending.cancel()
@@ -153,9 +160,7 @@ def serve_models(
     team, params = moved(team, initial_params(placed, None, lora=False), cfg.run)
     service = Service(team, params, names, cfg, slots=slots, max_waiting=max_waiting, max_tokens=max_tokens, say=log)
     server = ModelServer(service, access, grace_s, log)
-    for line in greeting(server, names):
-        print(line, flush=True)
-    server.run()
+    server.run(lines=greeting(server, names))
     log("stopped; no request is under way")
     return 0
 

@@ -32,25 +32,43 @@ def test_agents_are_called_by_their_roles(experiment, names):
             agent_names(source, given)
 
 
-@pytest.mark.slow
-def test_a_served_team_answers_and_drains(tiny_dir):
-    command = [sys.executable, "-m", "jmarl", "serve", "--models", *[str(tiny_dir("llama"))] * 2, "--http"]
-    command += ["--max-new-tokens", "60"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-    try:
-        address = re.search(r"(http://127\.0\.0\.1:\d+)/v1 serves agent_0, agent_1", process.stdout.readline())[1]
-        assert httpx.get(f"{address}/health").json() == {"status": "ok"}
-        with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
-            messages = [{"role": "user", "content": "Hello"}]
-            stream = client.chat.completions.create(model="agent_1", messages=messages, seed=1, stream=True)
-            next(iter(stream))
-            process.send_signal(signal.SIGTERM)
-            assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("stop", "length")
-        assert process.wait(30) == 0
-        assert "Traceback" not in process.stderr.read()
-    finally:
+@pytest.fixture
+def serve(tiny_dir):
+    """`serve()`: a process that serves two tiny agents, and its address, which it has just told."""
+    processes = []
+
+    def begin():
+        command = [sys.executable, "-m", "jmarl", "serve", "--models", *[str(tiny_dir("llama"))] * 2, "--http"]
+        command += ["--max-new-tokens", "60"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+        processes.append(process)
+        return process, re.search(r"(http://127\.0\.0\.1:\d+)/v1 serves agent_0, agent_1", process.stdout.readline())[1]
+
+    yield begin
+    for process in processes:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.slow
+def test_a_served_team_answers_and_drains(serve):
+    process, address = serve()
+    assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        messages = [{"role": "user", "content": "Hello"}]
+        stream = client.chat.completions.create(model="agent_1", messages=messages, seed=1, stream=True)
+        next(iter(stream))
+        process.send_signal(signal.SIGTERM)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("stop", "length")
+    assert process.wait(30) == 0
+    assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_a_signal_right_behind_the_address_ends_the_server_as_later_ones_do(serve):
+    process, _ = serve()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize(
