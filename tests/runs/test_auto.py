@@ -201,7 +201,7 @@ IN_CI = dict(dapo=2, gspo=6, dr_grpo=2, ippo=6, maac=2, dpo=2, madpo=4, marlhf=2
 PARTS = [
     (name, parts)
     for name in sorted(ALGORITHMS.keys() - {"reward_model"})  # marlhf trains one
-    for parts in ((2, 6) if ALGORITHMS[name].data == "rollouts" else (2, 4))
+    for parts in ((2, 6) if ALGORITHMS[name].data == "rollouts" or ALGORITHMS[name].learned else (2, 4))
 ]
 
 
