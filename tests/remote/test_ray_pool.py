@@ -284,6 +284,7 @@ def test_a_pool_of_ray_without_ray_is_refused(monkeypatch):
 
 
 def test_the_flag_pool_is_the_setting_pool(tmp_path, capsys):
+    pytest.importorskip("ray", reason="pip install 'jmarl[ray]'")
     config = tmp_path / "grid.yaml"
     config.write_text("models: [a]\nenvironment: grid\npool_workers: 3\ntimeout: 5\n")
     command = ["train", "--config", str(config)]
