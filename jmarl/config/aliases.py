@@ -53,6 +53,8 @@ OTHER_NAMES: dict[str, str] = {
     "lr_scheduler": "lr_schedule",
     "checkpoint_dir": "output_dir",
     "lora_r": "lora_rank",
+    "stop_strings": "stop",
+    "stop_sequences": "stop",
     "lora_target_modules": "lora_targets",
 }
 

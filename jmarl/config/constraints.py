@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -105,6 +106,9 @@ def is_json(value: Any) -> bool:
 
 SAMPLING: list[Constraint] = [
     ("min_new_tokens", lambda s: s.min_new_tokens <= s.max_new_tokens, "must be 0..max_new_tokens={s.max_new_tokens}"),
+    ("stop", lambda s: all(s.stop_texts) and not re.search("[\ud800-\udfff]", "".join(s.stop_texts)),
+     "must be texts that are not empty and that UTF-8 can write"),
+    ("stop", lambda s: len("".join(s.stop_texts).encode()) <= 256, "must be texts of at most 256 bytes in all"),
 ]
 
 EPISODES: list[Constraint] = [

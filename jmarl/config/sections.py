@@ -70,6 +70,10 @@ class Sampling(Section):
     min_new_tokens: Annotated[int, Range(0)] = 0
     """A completion does not end before this many tokens. For timing only: the forbidden end token still counts in the scored
     probabilities, so negative advantages move probability there without any sample that corrects it."""
+    stop: str | tuple[str, ...] = ()
+    """Texts that end a completion: the token that completes one is its last, and is trained. The text stays in the completion
+    (`jmarl serve` leaves it out). One text or several, up to 256 bytes in all, for all agents. None ends a completion before
+    min_new_tokens. For models without the habit of ending: "</answer>", "\\nUser:"."""
     temperature: Annotated[float, Range(0, note="0 is greedy")] = 1.0
     """Temperature of sampling and of the scored log-probabilities; 0 is greedy (scored at 1)."""
     top_k: CountOrOff = 0
@@ -84,6 +88,11 @@ class Sampling(Section):
     """Type of activations in sampling and training: float32 (on GPUs too; TF32 is jax's
     JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32), or bfloat16 with float32 master weights. auto: bfloat16 on GPUs of compute
     capability 8.0 or more, else float32."""
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The stop texts, also of one alone."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
     def greedy(self) -> bool:

@@ -139,7 +139,8 @@ def sample_texts(
         stack = np.array([players[i].stack for i in indices])
         keys = RowIds(cfg.run.seed, 0, EVAL, stack, numbers, np.arange(len(prompts[0])))
         program = SampleProgram(spec.config, settings, 1, group, platform_of(params), mesh=spec.mesh)
-        done.append(sample_stack(params, encoded, keys, spec.stops, allowed=spec.allowed, program=program))
+        vocabulary = spec.vocabulary(settings.stop_texts)
+        done.append(sample_stack(params, encoded, keys, spec.stops, vocabulary=vocabulary, program=program))
     tokens = tokens_of(team, done, len(prompts[0]))
     skip = cfg.episodes.skip_special_tokens
     texts = [[decode(p.agent.tokenizer, item, skip, shown) for item in ids] for p, ids in zip(players, tokens, strict=True)]

@@ -206,6 +206,32 @@ def choose(
     return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
 
 
+def find_end(
+    token: Int[Array, "*rows"],
+    t: Int[Array, "..."],
+    text: Int[Array, "*rows"] | None,
+    stop: Int[Array, "*rows stop"],
+    stops: Int[Array, "state vocab"] | None,
+    cfg: Sampling,
+) -> tuple[Bool[Array, "*rows"], Int[Array, "*rows"] | None]:
+    """Return which rows end with their token t, and the next state of the automaton of stop texts in each row.
+
+    Args:
+        token: the last token of each row.
+        t: its index, in all rows or in each.
+        text: the state of each row; None without stop texts.
+        stop: ids that end the row.
+        stops: the automaton, see `models.hub.stop_texts`.
+        cfg: the sampling settings. A text that is complete before `min_new_tokens` ends no row.
+    """
+    ended = jnp.any(token[..., None] == stop, -1)
+    if stops is None or text is None:
+        return ended, text
+    following = stops[text, token].astype(jnp.int32)
+    complete = following == len(stops) - 1
+    return ended | (complete & (t >= cfg.min_new_tokens)), jnp.where(complete, 0, following)
+
+
 def choose_for_rows(
     logits: Float[Array, "*rows vocab"],
     bits: UInt32[Array, "*rows 2"],

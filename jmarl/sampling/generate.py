@@ -124,7 +124,7 @@ def _call_stack(
     (program, row_ids), past = stack_program(i, spec, weights, request), request.past
     cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
     acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts)
-    arguments = (weights, prompts, row_ids, spec.stops, cache, acting, spec.allowed)
+    arguments = (weights, prompts, row_ids, spec.stops, cache, acting, spec.vocabulary(request.settings.stop_texts))
     return call(*arguments, program=program)
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from jmarl.config import Sampling
 from jmarl.hardware import dtype_on
@@ -48,7 +48,7 @@ from jmarl.sampling.slots import (
 )
 from jmarl.sampling.stack_program import Prompts, SampleProgram, stop_of_prompts, with_dtype
 from jmarl.team import Team
-from jmarl.types import TRACES, Completions, TeamState
+from jmarl.types import PLAIN, TRACES, Completions, TeamState, Vocabulary
 
 
 class Pending(NamedTuple):
@@ -96,6 +96,7 @@ def empty_pending(
         prompts=empty(decoding.empty_keys, p, width),
         prompt_mask=jnp.zeros((a, p, width), bool),
         seen=jnp.zeros((a, rows, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
+        text=numbers if settings.stop else None,
     )
     out = flat_rows(empty_completions((a, p, group, new), stop_of_prompts(stop, a, p)))
     return Pending(slots, out, jnp.zeros(a, jnp.int32), (jnp.zeros(ids.shape, jnp.int32), jnp.zeros(lengths.shape, jnp.int32)))
@@ -113,7 +114,7 @@ def refill_stack(
     row_ids: tuple[RowIds, RowIds],
     stop: Int[Array, "*agent_role stop"],
     pending: Pending,
-    allowed: Bool[Array, " vocab"] | None = None,
+    vocabulary: Vocabulary = PLAIN,
     *,
     program: SampleProgram,
 ) -> tuple[Completions, Pending]:
@@ -125,7 +126,7 @@ def refill_stack(
         row_ids: the numbers that random keys follow from, of both steps.
         stop: ids that end a completion, see `stack_program.sample_stack`.
         pending: what the step before has begun.
-        allowed: ids that may be drawn; None: all.
+        vocabulary: what the sampler knows of the tokens.
         program: the static settings.
     """
     TRACES["refill"] += 1
@@ -145,7 +146,7 @@ def refill_stack(
     def on_device(
         params: Params, ids: Array, lengths: Array, keys: Array, stop: Array, pending: Pending
     ) -> tuple[Completions, Pending]:
-        inputs = SampleInputs(ids, lengths, keys, stop, allowed=allowed)
+        inputs = SampleInputs(ids, lengths, keys, stop, vocabulary=vocabulary)
         decoder = prepare(params, model, settings, inputs, panels, fused)
         done, begun = refill(decoder, inputs, settings, pending, steps_per_chunk(program.platform))
         return done, cut(begun, next_width, fused)
@@ -250,6 +251,7 @@ def fill(decoder: Decoder, slots: Slots, begun: Int[Array, " agent"], seen: Arra
             prompts=prompts,
             prompt_mask=masks,
             seen=None if seen is None else jnp.take_along_axis(seen, row[..., None], 1),
+            text=None if slots.text is None else jnp.zeros_like(row),
         )
         return select_slots(decoder, begins, new, slots)
 
@@ -337,7 +339,8 @@ def refill_team(
         program, row_ids = stack_program(i, spec, weights, request)
         _, next_ids = stack_program(i, spec, weights, following)
         prompts = request.encoded[i], following.encoded[i]
-        return call(weights, prompts, (row_ids, next_ids), spec.stops, pending[i], spec.allowed, program=program)
+        vocabulary = spec.vocabulary(request.settings.stop_texts)
+        return call(weights, prompts, (row_ids, next_ids), spec.stops, pending[i], vocabulary, program=program)
 
     def described(i: int) -> ProgramCall:
         a, count, width = request.encoded[i][0].shape

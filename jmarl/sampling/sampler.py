@@ -25,9 +25,9 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.sharding import gather
 from jmarl.models.stack import is_shared, own_leaves
-from jmarl.sampling.choice import choose_for_rows, random_bits
+from jmarl.sampling.choice import choose_for_rows, find_end, random_bits
 from jmarl.sampling.slots import Decoder, Draws, Slots, fewer_slots, finish_in_fewer_slots, num_live
-from jmarl.types import Completions
+from jmarl.types import PLAIN, Completions, Vocabulary
 
 Numbers = Integer[Array | np.ndarray, "..."] | int
 
@@ -55,7 +55,7 @@ class SampleInputs(NamedTuple):
     before: Any = None
     """The `decoding.Prefix` that each prompt follows, of rows of an earlier call. The prompt then begins with the last token of
     that row, which was sampled but is not in the cache."""
-    allowed: Bool[Array, " vocab"] | None = None  # ids that may be drawn; None: all
+    vocabulary: Vocabulary = PLAIN
 
 
 class DecodeState(NamedTuple):
@@ -66,6 +66,7 @@ class DecodeState(NamedTuple):
     done: Bool[Array, "agent prompt group"]  # rows that have ended
     cache: Any  # keys and values of the tokens decoded so far
     seen: Bool[Array, "agent prompt group vocab"] | None  # ids in each row; None without a repetition penalty
+    text: Int[Array, "agent prompt group"] | None  # the state of each row in the automaton of stop texts; None without them
     out: Completions
 
 
@@ -100,14 +101,15 @@ def sample(
     decoder = prepare(params, cfg, sampling, inputs, panels, fused)
     seen = ids_in_prompts(inputs, vocab) if sampling.repetition_penalty != 1 else None
     draws = make_draws(inputs, sampling)
+    text = None if inputs.vocabulary.stops is None else jnp.zeros((a, p, g), jnp.int32)
     fewer = fewer_slots(p * g, new, p, inputs.prompts.shape[-1]) if chunk and not keep_cache else ()
     limit = fewer[0] if fewer else 0
 
     def body(state: DecodeState) -> DecodeState:
-        t, _, done, cache, seen, out = state
+        t, _, done, cache, seen, text, out = state
         logits, cache = decoder.decode(decoder.view, cache, state.token, t, None, ~done)
         bits = draws.bits[t].reshape(a, p, g, 2)
-        token, logp, truncated = choose_for_rows(logits, bits, t, seen, stop, sampling, draws.allowed)
+        token, logp, truncated = choose_for_rows(logits, bits, t, seen, stop, sampling, draws.vocabulary.allowed)
         token = jnp.where(done, stop[..., 0], token)
         out = out._replace(
             tokens=out.tokens.at[..., t].set(token),
@@ -117,7 +119,8 @@ def sample(
         )
         if seen is not None:
             seen = jax.vmap(jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True))))(seen, token)
-        return DecodeState(t + 1, token, done | jnp.any(token[..., None] == stop, -1), cache, seen, out)
+        ended, text = find_end(token, t, text, stop, draws.vocabulary.stops, sampling)
+        return DecodeState(t + 1, token, done | ended, cache, seen, text, out)
 
     def several(state: DecodeState) -> DecodeState:
         return body(state) if steps == 1 else lax.fori_loop(0, steps, lambda _, state: body(state), state)
@@ -127,7 +130,7 @@ def sample(
         return (state.t < new) & some_live
 
     nothing_done, empty = jnp.zeros((a, p, g), bool), empty_completions((a, p, g, new), inputs.stop)
-    start = DecodeState(jnp.int32(0), decoder.first_tokens, nothing_done, decoder.cache, seen, empty)
+    start = DecodeState(jnp.int32(0), decoder.first_tokens, nothing_done, decoder.cache, seen, text, empty)
     end = lax.while_loop(goes_on, several, start)
     out = end.out._replace(ended=end.done, steps=jnp.full(a, end.t))
     if fewer:
@@ -152,6 +155,7 @@ def _finish(
         prompts=[prompts for _, prompts in decoder.view.layers],
         prompt_mask=decoder.view.prefix_mask,
         seen=None if end.seen is None else end.seen.reshape(a, rows, -1),
+        text=None if end.text is None else end.text.reshape(a, rows),
     )
     flat = jax.tree.map(lambda x: x.reshape(a, rows, *x.shape[3:]), out._replace(steps=None))
     slots, flat = finish_in_fewer_slots(decoder, draws, slots, flat, fewer, chunk)
@@ -171,7 +175,7 @@ def make_draws(inputs: SampleInputs, sampling: Sampling) -> Draws:
     rows = keys.shape[1] * keys.shape[2]
     # Computed before the loop: in the loop, XLA for CPUs would run random numbers and a scatter as loops, at every token.
     bits = random_bits(keys.reshape(-1), sampling.max_new_tokens).reshape(sampling.max_new_tokens, len(keys), rows, 2)
-    return Draws(bits, stop.reshape(len(keys), rows, -1), sampling, inputs.allowed)
+    return Draws(bits, stop.reshape(len(keys), rows, -1), sampling, inputs.vocabulary)
 
 
 def empty_completions(shape: tuple[int, ...], stop: Int[Array, "*agent_prompt stop"]) -> Completions:

@@ -20,8 +20,8 @@ from jaxtyping import Array, Bool, Int, UInt32
 from jmarl.config import Sampling
 from jmarl.models import decoding
 from jmarl.models.layers.delta import DeltaState
-from jmarl.sampling.choice import RowSampling, choose_for_rows
-from jmarl.types import Completions
+from jmarl.sampling.choice import RowSampling, choose_for_rows, find_end
+from jmarl.types import Completions, Vocabulary
 
 FEWEST_SLOTS = 4  # a step of fewer rows is hardly faster
 FEWER = 4  # each move leaves a part of this size; a finer one costs more compiling than it saves
@@ -50,7 +50,7 @@ class Draws(NamedTuple):
     bits: UInt32[Array, "token agent row 2"]
     stop: Int[Array, "agent row stop"]  # ids that end each row
     sampling: Sampling
-    allowed: Bool[Array, " vocab"] | None  # ids that may be drawn; None: all
+    vocabulary: Vocabulary
     own: RowSampling | None = None  # [A, row] settings of each row; None: those of `sampling`
 
 
@@ -66,6 +66,7 @@ class Slots(NamedTuple):
     prompts: Any  # per layer that attends, keys and values of P prompts; several slots in a row may read one prompt
     prompt_mask: Bool[Array, "..."]  # [A, P, S]; without A for a single agent
     seen: Bool[Array, "agent slot vocab"] | None  # ids in each row; None without a repetition penalty
+    text: Int[Array, "agent slot"] | None  # state in the automaton of stop texts; None without them
 
 
 def fewer_slots(rows: int, new_tokens: int, prompts: int, width: int) -> tuple[int, ...]:
@@ -97,12 +98,14 @@ def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions,
     own = jax.tree.map(lambda x: x[agents, slots.row], draws.own)
 
     def add_token(slots: Slots, bits: Array) -> tuple[Slots, tuple[Array, ...]]:
-        _, t, token, live, clock, cache, _, _, seen = slots
+        _, t, token, live, clock, cache, _, _, seen, text = slots
         logits, cache = decoder.decode(view, cache, token[..., None], t, clock, live)
-        chosen, logp, truncated = choose_for_rows(logits[:, :, 0], bits, t, seen, stop, draws.sampling, draws.allowed, own)
+        settings, (allowed, stops) = draws.sampling, draws.vocabulary
+        chosen, logp, truncated = choose_for_rows(logits[:, :, 0], bits, t, seen, stop, settings, allowed, own)
         if seen is not None:
             seen = jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True)))(seen, chosen)
-        ended = live & jnp.any(chosen[..., None] == stop, -1)
+        ended, text = find_end(chosen, t, text, stop, stops, settings)
+        ended &= live
         following = slots._replace(
             t=jnp.minimum(t + 1, capacity - 1),
             token=chosen,
@@ -110,6 +113,7 @@ def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions,
             clock=clock + 1,
             cache=cache,
             seen=seen,
+            text=text,
         )
         return following, (chosen, logp, truncated, live, ended)
 
@@ -237,6 +241,7 @@ def _map_slots(decoder: Decoder, f: Callable[..., Array], chosen: Array, *slots:
     def of_rows(chosen: Array, *rows: Any) -> Any:
         return jax.tree.map(partial(f, 0, chosen), *rows)
 
-    row, t, token, live, seen = jax.vmap(of_rows)(chosen, *((x.row, x.t, x.token, x.live, x.seen) for x in slots))
+    parts = ((x.row, x.t, x.token, x.live, x.seen, x.text) for x in slots)
+    row, t, token, live, seen, text = jax.vmap(of_rows)(chosen, *parts)
     (cache, prompts), mask = decoder.per_agent(of_agent)([((x.cache, x.prompts), x.prompt_mask) for x in slots], chosen)
-    return Slots(row, t, token, live, slots[0].clock, cache, prompts, mask, seen)
+    return Slots(row, t, token, live, slots[0].clock, cache, prompts, mask, seen, text)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from jmarl.config import Sampling
 from jmarl.hardware import dtype_on
@@ -21,7 +21,7 @@ from jmarl.models.rows import divide, divided, divided_prompts, joined
 from jmarl.models.sharding import DeviceMesh, model_on, on_devices, spec_of, state_specs
 from jmarl.models.stack import map_own
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, row_keys, sample
-from jmarl.types import TRACES, Completions
+from jmarl.types import PLAIN, TRACES, Completions, Vocabulary
 
 Ids = Int[Array | np.ndarray, "agent row prompt_token"]  # row: all prompts of the agent's first role, then those of the next
 Lengths = Int[Array | np.ndarray, "agent row"]
@@ -68,7 +68,7 @@ def sample_stack(
     stop: Int[Array, "*agent_role stop"],
     past: tuple[Any, Int[Array, "agent row"]] | None = None,
     acting: Acting | None = None,
-    allowed: Bool[Array, " vocab"] | None = None,
+    vocabulary: Vocabulary = PLAIN,
     *,
     program: SampleProgram,
 ) -> Completions:
@@ -81,7 +81,7 @@ def sample_stack(
         stop: ids that end a completion: [A, R, E], or [E] if they are the same for all agents.
         past: the cache of the stack and the row of it that each prompt follows, see `Past`.
         acting: the agents to sample. Completions of the others are empty. None: all.
-        allowed: ids that may be drawn; None: all, in a program without this step.
+        vocabulary: what the sampler knows of the tokens.
         program: the static settings.
     """
     TRACES["sample"] += 1
@@ -94,12 +94,12 @@ def sample_stack(
         return empty
     if acting is not None:
         params, ids, lengths, keys, stop = _take_acting(params, (ids, lengths, keys, stop), program.roles, acting)
-    sampled = _sample_on_devices(params, (ids, lengths, keys, stop), past, allowed, program)
+    sampled = _sample_on_devices(params, (ids, lengths, keys, stop), past, vocabulary, program)
     return sampled if acting is None else _place_acting(sampled, empty, program.roles, acting)
 
 
 def _sample_on_devices(
-    params: Params, rows: tuple[Array, Array, Array, Array], past: Any, allowed: Array | None, program: SampleProgram
+    params: Params, rows: tuple[Array, Array, Array, Array], past: Any, vocabulary: Vocabulary, program: SampleProgram
 ) -> Completions:
     """Sample rows, of which each device of a mesh has a part. rows: ids, lengths, keys and stop ids of all prompts."""
     model, mesh, settings = model_on(program.mesh, program.config), program.mesh, program.settings
@@ -117,7 +117,7 @@ def _sample_on_devices(
     }
 
     def sample_on_device(params: Params, ids: Array, lengths: Array, keys: Array, stop: Array, before: Any) -> Completions:
-        out = sample(params, model, settings, SampleInputs(ids, lengths, keys, stop, before, allowed), **layouts)
+        out = sample(params, model, settings, SampleInputs(ids, lengths, keys, stop, before, vocabulary), **layouts)
         return out if model.row_parts == 1 else out._replace(steps=lax.pmax(out.steps, "data"))
 
     of_prompts, of_rows = (jax.vmap(partial(f, d=d)) for f in (divided_prompts, divided))

@@ -57,7 +57,7 @@ class Engine:
         say: Callable[[str], None] = print,
     ):
         self.team, self.params, self.slots, self.max_waiting, self.say = team, params, slots, max_waiting, say
-        self.settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0, min_new_tokens=0)
+        self.settings = dataclasses.replace(settings, temperature=1.0, top_p=1.0, min_new_tokens=0, stop=())
         self.places = {
             agent: (i, a) for i, spec in enumerate(team.stacks) for a, roles in enumerate(spec.members) for agent in roles
         }  # agent -> number of its stack, and of its parameter set there
@@ -231,12 +231,12 @@ class Engine:
             self.beginning.remove(request)
         spec = self.team.stacks[size.stack]
         programs = self.programs[size].result()
-        pool.arrays = programs.admit(self.params[size.stack], pool.arrays, joining, spec.allowed)
+        pool.arrays = programs.admit(self.params[size.stack], pool.arrays, joining, spec.vocabulary())
 
     def _advance(self, size: Size, pool: OpenPool) -> None:
         spec, programs = self.team.stacks[size.stack], self.programs[size].result()
         self.calls += 1
-        pool.arrays = programs.advance(self.params[size.stack], pool.arrays, ~pool.taken, spec.allowed)
+        pool.arrays = programs.advance(self.params[size.stack], pool.arrays, ~pool.taken, spec.vocabulary())
         out, live = jax.device_get((pool.arrays.out, pool.arrays.slots.live))
         written = out.action_mask.sum(-1)
         for a, slot, row in pool.places():
@@ -292,7 +292,7 @@ class Engine:
         pool, params = self._new_pool(size), self.params[size.stack]
         free = np.zeros((len(spec.members), self.slots_of(size)), bool)
         arguments = partial(admit.lower, params, pool, self._no_joining(size)), partial(advance.lower, params, pool, free)
-        programs = Programs(*(lower(spec.allowed, program=program).compile() for lower in arguments))
+        programs = Programs(*(lower(spec.vocabulary(), program=program).compile() for lower in arguments))
         self.say(f"compiled the {text} in {time.monotonic() - start:.1f} s")
         return programs
 

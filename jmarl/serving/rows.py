@@ -26,7 +26,7 @@ from jmarl.sampling.choice import RowSampling, random_bits
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, prepare, row_keys
 from jmarl.sampling.slots import Decoder, Draws, Slots, begin, decode_chunk, prompts_of_view, select_slots
 from jmarl.sampling.stack_program import SampleProgram, with_dtype
-from jmarl.types import TRACES, Completions
+from jmarl.types import PLAIN, TRACES, Completions, Vocabulary
 
 
 class Pool(NamedTuple):
@@ -86,6 +86,7 @@ def empty_pool(agents: int, num_stop: int, program: PoolProgram) -> Pool:
         prompts=empty(decoding.empty_keys, program.width),
         prompt_mask=jnp.zeros((a, count, program.width), bool),
         seen=jnp.zeros((a, count, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
+        text=None,
     )
     stop, zeros = jnp.zeros((a, count, num_stop), jnp.int32), jnp.zeros((a, count))
     bits = jnp.zeros((a, new, count, 2), jnp.uint32)
@@ -98,20 +99,18 @@ def _no_tokens(agents: int, slots: int, capacity: int) -> Completions:
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("pool",), compiler_options=COMPILER_OPTIONS)
-def admit(
-    params: Params, pool: Pool, joining: Joining, allowed: Bool[Array, " vocab"] | None = None, *, program: PoolProgram
-) -> Pool:
+def admit(params: Params, pool: Pool, joining: Joining, vocabulary: Vocabulary = PLAIN, *, program: PoolProgram) -> Pool:
     """Prefill new prompts and put their rows into slots, whatever was in them.
 
     Args:
         params: parameters [A, ...], on one device or on a mesh that splits only agents.
         pool: the rows under way, donated.
         joining: the new prompts.
-        allowed: ids that may be drawn; None: all.
+        vocabulary: what the sampler knows of the tokens.
         program: the static settings.
     """
     TRACES["admit"] += 1
-    return _on_devices(partial(_admit, program=program, allowed=allowed), program)(params, pool, joining)
+    return _on_devices(partial(_admit, program=program, vocabulary=vocabulary), program)(params, pool, joining)
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("pool",), compiler_options=COMPILER_OPTIONS)
@@ -119,13 +118,13 @@ def advance(
     params: Params,
     pool: Pool,
     free: Bool[np.ndarray, "agent slot"],
-    allowed: Bool[Array, " vocab"] | None = None,
+    vocabulary: Vocabulary = PLAIN,
     *,
     program: PoolProgram,
 ) -> Pool:
     """Decode some tokens of the rows in all slots. free: slots whose rows nobody waits for; otherwise as `admit`."""
     TRACES["advance"] += 1
-    return _on_devices(partial(_advance, program=program, allowed=allowed), program)(params, pool, free)
+    return _on_devices(partial(_advance, program=program, vocabulary=vocabulary), program)(params, pool, free)
 
 
 def _on_devices(f: Any, program: PoolProgram) -> Any:
@@ -134,7 +133,7 @@ def _on_devices(f: Any, program: PoolProgram) -> Any:
     return lambda params, *arrays: on_devices(f, mesh, (state_specs(mesh, params), agent, agent), agent)(params, *arrays)
 
 
-def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram, allowed: Array | None) -> Pool:
+def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram, vocabulary: Vocabulary) -> Pool:
     decoder, inputs, settings, model = _prepared(params, joining.ids, joining.lengths, program)
     slots, (a, count) = _inside(pool.slots, decoder), joining.takes.shape
     numbers = jnp.zeros((a, count), jnp.int32)
@@ -171,13 +170,13 @@ def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram
 
 
 def _advance(
-    params: Params, pool: Pool, free: Bool[Array, "agent slot"], *, program: PoolProgram, allowed: Array | None
+    params: Params, pool: Pool, free: Bool[Array, "agent slot"], *, program: PoolProgram, vocabulary: Vocabulary
 ) -> Pool:
     ids = jnp.zeros((len(free), 1, program.width), jnp.int32)
     # XLA removes the prefill of this empty prompt: nothing reads what follows from it.
     decoder, _, settings, _ = _prepared(params, ids, jnp.ones_like(ids[..., 0]), program)
     slots = _inside(pool.slots, decoder)
-    draws = Draws(jnp.moveaxis(pool.bits, 0, 1), pool.stop, settings, allowed, pool.own)
+    draws = Draws(jnp.moveaxis(pool.bits, 0, 1), pool.stop, settings, vocabulary, pool.own)
     slots = slots._replace(live=slots.live & ~free)
     slots, out = decode_chunk(decoder, draws, slots, pool.out, steps_per_chunk(program.sample.platform))
     return pool._replace(slots=_outside(slots, decoder), out=out)

@@ -158,4 +158,4 @@ class Service:
 
     def _row_text(self, tokenizer: Any, chat: ChatRequest) -> RowText:
         skip, tools = self.cfg.episodes.skip_special_tokens, bool(chat.tools)
-        return RowText(tokenizer, chat.stops, TOOL_MARKS if tools else (), skip, whole=tools)
+        return RowText(tokenizer, chat.stops or self.cfg.sampling.stop_texts, TOOL_MARKS if tools else (), skip, whole=tools)

@@ -67,6 +67,7 @@ def test_another_name_reaches_its_field(name):
         "save_every": dict(save_every=7, output_dir="runs/x"),
         "dual_clip": dict(dual_clip=3.0),
         "gamma": dict(gamma=0.5),
+        "stop": dict(stop="</answer>"),
         "adam_b1": dict(adam_b1=0.5),
         "adam_b2": dict(adam_b2=0.5),
         "value_coef": dict(value_coef=0.25),

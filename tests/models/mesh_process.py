@@ -36,6 +36,7 @@ PAIRS = [
     Pair(("The answer is", "apples and"), (" four", " pears"), (" no idea", " no")),
     Pair(("Two", "def"), (" a b", " c"), (" f", " g")),
 ]
+STOP = ("er", "q")
 BASE = dict(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, top_k=3,
             algorithm="grpo", progress=False)  # fmt: skip
 TWO_TURNS, OWN_CRITICS, CENTRAL, PAIRED = "full weights, two turns", "own critics", "central critic", "given pairs"
@@ -122,7 +123,7 @@ def resumed():
 
 def early():
     """Differences of rows that begin early on one device and go on on two: steps, states, rewards."""
-    env, base = RewardEnvironment(REWARD, FORMATTERS), dict(BASE, num_updates=3, async_steps=1, max_new_tokens=24)
+    env, base = RewardEnvironment(REWARD, FORMATTERS), dict(BASE, num_updates=3, async_steps=1, max_new_tokens=24, stop=STOP)
     whole = train(Team.of(agents()), env, ITEMS, TrainConfig.of(**base, mesh=ONE))
     with tempfile.TemporaryDirectory() as where:
         for n, mesh in ((1, ONE), (3, "agent=2")):
@@ -134,7 +135,7 @@ def early():
 @functools.cache
 def long_tokens(mesh):
     """Tokens of 16 long rows of each agent, which move into fewer slots."""
-    cfg = TrainConfig.of(**dict(BASE, max_new_tokens=64, num_prompts=4, mesh=mesh))
+    cfg = TrainConfig.of(**dict(BASE, max_new_tokens=64, num_prompts=4, stop=STOP, mesh=mesh))
     team, params = make_team(agents())
     setup, state = start(team, params, cfg)
     shortest, slots.SHORTEST = slots.SHORTEST, 64  # the context of these models is short

@@ -16,6 +16,7 @@ from jmarl.models.layers.products import product
 from jmarl.plan import hlo
 from jmarl.sampling import choice, sampler, scoring
 from jmarl.sampling.sampler import RowIds, SampleInputs
+from jmarl.types import Vocabulary
 from tests.matrix import product as cases
 
 STOP = np.arange(3, 43)  # 40 stop ids: about one token in eight ends its row, so rows have different lengths
@@ -353,7 +354,7 @@ def test_each_row_ends_with_its_own_stop_ids_and_has_allowed_ids_only(cfg, param
     stop[1, 2] = np.resize([50, 51], 40)  # the last prompt of agent 1
 
     def run(allowed):
-        inputs = make_inputs(cfg)._replace(stop=stop, allowed=allowed)
+        inputs = make_inputs(cfg)._replace(stop=stop, vocabulary=Vocabulary(allowed))
         return jax.device_get(sample(params, cfg, Sampling(max_new_tokens=NEW), inputs))
 
     out = run(np.ones(320, bool))

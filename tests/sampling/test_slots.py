@@ -9,12 +9,15 @@ import pytest
 
 from jmarl.config import Sampling
 from jmarl.models import decoder
+from jmarl.models.hub.stop_texts import stop_table, token_bytes
 from jmarl.plan import hlo
 from jmarl.sampling import choice, refill, sampler, slots
 from jmarl.sampling.sampler import RowIds, SampleInputs
 from jmarl.sampling.stack_program import SampleProgram, sample_stack
+from jmarl.types import Vocabulary
 
 NEW, GROUP, PROMPTS = 128, 8, 2
+TEXTS = ("ask", "q")
 STOP = np.arange(3, 10, dtype=np.int32)  # about one token in 45 ends its row: some are ten times as long as others
 sample = jax.jit(sampler.sample, static_argnames=("cfg", "sampling", "chunk"))
 row_keys = jax.jit(sampler.row_keys, static_argnums=1)
@@ -40,6 +43,11 @@ def make_prompts(step, agents, width=16):
 
 def row_ids(step, agents):
     return RowIds(0, step, 0, 0, np.arange(agents)[:, None], np.arange(PROMPTS))
+
+
+def vocabulary(tokenizer, cfg, settings, texts=None):
+    """What the sampler knows of the tokens. texts: in place of the stop texts of the settings, with as many beginnings."""
+    return Vocabulary(stops=stop_table(tokenizer, cfg.vocab_size, settings.stop if texts is None else texts))
 
 
 def stack_program(cfg, settings):
@@ -76,6 +84,26 @@ def assert_same_rows(got, expected, params, cfg, settings, prompts, keys):
     assert (np.abs(x - y) > 1e-4).mean() <= (1e-3 if settings.top_p < 1 else 0) and np.abs(x - y).max() < 0.05
 
 
+def assert_cut(got, whole, tokenizer, settings):
+    """Check that rows are whole ones, cut after the token that completes a stop text."""
+    least, spelled, ends = settings.min_new_tokens, token_bytes(tokenizer, len(tokenizer)), []
+    for index in np.ndindex(whole.ended.shape):
+        size, start = int(whole.action_mask[index].sum()), 0
+        for t in range(size):
+            text = b"".join(spelled[i] for i in whole.tokens[index][start : t + 1])
+            if any(stop.encode() in text for stop in settings.stop):
+                if t >= least:
+                    size = t + 1
+                    break
+                start = t + 1  # a text that is complete too early is not begun with
+        ends.append(size < whole.action_mask[index].sum())
+        np.testing.assert_array_equal(got.action_mask[index], np.arange(NEW) < size)
+        assert got.ended[index] == (whole.ended[index] or ends[-1])
+        for x, y in ((got.tokens, whole.tokens), (got.logprobs, whole.logprobs)):
+            np.testing.assert_array_equal(x[index][:size], y[index][:size])
+    assert 0 < sum(ends) < len(ends)
+
+
 def test_the_numbers_of_slots():
     """A quarter of the rows at a time, down to 4; not for short completions, and not where copies of long prompts, which 8 rows
     share, would be more to read than what the rows that have ended hold."""
@@ -86,7 +114,8 @@ def test_the_numbers_of_slots():
 
 SETTINGS = [
     (1, Sampling(NEW)),
-    (2, Sampling(NEW, repetition_penalty=1.3, min_new_tokens=20)),  # ids that each row has seen move with it
+    # ids that each row has seen move with it, and its place in the stop texts
+    (2, Sampling(NEW, repetition_penalty=1.3, min_new_tokens=20, stop=TEXTS)),
     *(  # settings that only `choose` reads
         pytest.param(2, settings, marks=pytest.mark.nightly)
         for settings in (Sampling(NEW), Sampling(NEW, top_p=0.9, temperature=1.2))
@@ -96,16 +125,21 @@ SETTINGS = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("agents, settings", SETTINGS)
-def test_rows_in_fewer_slots_get_the_same_tokens(cfg, params, agents, settings):
-    """16 rows of each agent move to 4 slots when 4 are left, and the loops together make as many steps as the longest row."""
+def test_rows_in_fewer_slots_get_the_same_tokens(cfg, params, tiny_tokenizer, agents, settings):
+    """16 rows of each agent move to 4 slots when 4 are left, and the loops together make as many steps as the longest row.
+
+    With stop texts, rows are those without, up to the token that completes a text after `min_new_tokens` tokens."""
     params, prompts = jax.tree.map(lambda x: x[:agents], params), make_prompts(0, agents)
     keys = row_keys(row_ids(0, agents), GROUP)
-    inputs = SampleInputs(*prompts, keys, STOP)
+    inputs = SampleInputs(*prompts, keys, STOP, vocabulary=vocabulary(tiny_tokenizer, cfg, settings))
     dense, moved = (jax.device_get(sample(params, cfg, settings, inputs, chunk=n)) for n in (0, 8))
     lengths = dense.action_mask.sum(-1)
     assert (lengths > np.sort(lengths.reshape(agents, -1), 1)[:, -5].max()).any(), "no row is left when others have ended"
     assert_same_rows(moved, dense, params, cfg, settings, prompts, keys)
     assert dense.steps[0] <= moved.steps[0] <= min(NEW, dense.steps[0] + 8)
+    if settings.stop:
+        never = inputs._replace(vocabulary=vocabulary(tiny_tokenizer, cfg, settings, ("\u4f60",)))
+        assert_cut(dense, jax.device_get(sample(params, cfg, settings, never, chunk=0)), tiny_tokenizer, settings)
 
 
 @pytest.mark.long
@@ -137,18 +171,18 @@ def test_moving_rows_write_their_cache_in_place(cfg, params):
 
 @pytest.mark.long
 @pytest.mark.parametrize("agents, settings", SETTINGS)
-def test_rows_that_begin_early_get_the_same_tokens(cfg, params, agents, settings):
+def test_rows_that_begin_early_get_the_same_tokens(cfg, params, tiny_tokenizer, agents, settings):
     """With one set of parameters, four steps with refilled slots give the completions of four steps without. The prompts of
     the third step of one agent are wider, and most rows of later steps have begun a step early."""
     params, program = jax.tree.map(lambda x: x[:agents], params), stack_program(cfg, settings)
     prompts = [make_prompts(step, agents, 32 if (step, agents) == (2, 1) else 16) for step in range(5)]
-    pending = empty_pending(prompts[0], cfg, settings, STOP)
+    pending, known = empty_pending(prompts[0], cfg, settings, STOP), vocabulary(tiny_tokenizer, cfg, settings)
     begun = []
     for step in range(4):
         begun.append(int(pending.out.action_mask.sum()))
         ids = row_ids(step, agents), row_ids(step + 1, agents)
-        got, pending = refill.refill_stack(params, tuple(prompts[step : step + 2]), ids, STOP, pending, program=program)
-        expected = sample_stack(params, prompts[step], ids[0], STOP, program=program)
+        got, pending = refill.refill_stack(params, tuple(prompts[step : step + 2]), ids, STOP, pending, known, program=program)
+        expected = sample_stack(params, prompts[step], ids[0], STOP, vocabulary=known, program=program)
         assert_same_rows(got, expected, params, cfg, settings, prompts[step], row_keys(ids[0], GROUP))
         assert (np.asarray(got.steps) == np.asarray(got.action_mask).sum(-1).max((1, 2))).all()
         assert pending.slots.prompt_mask.shape[-1] == prompts[step + 1][0].shape[-1], "the width of the next step's prompts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from functools import partial
 
@@ -13,6 +14,7 @@ from jmarl.sampling.generate import sample_team
 from jmarl.types import TRACES
 
 CONFIG = jmarl.TrainConfig.of(max_new_tokens=6, min_new_tokens=3, chat=True, seed=5, eval_generations=1)
+CFG_LONG = jmarl.TrainConfig.of(max_new_tokens=16, seed=5)
 PROMPTS = [["The answer", "seven apples", "of fruit"], ["What is it?", "three pears", "The farmer"]]
 
 
@@ -38,6 +40,18 @@ def test_texts_are_those_of_an_evaluation(team, texts):
 def test_an_agent_without_a_prompt_writes_nothing_and_the_others_write_the_same(team, texts):
     prompts = [[PROMPTS[0][0], None, PROMPTS[0][2]], [None, *PROMPTS[1][1:]]]
     assert jmarl.generate(team, prompts, CONFIG) == [[texts[0][0], "", texts[0][2]], ["", *texts[1][1:]]]
+
+
+def test_a_stop_text_ends_what_every_agent_writes(team):
+    whole = jmarl.generate(team, PROMPTS, CFG_LONG)
+    stops = sorted({text[3] for row in whole for text in row})[:2]
+    cut = jmarl.generate(
+        team, PROMPTS, dataclasses.replace(CFG_LONG, sampling=dataclasses.replace(CFG_LONG.sampling, stop=stops))
+    )
+    for text, full in zip(sum(cut, []), sum(whole, []), strict=True):
+        first = min((full.index(stop) + 1 for stop in stops if stop in full), default=len(full))
+        assert full.startswith(text) and first <= len(text) <= first + 8, "the rest of its last token"
+    assert cut != whole
 
 
 def test_chat_messages_and_parameters_on_the_device_give_the_same_texts_by_the_same_program(team, texts):

@@ -113,6 +113,14 @@ def test_a_completion_is_that_of_generate(ask, team, params):
     assert 0 < usage.completion_tokens <= LIMIT and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
+def test_the_stop_texts_of_the_run_end_completions_of_requests_without_any(ask, server, monkeypatch):
+    whole = texts(ask(seed=7))[0]
+    monkeypatch.setattr(server.service, "cfg", TrainConfig.of(max_new_tokens=24, seed=7, stop=whole[5]))
+    assert texts(ask(seed=7)) == [whole.partition(whole[5])[0]] and texts(ask(seed=7, stop=[whole[9]])) == [
+        whole.partition(whole[9])[0]
+    ]
+
+
 def test_choices_are_independent_of_each_other(ask):
     first, *others = texts(ask(seed=7, n=3))
     assert first == texts(ask(seed=7))[0] and len({first, *others}) == 3
