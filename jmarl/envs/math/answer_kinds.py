@@ -8,6 +8,7 @@ import re
 from typing import NamedTuple
 
 from jmarl.envs.math.numbers import CHANGING_WORDS, Unreadable, Value, equal_values, normalize, parse_bare_number, parse_number
+from jmarl.envs.math.relations import COEFFICIENT, NAME_OF_RELATION, PRODUCT
 
 MAX_ANSWER_LENGTH = 200  # characters
 
@@ -33,6 +34,9 @@ def parse_answer(text: str, kind: str, unit: str = "", variables: tuple[str, ...
         return (("", (parse_number(text, unit),)),)
     if CHANGING_WORDS.search(text) or re.search(r"hundred|thousand|illion", text):
         raise Unreadable(f"words that change a number: {text}")
+    names = set(NAME_OF_RELATION.findall(text))
+    if re.search(COEFFICIENT, text) or len(names) > 1 or re.search(PRODUCT, " ".join(names)):
+        raise Unreadable(f"products of variables, or several names: {text}")
     text = re.sub(r"(?<![\\a-zA-Z])(?!and\b|or\b)[a-zA-Z]{2,}(?![a-zA-Z])|^[ .:]+|[ .!]+$", "", text).strip()
     if kind == "set":
         return _parse_set(text, unit)
@@ -84,7 +88,10 @@ def _parse_assignments(text: str, unit: str, variables: tuple[str, ...]) -> Pars
         variable = variable.strip()
         if not sign or not re.fullmatch("[a-z]", variable):
             raise Unreadable(f"not an assignment to a variable: {part}")
-        value = parse_bare_number(right_side.rpartition("=")[2].strip(), unit)
+        *steps, last = right_side.split("=")  # x = 4/2 = 2
+        if any(re.search(r"(?<![\\a-z])[a-z]", step) for step in steps):
+            raise Unreadable(f"several variables with one value: {part}")
+        value = parse_bare_number(last.strip(), unit)
         if not equal_values(values.setdefault(variable, value), value):
             raise Unreadable(f"two values of {variable}: {text}")
     if not values:

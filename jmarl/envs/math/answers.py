@@ -14,15 +14,19 @@ Kinds, with an answer in its standard form, and what else is read as the same:
     interval      "x < 2 or x >= 5"           5 <= x or 2 > x  (-oo, 2) \cup [5, oo)  x \in [1, 2)  1 <= x and x < 2
     assignments   "x = 2, y = 3"              y = 3 and x = 2  (x, y) = (2, 3)  (2, 3)
 
+A name of the number may stand before or after it ("n = 34", "n is 34", "34 = n"). As the right answer of a task, an equation or
+formula with unknowns (2x + 4y = 0, y = 3t, x = 1 and y = 2) is refused; in a completion the last side of one is read, because
+"m + n = 27 + 7 = 34" answers the question.
+
 Words and units around a number are ignored ("42 apples"), except words that change it ("not 42", "two dozen"); then it cannot
 be read. Percent: 5% is 0.05. If the task's unit is "%", 5 and 5% are both 5, and 0.05 is wrong. Numbers must be exactly equal:
 0.33 is not 1/3. The value must be computed, so that a question is not answered by repeating it: if the right answer is
 rational, 12 + 7 and \sqrt{49} are wrong, and with `lowest_terms` 6/8 is wrong too.
 
 A verdict is `correct`, `wrong`, or `unparsable` (no answer of the kind can be read). Several numbers where one is asked for
-("41 or 42", "1 2 3") are unparsable; of several boxed answers the last one counts, and an answer
-that is taken back ("Wait, no, it is 43") does not. The feedback of a verdict depends only on
-the text of the answer, never on the right answer.
+("41 or 42", "1 2 3"), values of several names ("AB = 4, CD = 5") and multiples of a variable ("2a") are unparsable; of several
+boxed answers the last one counts, and an answer that is taken back ("Wait, no, it is 43") does not. The feedback of a verdict
+depends only on the text of the answer, never on the right answer.
 
 Rational numbers are compared as fractions; roots and pi by math-verify (see `expressions.py`). Its own parsing of sets and
 intervals is not used: it accepts (3, 2) for x = 2, y = 3, the interval from 2 to 3 for the set {2, 3}, and 9% for 9.
@@ -41,6 +45,7 @@ from typing import NamedTuple
 from jmarl.envs.math.answer_kinds import MAX_ANSWER_LENGTH, ParsedAnswer, parse_answer, same_answer
 from jmarl.envs.math.expressions import is_rational
 from jmarl.envs.math.numbers import CHANGING_WORDS, NUMERAL, Unreadable, normalize, parse_number
+from jmarl.envs.math.relations import is_equation
 
 MAX_COMPLETION_TAIL = 4000  # characters at the end of a completion that are searched
 
@@ -99,15 +104,20 @@ def check_answer(text: str, answer: str, kind: str = "number", unit: str = "", l
 
 @functools.lru_cache(maxsize=4096)
 def read_gold(answer: str, kind: str, unit: str = "") -> ParsedAnswer:
-    """Parse the right answer of a task.
+    """Parse the right answer of a task. It may stand in a box or after another mark, as in a completion.
 
     Raises:
-        ValueError: the kind is unknown, the answer cannot be read, or it is a rational number written as an expression.
+        ValueError: the kind is unknown, the answer cannot be read, it is an equation where a number is asked for, or it is a
+            rational number written as an expression.
     """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r}: choose {', '.join(KINDS)}")
+    one_mark = _MARK.search(answer) and len(_BOX.findall(answer)) < 2
+    text = find_answer(answer, kind) if one_mark else answer
     try:
-        gold = parse_answer(answer, kind, unit)
+        gold = parse_answer(text, kind, unit)
+        if kind == "number" and is_equation(normalize(text)):
+            raise Unreadable("an equation or a formula with unknowns; a number, or one name and its value, is read")
     except Unreadable as error:
         raise ValueError(f"answer={answer!r:.80} cannot be read as a {kind} ({error}): see jmarl.envs.math.answers") from None
     for value in (value for _, numbers in gold for value in numbers):
@@ -118,8 +128,9 @@ def read_gold(answer: str, kind: str, unit: str = "") -> ParsedAnswer:
 
 # ---- finding the answer
 
-_MARK = re.compile(r"\\(?:boxed|f(?:rame)?box)\s{0,3}\{|####|<answer>|\banswers?\b[a-z *_]{0,40}?(?:\b(?:is|are)\b|[:=])", re.I)
-_HAS_NUMBER = re.compile(r"[0-9∞½¼¾⅓⅔]|\\infty|\binf|\boo\b", re.I)
+_BOX = re.compile(r"\\(?:boxed|f(?:rame)?box)\s{0,3}\{")
+_MARK = re.compile(rf"{_BOX.pattern}|####|<answer>|\banswers?\b[a-z *_]{{0,40}}?(?:\b(?:is|are)\b|[:=])", re.I)
+_HAS_NUMBER = re.compile(r"[0-9∞½¼¾⅓⅔]|\\infty|\binf|\boo\b|^[\W_]*(?:[a-z] ?= ?)?(?:\\?pi|π)[\W_]*$", re.I)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 # Words before a number that replace an answer: "Wait, no, it is 43".
 _TAKEN_BACK = r"\b(?:wait|oops|sorry|no|actually|correction)[,.:;!]"

@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from jmarl.envs.math import expressions
+from jmarl.envs.math import expressions, relations
 from jmarl.envs.math.expressions import MAX_DEPTH, approximate_value, nesting_depth
 
 MAX_DIGITS = 40  # a number with more digits is not read
@@ -36,7 +36,13 @@ _CHARACTERS = str.maketrans(
      "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "√": r"\sqrt ", "π": r"\pi ", "\u00a0": " ", "\u202f": " ", "#": " "}
 )  # fmt: skip
 _NO_OPERATION_BEFORE = r"(?<![0-9A-Za-z.,^)}/])(?<![0-9)}] )"
-_FONT = r"(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|it|rm|sf|tt)|boldsymbol|bm|emph|mbox|num|operatorname\*?|underline)"
+_FONT = (
+    r"(?:text(?:bf|it|md|normal|rm|sc|sf|sl|tt|up)?|math(?:bf|it|normal|rm|sf|tt)|boldsymbol|bm|emph|[hm]box|num|si|unit|"
+    r"operatorname\*?|underline|ensuremath)"
+)
+# A word after a number, with or without an exponent: no unknown, and no word that goes on to another number.
+_UNIT = r"(?![abceknpqruvwxyz](?![a-z])|(?:and|but|if|or|so|then|when|where|with)(?![a-z]))[a-z]{1,12}"
+_EXPONENT = r"\^\{?-?[23]\}?(?![0-9])|[²³]"
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _REPLACEMENTS = [
     (re.compile(pattern, re.I), replacement)
@@ -51,9 +57,9 @@ _REPLACEMENTS = [
         (r"<\|[^|<>]{0,30}\|>|<(?:/s|eos|end_of_turn)>", " "),
         (r"[✅✓✔✨⭐\ufe0f\U0001f300-\U0001f3ff\U0001f44d\U0001f44f\U0001f600-\U0001f63f]", " "),
         (r"</?(?:b|i|u|em|strong|span|p|br|code|div|mark)(?: [^<>]{0,40})?/?>", ""),
-        (r"\\(?:left|right|displaystyle)(?![a-z])|\\[!,;:]|\*\*|__|`", ""),
+        (r"\{,\}|,\\! ?(?=[0-9]{3}(?![0-9]))", ","),
+        (r"\\(?:left|right|displaystyle|thinspace|medspace|thickspace)(?![a-z])|\\[!,;:]|\*\*|__|`", ""),
         (r"(?<!\\)\\[()\[\] ]|\\q?quad(?![a-z])|~", " "),
-        (r"\{,\}", ","),
         (
             rf"\\{_FONT} ?\{{([^{{}}]*[a-z])\}}\s{{0,3}}(?:\^ ?(?:[23]|\{{ ?[23] ?\}})|[²³])?",
             r" \1 ",
@@ -78,7 +84,8 @@ _REPLACEMENTS = [
         (r"\\gt(?![a-z])", ">"),
         (r"(?<![\\a-z])(?:infinity|infty|inf|oo)(?![a-z])", r"\\infty "),
         (r"(?<![\\a-z])pi(?![a-z])", r"\\pi "),
-        (r"(?<=[a-z])(?<!\\pi)(?:\^\{?[23]\}?|[²³])|\^\{?\\circ\}?|°", ""),  # exponents of units, degrees
+        (rf"(?<=[0-9}}])(?: ?{_UNIT}(?:{_EXPONENT})?[ /*.]?){{1,4}}", lambda match: re.sub(_EXPONENT, "", match[0])),
+        (r"\^ ?\{? ?\\circ ?\}?|°", ""),  # degrees
         (r"\\?(?<![a-z])sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\sqrt ?([0-9](?![0-9])|(?<= )[0-9]++)", r"\\sqrt{\1}"),
         (r"\s+", " "),
@@ -136,9 +143,9 @@ CHANGING_WORDS = re.compile(
     re.I,
 )
 # What stands beside a number, "#", so that a text has to be parsed as an expression: a variable, a minus, a product.
-_OPERATION = re.compile(r"(?<![A-Za-z'’])[knxyzKNXYZ](?![A-Za-z])| - |# ?[*(] ?#|#i(?![A-Za-z])")
+_OPERATION = re.compile(rf"(?<![A-Za-z'’])[knxyzKNXYZ](?![A-Za-z])| - |# ?[*(] ?#|{relations.COEFFICIENT}")
 _INEQUALITY = re.compile(r"[<>!]=|[<>≠]|\\neq?(?![a-z])")
-_VARIABLE = re.compile(r"(?:.*\b(?:is|are|let|then|so) )?[$( ]*[a-zA-Z](?:_\{?[0-9]\}?)? ?")
+_VERB = re.compile(r".* (?:is|are|be|equals|equal to) (?P<value>.*)")
 _HARMLESS = re.compile(r"[A-Za-z\s.,;:!?'\"()\[\]*_~≈/’“”#-]*+")
 
 
@@ -163,37 +170,29 @@ def _parse_match(match: re.Match[str], unit: str) -> Value:
 def parse_number(text: str, unit: str = "") -> Value:
     """Return the one number of a normalized phrase, with or without words around it.
 
-    If there is an equals sign, it is the number after the last one. A number repeated ("42 (that is, 42)") counts as one.
+    It is the value of a relation: the number after the last equals sign or verb ("n = 34", "n is 34"), or before it ("34 = n").
+    A number repeated ("42 (that is, 42)") counts as one.
 
     Raises:
         Unreadable: there is no number, there are different ones, or words change its value.
     """
-    before_approximation = text.partition(r"\approx")[0]
-    text = before_approximation if re.search("[0-9]", before_approximation) else text.replace(r"\approx", " ")
-    if _INEQUALITY.search(text) or _has_several_variables(text):
+    exact, _, approximation = text.partition(r"\approx")
+    text = exact if relations.HAS_VALUE.search(exact) and not relations.is_name(exact) else approximation or text
+    if _INEQUALITY.search(text) or relations.has_several_names(text):
         raise Unreadable(f"an inequality, or values of several variables: {text}")
-    if "=" in text and re.search("[0-9]", right_side := text.rpartition("=")[2]):
-        text = right_side
-    text = re.sub(r"^ ?([-+]) ", r"\1", text)
-    matches, words = list(NUMERAL.finditer(text)), NUMERAL.sub("#", text)
-    if CHANGING_WORDS.search(words):
+    text = re.sub(r"^ ?([-+]) ", r"\1", relations.value_side(text))
+    if CHANGING_WORDS.search(NUMERAL.sub("#", text)):
         raise Unreadable(f"words that change a number: {text}")
+    sentence = _VERB.fullmatch(text)
+    if sentence and relations.HAS_VALUE.search(sentence["value"]) and not re.search(r"\bif\b", text):
+        return parse_number(sentence["value"], unit)
+    matches, words = list(NUMERAL.finditer(text)), NUMERAL.sub("#", text)
     if not matches or not _HARMLESS.fullmatch(words) or _OPERATION.search(words):
         return _parse_expression(text)
     values = [_parse_match(match, unit) for match in matches]
-    if len({value.exact for value in values}) == 1:
-        return values[-1]
-    _, verb, last = text.rpartition(" is ")
-    if not verb or re.search(r"\bif\b", text):
+    if len({value.exact for value in values}) > 1:
         raise Unreadable(f"several numbers: {text}")
-    return parse_number(last, unit)
-
-
-def _has_several_variables(text: str) -> bool:
-    """Return whether a text ends with the value of a variable and gives other values of variables before."""
-    clauses = [clause.rpartition("=") for clause in re.split(r",(?![0-9])|;|\bor\b|\band\b", text) if "=" in clause]
-    values = [right.strip(" .)$") for left, _, right in clauses if _VARIABLE.fullmatch(left)]
-    return bool(values) and _VARIABLE.fullmatch(clauses[-1][0]) is not None and len(set(values)) > 1
+    return values[-1]
 
 
 def find_numbers(text: str) -> set[Fraction]:
@@ -214,10 +213,12 @@ def parse_bare_number(text: str, unit: str = "") -> Value:
 
 def _parse_expression(text: str) -> Value:
     """Return an expression with roots, pi or operations. Words around it are dropped."""
-    text = re.sub(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?![a-zA-Z])", " ", text).strip(" .,;:!")
-    if re.fullmatch("[0-9. ]*", text) or math.isnan(approximate_value(text)):
+    expression = re.sub(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?![a-zA-Z])|(?<=[0-9})] )[mshgl]$", " ", text.strip(" .,;:!"))
+    expression = expression.strip(" .,;:!")
+    unread = re.search(relations.COEFFICIENT, text) or re.fullmatch("[0-9. ]*", expression)
+    if unread or math.isnan(approximate_value(expression)):
         raise Unreadable(f"not a number: {text}")
-    return Value(None, text, False)
+    return Value(None, expression, False)
 
 
 def equal_values(gold: Value, value: Value) -> bool:
