@@ -23,6 +23,7 @@ from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import close, describe
+from jmarl.envs.calls.copies import copies
 from jmarl.files.checkpoint import nbytes
 from jmarl.files.run_directory import read_state, resolve_resume
 from jmarl.learning.setup import Setup
@@ -109,7 +110,7 @@ def prompt_lines(team: Team, run: Run) -> list[str]:
     if level := sandbox_level(describe(run.task.env)):
         lines.append(f"sandbox level {level}")
     lines.append(LEGEND)
-    _, prompts = run.task.env.reset(items[:SHOWN], Randomness(cfg.run.seed, 0, TRAIN).environment_rng())
+    _, prompts = run.task.env.reset(copies(items[:SHOWN]), Randomness(cfg.run.seed, 0, TRAIN).environment_rng())
     for number in range(min(SHOWN, len(items))):
         for agent, spec in enumerate(team.agent_specs):
             if (prompt := prompts[agent][number]) is None:

@@ -75,7 +75,7 @@ def later_prompt(formatter: Callable[[dict, Any], Any], item: dict, text: Any, *
 
     Args:
         formatter: from `bind_formatter`, of every turn.
-        item: a copy of the item, which is changed.
+        item: what the episode is about.
         text: of the transition; None: the agent gets its first prompt again.
         passthrough: the text itself is the prompt.
     """

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.envs.calls.copies import copied, copies
 from jmarl.evaluation.statistics import valid_mean
 from jmarl.rollout.turns import Rollout
 
@@ -80,7 +81,7 @@ class EvalMetrics:
         return {**metrics, **turn_means(rollout)}
 
     def _of_user(self, logger: EvalLogger, items: Sequence[Mapping], rollout: Rollout) -> dict[str, float]:
-        samples = [items[i] for i in rollout.turns[0].items for _ in rollout.turns[0].joint]
+        samples = copies(dict(items[i]) for i in rollout.turns[0].items for _ in rollout.turns[0].joint)
         completions = completions_of_episodes(rollout)
         if self.split is not None:
             completions = texts_of_roles(completions[0], samples, self.split)
@@ -89,7 +90,7 @@ class EvalMetrics:
             "test_cases": [item.get("test", "") for item in samples],
             "entry_points": [item.get("entry_point", "") for item in samples],
             "prompts": [item.get("prompt", "") for item in samples],
-            "batch_items": [dict(item) for item in samples],
+            "batch_items": samples,
         }
         rows = logger(**named(logger, given))
         if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
@@ -156,11 +157,11 @@ def samples_of_items(items: Sequence[Mapping], rollout: Rollout, split: Split | 
     for t, turn in enumerate(rollout.turns):
         owners = before[turn.parents] if t else before
         for p, owner in enumerate(owners):
-            item = dict(items[first.items[owner]])
             for j, joint in enumerate(turn.joint):
+                item = copied(dict(items[first.items[owner]]))
                 for n in np.flatnonzero(turn.acts[:, p]):
                     text = turn.texts[n][p][joint[n]]
-                    reward, returns = turn.rewards[p, j, n : n + 1], rollout.joint_returns[t][p, j, n : n + 1]
+                    reward, returns = (x[p, j, n : n + 1].copy() for x in (turn.rewards, rollout.joint_returns[t]))
                     texts = {int(n): text} if split is None else dict(enumerate(split(text, item)))
                     metadata = {"turn_idx": t, "generation_idx": j, "batch_item": item}
                     samples[owner] += [

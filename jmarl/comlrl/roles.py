@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jmarl.envs.base import Environment
+from jmarl.envs.calls.copies import copied
 from jmarl.envs.centralized import Centralized, Sections, joint_prompt, parse
 
 
@@ -54,7 +55,7 @@ class Roles:
     def split(self, completion: str, item: Mapping[str, Any]) -> list[str]:
         """Return the text of each role."""
         try:
-            texts = list(self.adapter.parse_completion(completion, dict(item), self.num_roles))
+            texts = list(self.adapter.parse_completion(completion, copied(dict(item)), self.num_roles))
         except CentralizedComparatorParseError:
             return [""] * self.num_roles
         if len(texts) != self.num_roles or not all(isinstance(text, str) for text in texts):
@@ -63,7 +64,7 @@ class Roles:
 
     def join(self, prompts: Sequence[str], item: Mapping[str, Any]) -> str:
         """Return the prompt of the one model."""
-        prompt = self.adapter.build_prompt(dict(item), list(prompts))
+        prompt = self.adapter.build_prompt(copied(dict(item)), list(prompts))
         if not isinstance(prompt, str) or not prompt.strip():
             raise ValueError(f"build_prompt returned {prompt!r:.80}: return a text")
         return prompt

@@ -15,6 +15,7 @@ import numpy as np
 
 from jmarl.envs.base import Answer, Texts
 from jmarl.envs.calls.awaiting import awaited
+from jmarl.envs.calls.copies import copied
 from jmarl.envs.calls.user_code import calling, defined_text, excerpt
 from jmarl.envs.rewards import RewardFunction
 from jmarl.models.hub.messages import MEDIA, is_empty
@@ -43,7 +44,7 @@ def default_formatter(item: dict) -> Any:
 
 
 def bind_formatter(formatter: Formatter, *, every_turn: bool = False) -> Callable[[dict, Any], Any]:
-    """Return a function of (item, external_prompts) that calls a formatter with the arguments that it takes.
+    """Return a function of (item, external_prompts) that calls a formatter with copies of the arguments that it takes.
 
     external_prompts is None in the first turn, and the agent's text of the transition later. A formatter without that parameter
     writes the first prompt only, and later the text itself is the prompt; with every_turn it writes all prompts from the item.
@@ -56,10 +57,10 @@ def bind_formatter(formatter: Formatter, *, every_turn: bool = False) -> Callabl
 
     def prompt(item: dict, external_prompts: Any = None) -> Any:
         if external_prompts is None and not required:
-            return as_prompt(awaited(formatter(item)))
+            return as_prompt(awaited(formatter(copied(item))))
         if parameter is None:
-            return as_prompt(awaited(formatter(item)) if every_turn else external_prompts)
-        return as_prompt(awaited(formatter(item, external_prompts=external_prompts)))
+            return as_prompt(awaited(formatter(copied(item))) if every_turn else external_prompts)
+        return as_prompt(awaited(formatter(copied(item), external_prompts=copied(external_prompts))))
 
     return prompt
 
@@ -188,7 +189,7 @@ class RewardEnvironment:
             raise ValueError("several turns need a transition, which writes the prompts of the next turn")
         texts = awaited(
             self.transition(
-                prompt=state.item.get("prompt", ""),
+                prompt=copied(state.item.get("prompt", "")),
                 agent_completions=[responses[-1] for responses in state.responses],
                 num_agents=self.num_agents,
                 prompt_history_per_agent=[list(prompts) for prompts in state.prompts],

@@ -22,6 +22,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig, check
 from jmarl.envs.base import Environment, TextEnvironment, special_tokens
+from jmarl.envs.calls.copies import copies
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.envs.vector import vectorize
@@ -72,7 +73,7 @@ def cross_play(
     world: Environment = vectorize(env, episodes.num_turns)
     world = world.for_agents(len(teams[0])) if isinstance(world, RewardEnvironment) else world
     n, rng = len(teams[0]), Randomness(cfg.run.seed, 0, EVAL).environment_rng()
-    states, prompts = world.reset(items, rng)
+    states, prompts = world.reset(copies(items), rng)
     check_prompts(prompts, n)
     texts = sample_texts(teams, names, prompts, cfg, special_tokens(world))
     pairings = list(itertools.product(range(len(teams)), repeat=n))

@@ -8,6 +8,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
+from jmarl.envs.calls.copies import copied, copies
 from jmarl.envs.calls.user_code import calling
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rows import Rows, read_rows
@@ -75,9 +76,9 @@ def evaluation_of(
 
 
 def call_metrics(metrics: EvalMetrics, items: Sequence[dict], rollout: Rollout) -> dict[str, float]:
-    """Call metrics of the user."""
+    """Call metrics of the user, on copies of items and rollout."""
     with calling("eval_metrics"):
-        return dict(metrics(items, rollout))
+        return dict(metrics(copies(items), copied(rollout)))
 
 
 def play_held_out(

@@ -18,6 +18,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, special_tokens
+from jmarl.envs.calls.copies import copies
 from jmarl.envs.chat_api import MAX_CONCURRENT, WAIT_S, ChatAPI
 from jmarl.files.checkpoint import saved_steps
 from jmarl.logs.goodput import timed_sampler
@@ -196,7 +197,7 @@ class Comparator:
     def _request(self, items: Sequence[dict], env: Environment, rng: np.random.Generator) -> Candidates:
         """Return the completions of the HTTP service."""
         group = num_candidates(self.cfg)
-        states, prompts = env.reset(items, rng)
+        states, prompts = env.reset(copies(items), rng)
         ask = partial(complete, count=group, cfg=self.cfg)
 
         def ask_all() -> list[list[list[tuple[str, bool]]]]:

@@ -5,7 +5,6 @@ joint actions are answered in one call of the environment. `play` holds no model
 `sample`. For one run that is `partial(sample_team, team, params)`; `rollout.together` answers requests of several runs.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,13 +12,14 @@ import numpy as np
 
 from jmarl.config import Episodes, Sampling
 from jmarl.envs.base import Answer, Environment, special_tokens
+from jmarl.envs.calls.copies import copies
 from jmarl.envs.calls.user_code import calling
 from jmarl.randomness import Randomness
 from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout import counterfactual
 from jmarl.rollout.chunks import join_answers, num_parts
 from jmarl.rollout.spelling import Spellings, allowed, first_spellings, next_spellings
-from jmarl.rollout.turns import Rollout, Turn, join_completions, padded_nodes, take_rows_of_nodes
+from jmarl.rollout.turns import Rollout, Turn, fault_counts, join_completions, padded_nodes, take_rows_of_nodes
 from jmarl.sampling.generate import (
     Encoded,
     Past,
@@ -125,7 +125,7 @@ def play(
 def first_nodes(game: Game, items: Sequence[dict]) -> Nodes:
     """Reset the environment and encode the first prompts."""
     team, settings, episodes = game.team, game.settings, game.episodes
-    states, prompts = game.env.reset(items, game.rng)
+    states, prompts = game.env.reset(copies(items), game.rng)
     check_number_of_agents(team, prompts)
     chat = episodes.chat_settings
     rows = tokenize(team, prompts, settings, chat, allow_long=episodes.long_prompts == "truncate_left")
@@ -165,26 +165,6 @@ def credit_completions(returns: np.ndarray, turn: Turn, mode: str = "mean") -> n
     """Return the returns [N, P, G] of completions from those of joint actions [P, J, N]; NaN for inactive agents. See
     `credit`."""
     return np.where(turn.acts[..., None], credit(returns, turn.joint, turn.group_size, mode), np.nan)
-
-
-def fault_counts(answers: Sequence[Answer], num_long: int, episodes: Episodes) -> dict[str, float]:
-    """Return for the log how many joint actions had a reward that raised or came late, and how many prompts were too long.
-
-    The first is left out if there are none, the second if long prompts are an error. Warns if prompts were too long.
-    """
-    counts = {}
-    if raised := sum(answer.result.num_raised for answer in answers):
-        counts["reward/raised"] = float(raised)
-    if episodes.long_prompts != "error":
-        counts["long_prompts"] = float(num_long)
-    if num_long:
-        what = "cut on the left" if episodes.long_prompts == "truncate_left" else "not read: their episodes end there"
-        warnings.warn(
-            f"prompts longer than the context are {what} (long_prompts={episodes.long_prompts!r}); this warning appears once, "
-            "`long_prompts` in the log counts such prompts in every update",
-            stacklevel=2,
-        )
-    return counts
 
 
 def acting_mask(prompts: Sequence[Sequence[str | None]]) -> np.ndarray:

@@ -3,12 +3,15 @@
 A node is what the agents read together in a turn: in the first turn an item, later the continuation of a joint action.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jmarl.config import Episodes
+from jmarl.envs.base import Answer
 from jmarl.sampling.generate import Encoded, bucket
 from jmarl.team import Team, to_agents, to_stacks
 from jmarl.types import Completions
@@ -52,6 +55,26 @@ class Rollout(NamedTuple):
     returns: tuple[np.ndarray, ...]  # per turn [N, P, G]: return of each completion; NaN where invalid or inactive
     expected: tuple[np.ndarray, ...] | None = None  # per turn [N, P, G]: the greedy baseline, for algorithms that have one
     notes: Mapping[str, float] = {}  # more columns for the log
+
+
+def fault_counts(answers: Sequence[Answer], num_long: int, episodes: Episodes) -> dict[str, float]:
+    """Return for the log how many joint actions had a reward that raised or came late, and how many prompts were too long.
+
+    The first is left out if there are none, the second if long prompts are an error. Warns if prompts were too long.
+    """
+    counts = {}
+    if raised := sum(answer.result.num_raised for answer in answers):
+        counts["reward/raised"] = float(raised)
+    if episodes.long_prompts != "error":
+        counts["long_prompts"] = float(num_long)
+    if num_long:
+        what = "cut on the left" if episodes.long_prompts == "truncate_left" else "not read: their episodes end there"
+        warnings.warn(
+            f"prompts longer than the context are {what} (long_prompts={episodes.long_prompts!r}); this warning appears once, "
+            "`long_prompts` in the log counts such prompts in every update",
+            stacklevel=3,
+        )
+    return counts
 
 
 def padded_size(count: int, max_nodes: int) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, TextEnvironment
+from jmarl.envs.calls.copies import copies
 from jmarl.envs.messages import SimulatedEnvironment, as_text_environment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import Fault, LockStep, reset_once, solve_once, step_once
@@ -116,7 +117,7 @@ def demonstrate_in_lock_step(
             f"{type(env).__name__} has no solver of its own: add solve(state) -> one text (or None) per agent"
         )
     rng = np.random.default_rng(seed)
-    states, prompts = env.reset(tasks, rng)
+    states, prompts = env.reset(copies(tasks), rng)
     solutions = [env.solve(state) for state in states]  # type: ignore[attr-defined]
     actions = [[text or "" for text in column] for column in zip(*solutions, strict=True)]
     answer = env.step(states, actions, rng)

@@ -21,6 +21,7 @@ from jax.stages import Lowered
 
 from jmarl.config import Sampling
 from jmarl.envs.base import Environment
+from jmarl.envs.calls.copies import copies
 from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import lower_team
@@ -82,7 +83,7 @@ def programs_of_run(
     def request_of(items: Sequence[dict], settings: Sampling, group: int, purpose: int) -> tuple[Encoded, SampleRequest]:
         """Return the encoded prompts of items, and the request for the first part of them."""
         randomness = Randomness(cfg.run.seed, 0, purpose)
-        _, prompts = env.reset(items, randomness.environment_rng())
+        _, prompts = env.reset(copies(items), randomness.environment_rng())
         check_number_of_agents(team, prompts)
         encoded, ids = (
             pad(team, tokenize_first_turn(team, prompts, settings, cfg.episodes)),
@@ -139,7 +140,7 @@ def work_of_rollouts(setup: Setup, state: TeamState, widths: Sequence[int]) -> W
 def longest_prompts(setup: Setup, items: Sequence[dict], env: Environment) -> list[int]:
     """Return the length of the longest prompt of each stack in the first turn on the first items, as it is padded."""
     team, cfg = setup.team, setup.cfg
-    _, prompts = env.reset(items[:MEASURED_ITEMS], Randomness(cfg.run.seed, 0, TRAIN).environment_rng())
+    _, prompts = env.reset(copies(items[:MEASURED_ITEMS]), Randomness(cfg.run.seed, 0, TRAIN).environment_rng())
     check_number_of_agents(team, prompts)
     encoded = pad(team, tokenize_first_turn(team, prompts, cfg.sampling, cfg.episodes))
     return [ids.shape[-1] for ids, _ in encoded]

@@ -11,6 +11,8 @@ Every parameter gets the first of these that there is:
 
 `**kwargs` gets what stands under 2 and all columns except `prompt`, unless another parameter has them.
 
+Rows and prompts are copies of the joint action's own (`copies`): what a call does to them no other call sees.
+
 A name with two meanings is an error, never a choice: a column with a name of 2 that the function would get; a column with the
 name of a parameter that is a completion list by its position; completion lists that are numbered in another order than the
 agents.
@@ -29,6 +31,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jmarl.envs.calls.copies import copies
 from jmarl.envs.calls.user_code import defined_text
 
 BY_NAME = ("batch_items", "prompts", "rng")
@@ -70,6 +73,7 @@ class BoundReward:
 
     def __call__(self, completions: Sequence[list], optional: Mapping[str, Any]) -> Any:
         """Call the function with completions [N][J] and the values of BY_NAME."""
+        optional = {**optional, **{name: copies(optional[name]) for name in ("batch_items", "prompts")}}
         if self.as_messages:
             completions = [_as_messages(completions[0], optional["prompts"])]
         columns = columns_of(optional["batch_items"])

@@ -22,6 +22,7 @@ import jsonschema
 from jsonschema.exceptions import best_match
 
 from jmarl.envs.calls.awaiting import awaited
+from jmarl.envs.calls.copies import copied
 
 MAX_SCHEMA_MESSAGE = 200  # characters of a message of jsonschema
 
@@ -105,7 +106,8 @@ class ToolRegistry:
         if problem := schema_problem(tool, parameters):
             return Outcome(False, f"error: {problem}. Write {tool.signature()}, as in {json.dumps(dict(tool.example))}")
         try:
-            text = awaited(tool.run(workspace, **parameters) if tool.sandboxed else tool.run(**parameters))
+            own = copied(parameters)  # what the tool does to them changes no record of the call
+            text = awaited(tool.run(workspace, **own) if tool.sandboxed else tool.run(**own))
         except ToolError as error:
             return Outcome(False, f"error: {error}")
         if not isinstance(text, str):
