@@ -24,6 +24,7 @@ MAX_TOP = 10  # modules directly under jmarl/
 ORDER = [
     "lazy",
     "types",
+    "columns",
     "config",
     "randomness",
     "memory",
@@ -81,7 +82,7 @@ HOST = {
     "processes.meeting", "processes.ending", "processes.launch", "processes.children", "processes.kept_output",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
-HOST_MAY_USE = HOST | {"randomness", "config", "models.config", "models.weights", "processes.place"}
+HOST_MAY_USE = HOST | {"columns", "randomness", "config", "models.config", "models.weights", "processes.place"}
 
 FLAX_USERS = {"models.config", "models.decoder", "models.decoding", "files.checkpoint"}
 NEVER = {"torch", "tensorflow", "experiments", "tests", "notebooks"}

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jmarl.algorithms.constraints import ROW, USED_BY_REWARD_MODELS, facts
 from jmarl.algorithms.table import ASYNC_CAP, DEFAULTS, AlgorithmRow, find_row
+from jmarl.columns import AGENT, check_names
 from jmarl.config import Critic, LoRA, Loss, Optimizer, Preference, TrainConfig
 from jmarl.config.constraints import require
 from jmarl.hardware import GPU, dtype_on
@@ -22,7 +23,6 @@ from jmarl.hardware import GPU, dtype_on
 C = TypeVar("C", bound=TrainConfig)
 
 NUMBERS = ("ema_decay", "gae_lambda", "value_coef", "value_clip", "bc_weight", "world_model_weight")  # fields of `Algorithm`
-COMMON_METRICS = {"loss", "entropy", "kl", "kl_moved", "ratio", "mismatch"}  # of `objectives.policy.token_loss`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,27 +162,34 @@ def _fill(section: Any, values: Mapping[str, Any]) -> Any:
 
 
 def check_row(algorithm: Algorithm) -> None:
-    """Check the functions of a row that learns from rollouts, such as one of a user's own, before anything is sampled.
+    """Check the functions of a row, such as one of a user's own, before anything is sampled.
 
     Raises ValueError where the estimator or the loss cannot be traced or returns something of another shape."""
-    row, name = algorithm.row, algorithm.name
+    row, name, options = algorithm.row, algorithm.name, algorithm.options
+    if row.data == "pairs":
+        margins = jax.ShapeDtypeStruct((2,), jnp.float32)
+        check_loss(name, lambda *arrays: row.loss(*arrays, **options), margins, margins)
     if row.data != "rollouts":
         return
     returns, valid = jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.bool_)
     result = _trace(name, "estimator", row.estimator, returns, valid)
     if getattr(result, "shape", None) != (2,):
         raise ValueError(f"the estimator of {name!r} must return an advantage for each return; for [2] it returned {result}")
-    options = algorithm.options
     per_token = options.get("level", "token") == "token"  # any tokens, in place of those of whole completions
     tokens = jax.ShapeDtypeStruct((2,) if per_token else (1, 1, 2), jnp.float32)
-    result = _trace(name, "loss", lambda *arrays: row.loss(*arrays, **options), *[tokens] * 4)
+    check_loss(name, lambda *arrays: row.loss(*arrays, **options), *[tokens] * 4)
+
+
+def check_loss(name: str, loss: Callable, *arrays: jax.ShapeDtypeStruct) -> None:
+    """Raise a ValueError where the loss of a row cannot be traced, or returns something of another shape or a metric whose name
+    is taken."""
+    result = _trace(name, "loss", loss, *arrays)
     pair = result if isinstance(result, tuple | list) and len(result) == 2 else (None, None)
     if getattr(pair[0], "shape", None) != () or not isinstance(pair[1], dict):
         raise ValueError(
             f"the loss of {name!r} must return a scalar (a sum over tokens) and a dict of metrics; it returned {result}"
         )
-    if taken := sorted(pair[1].keys() & COMMON_METRICS):
-        raise ValueError(f"the loss of {name!r} returns the metric {taken[0]!r}, which every loss has: choose another name")
+    check_names(AGENT, pair[1], f"metric of the loss of {name!r}")
 
 
 def _trace(name: str, part: str, f: Callable, *arguments: Any) -> Any:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import INTERRUPTED, plural, to_stderr
-from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, split_batches, tasks_for
+from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, play_tasks, split_batches, tasks_for
 from jmarl.models.hub.tokenize import ChatPrompt
 
 if TYPE_CHECKING:
@@ -126,7 +126,6 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 def collect(match: Match, args: argparse.Namespace, tasks: Sequence[dict], settings: dict[str, Any]) -> TrajectoryFile:
     """Play the tasks in batches, append what was written, and return the file."""
-    from jmarl.evaluation.evaluate import evaluate
 
     agents = numbers_of(args.agents, match.env.roles)
     lowest = -math.inf if args.filter_reward is None else args.filter_reward
@@ -140,7 +139,7 @@ def collect(match: Match, args: argparse.Namespace, tasks: Sequence[dict], setti
         )
     start = time.monotonic()
     for part in range(done, len(batches)):
-        rollout = evaluate(match.team, match.params, batches[part], match.env, match.cfg, part=part).rollout
+        rollout = play_tasks(match, batches[part], match.cfg, part)
         first = sum(map(len, batches[:part]))
         episodes = episodes_of(rollout, match, batches[part], first)
         selected = [rows for value, rows in episodes if args.filter_reward is None or value >= lowest]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.cli.main import plural, to_stderr
-from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, split_batches, tasks_for
+from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, play_tasks, split_batches, tasks_for
 
 EPILOG = """examples:
   jmarl eval --model runs/mine --num-episodes 50
@@ -92,7 +92,7 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
     """Play the tasks of one seed in batches, with a line of progress after each."""
     import numpy as np
 
-    from jmarl.evaluation.evaluate import episode_parts, evaluate, last_measures, last_solved
+    from jmarl.evaluation.evaluate import episode_parts, last_measures, last_solved
 
     cfg, tasks = match.cfg.replace(seed=seed), tasks_for(match, args, count, seed)
     keys = [json.dumps(task, sort_keys=True, default=str) for task in tasks]
@@ -101,7 +101,7 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
     start, batches = time.monotonic(), split_batches(tasks, args.batch_size)
     to_stderr(f"seed {seed}: {plural(args.num_episodes, 'episode')}, {len(batches[0]) * args.num_generations} at a time")
     for part, batch in enumerate(batches):
-        rollout = evaluate(match.team, match.params, batch, match.env, cfg, part=part).rollout
+        rollout = play_tasks(match, batch, cfg, part)
         returns.append(rollout.joint_returns[0].mean(-1))
         parts.append(episode_parts(rollout))
         measures.append(last_measures(rollout))
@@ -132,16 +132,21 @@ def summary(scores: Sequence[Scores]) -> dict[str, Any]:
     keys = [key for one in scores for key in one.keys]
     returns = np.concatenate([one.returns for one in scores])
     mean, interval = by_task(keys, returns)
-    row: dict[str, Any] = {"mean": mean, "ci95": interval, "invalid_episodes": int(np.isnan(returns).sum())}
+    invalid = int(np.isnan(returns).sum())
+    row: dict[str, Any] = {"mean": mean, "ci95": interval, "episodes": returns.size - invalid, "invalid_episodes": invalid}
     by_seed = [one.returns for one in scores]
     parts, measures = by_name([one.parts for one in scores], by_seed), by_name([one.measures for one in scores], by_seed)
     for name, values in by_name([one.solved for one in scores], by_seed).items():
         if is_success(values):
             rate = "success_rate" if name in ("solved", "reward/solved") else f"success_rate/{name}"
             row |= dict(zip((rate, f"{rate}_ci95"), by_task(keys, values), strict=True))
+            row[f"{rate}_episodes"] = int(np.isfinite(values).sum())
 
     def means(table: dict[str, Any]) -> dict[str, dict[str, float]]:
-        return {name: dict(zip(("mean", "ci95"), by_task(keys, x), strict=True)) for name, x in table.items()}
+        return {
+            name: dict(zip(("mean", "ci95"), by_task(keys, x), strict=True)) | {"episodes": int(np.isfinite(x).sum())}
+            for name, x in table.items()
+        }
 
     return row | {"parts": means(parts), "measures": means(measures)}
 
@@ -161,20 +166,25 @@ def by_task(keys: Sequence[str], values: Any) -> tuple[float, float]:
 
 def table(result: dict[str, Any]) -> str:
     """Return a result as a table to read."""
-    rows = [("mean return over tasks", result["mean"], result["ci95"])]
+    total = result["episodes"] + result["invalid_episodes"]
+    rows = [("mean return over tasks", result["mean"], result["ci95"], result["episodes"], total)]
     rows += [
-        (name.replace("_", " "), value, result[f"{name}_ci95"])
+        (name.replace("_", " "), value, result[f"{name}_ci95"], result[f"{name}_episodes"], total)
         for name, value in result.items()
-        if name.startswith("success_rate") and not name.endswith("_ci95")
+        if name.startswith("success_rate") and f"{name}_ci95" in result
     ]
     for group, title in GROUPS.items():
-        numbers = [(f"  {name}", x["mean"], x["ci95"]) for name, x in result[group].items()]
-        rows += [(title, None, math.nan), *numbers] if numbers else []
-    if len(result["seeds"]) > 1:
-        rows += [(f"seed {one['seed']}", one["mean"], one["ci95"]) for one in result["per_seed"]]
-    width = max(len(name) for name, value, _ in rows if value is not None)
-    shown = [(name, value, f"  ± {ci if ci > 1e-12 else 0:.2g}" if math.isfinite(ci) else "") for name, value, ci in rows]
-    lines = [name if value is None else f"{name:<{width}}  {value:>9.4g}{interval}" for name, value, interval in shown]
+        numbers = [(f"  {name}", x["mean"], x["ci95"], x["episodes"], total) for name, x in result[group].items()]
+        rows += [(title, None, math.nan, total, total), *numbers] if numbers else []
+    for one in result["per_seed"] if len(result["seeds"]) > 1 else ():
+        rows.append(
+            (f"seed {one['seed']}", one["mean"], one["ci95"], one["episodes"], one["episodes"] + one["invalid_episodes"])
+        )
+    width, lines = max(len(name) for name, value, *_ in rows if value is not None), []
+    for name, value, ci, counted, episodes in rows:
+        interval = f"  ± {ci if ci > 1e-12 else 0:.2g}" if math.isfinite(ci) else ""
+        share = f"  ({counted} of {plural(episodes, 'episode')})" if counted < episodes else ""
+        lines.append(name if value is None else f"{name:<{width}}  {value:>9.4g}{interval}{share}")
     if not any(name.startswith("success_rate") for name in result):
         lines.append("no success rate: no measure and no part of the reward is called solved")
     if result["invalid_episodes"]:

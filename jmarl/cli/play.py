@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import plural, to_stderr
-from jmarl.cli.teams.match import Match, add_play_arguments, open_match, tasks_for
+from jmarl.cli.teams.match import Match, add_play_arguments, open_match, play_tasks, tasks_for
 
 if TYPE_CHECKING:
     from jmarl.rollout.turns import Rollout
@@ -32,14 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from jmarl.evaluation.evaluate import evaluate
-
     if args.task < 0:
         raise ValueError(f"--task {args.task} is not allowed: the first task is 0")
     match = open_match(args, args.seed)
     task = tasks_for(match, args, args.task + 1, args.seed)[args.task]
     to_stderr("playing; the first turn waits for the compiler")
-    rollout = evaluate(match.team, match.params, [task], match.env, match.cfg).rollout
+    rollout = play_tasks(match, [task], match.cfg)
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
     print("\n".join(episode_lines(rollout, match, task, width)))
     return 0

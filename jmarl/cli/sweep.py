@@ -16,6 +16,7 @@ continues the one that is not. Left out: several runs at once, and the choice of
 import argparse
 import itertools
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural
 from jmarl.config import ExperimentConfig
 from jmarl.files.config_file import changed_settings
 from jmarl.files.run_files import CONFIG_FILE
+from jmarl.logs.completions_file import finite
 from jmarl.logs.failed_update import NonFiniteError
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.terminal import LOSS_TAG, REWARD_TAG
@@ -35,6 +37,7 @@ from jmarl.mrlm.keys import KEYS
 from jmarl.mrlm.layers import MRLMLayers
 
 LAST = 10  # updates of the final reward
+INVALID = re.compile(r"(turn_\d+/)?reward/invalid")  # columns
 
 
 class Point(NamedTuple):
@@ -68,6 +71,9 @@ def run_sweep(points: Sequence[Point], directory: str) -> int:
         except NonFiniteError as error:  # of one learning rate; the others go on
             print(f"sweep: {name} failed: {error}", flush=True)
             code, failed[name] = FAILED, str(error)
+        except Exception as error:  # probably of all runs
+            write_results(root, points, failed | {name: f"{type(error).__name__}: {error}"})
+            raise
         write_results(root, points, failed)
         if code in (INTERRUPTED, KILLED):
             return code
@@ -161,17 +167,17 @@ def last_step(directory: Path) -> int:
 
 
 def write_results(root: Path, points: Sequence[Point], failed: Mapping[str, str]) -> bool:
-    """Write the table of all runs that have metrics. Returns whether there are any."""
+    """Write the table of all runs that have metrics or failed. Returns whether there are any."""
     rows = [
         result_row(point, seed, directory, failed)
         for point in points
         for seed, directory in zip(point.seeds, point.directories, strict=True)
-        if last_step(directory) >= 0
+        if last_step(directory) >= 0 or point.cfg.train.run.output_dir in failed
     ]
     if not rows:
         return False
     rows += means(rows)
-    (root / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    (root / "results.json").write_text(json.dumps(finite(rows), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, ["---"] * len(columns), *([shown(row.get(name)) for name in columns] for row in rows)]
     (root / "results.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines), encoding="utf-8")
@@ -179,35 +185,47 @@ def write_results(root: Path, points: Sequence[Point], failed: Mapping[str, str]
 
 
 def result_row(point: Point, seed: int, directory: Path, failed: Mapping[str, str]) -> dict[str, Any]:
-    """Return the results of one run: its last reward (or loss) and its first and last evaluation."""
-    rows = read_rows(directory / "metrics.jsonl")
-    tag = REWARD_TAG if any(REWARD_TAG in row for row in rows) else LOSS_TAG
+    """Return the results of one run: its last reward (or loss), its first and last evaluation, how many joint actions and
+    episodes had no valid reward, and whether it failed or is not finished."""
+    run = point.cfg.train.run
+    rows = read_rows(directory / "metrics.jsonl") if last_step(directory) >= 0 else []
+    updates, evaluations = ([row for row in rows if ("eval/updates" in row) == held_out] for held_out in (False, True))
+    tag = LOSS_TAG if any(LOSS_TAG in row for row in updates) and not any(REWARD_TAG in row for row in updates) else REWARD_TAG
     held_out = "eval/reward" if tag == REWARD_TAG else "eval/loss"
-    values = [row[tag] for row in rows if tag in row]
-    evaluations = [row[held_out] for row in rows if held_out in row]
-    row: dict[str, Any] = {**point.values, "seed": seed, "updates": len(values)}
-    last = min(LAST, point.cfg.train.run.num_updates)
-    row[f"{tag.partition('/')[0]} of the last {last}"] = statistics.fmean(values[-last:])
-    if evaluations:
-        row |= {"held out before": evaluations[0], "held out after": evaluations[-1]}
+    row: dict[str, Any] = {**point.values, "seed": seed, "updates": len(updates)}
+    last = min(LAST, run.num_updates)
+    if values := [row[tag] for row in updates[-last:] if tag in row]:
+        row[f"{tag.partition('/')[0]} of the last {last}"] = statistics.fmean(values)
+    if invalid := sum(x for update in updates[-last:] for name, x in update.items() if INVALID.fullmatch(name)):
+        row[f"invalid of the last {last}"] = invalid
+    if values := [evaluation[held_out] for evaluation in evaluations if held_out in evaluation]:
+        row |= {"held out before": values[0], "held out after": values[-1]}
+        if invalid := evaluations[-1].get("eval/reward/invalid"):
+            row["held out invalid"] = invalid
     for name in ("accuracy", "margin"):  # of pairs
-        if after := [row[f"eval/{name}"] for row in rows if f"eval/{name}" in row]:
+        if after := [evaluation[f"eval/{name}"] for evaluation in evaluations if f"eval/{name}" in evaluation]:
             row[f"{name} after"] = after[-1]
-    return row | ({"failed": failed[point.cfg.train.run.output_dir]} if point.cfg.train.run.output_dir in failed else {})
+    if run.output_dir in failed:
+        return row | {"failed": failed[run.output_dir]}
+    return row if len(updates) >= run.num_updates else row | {"not finished": f"{len(updates)} of {run.num_updates} updates"}
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row with the mean over seeds for each combination that has several."""
+    """Return a row with the mean over seeds for each combination that has several. Runs that failed or are not finished are in
+    no mean, and the row says of how many runs it is."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         varied = itertools.takewhile(lambda item: item[0] != "seed", row.items())
         groups.setdefault(json.dumps(dict(varied)), []).append(row)
     result = []
     for key, group in groups.items():
-        if len(group) > 1:
-            names = [name for name in group[0] if name not in json.loads(key) and name not in ("seed", "failed")]
-            mean = {name: statistics.fmean(row[name] for row in group if name in row) for name in names}
-            result.append({**json.loads(key), "seed": "mean", **mean})
+        finished = [row for row in group if not {"failed", "not finished"} & row.keys()]
+        if len(group) > 1 and finished:
+            names = dict.fromkeys(name for row in finished for name in row if name not in json.loads(key) and name != "seed")
+            # A run without a count of invalid ones had none.
+            columns = {name: [row.get(name, 0.0 if "invalid" in name else math.nan) for row in finished] for name in names}
+            which = "mean" if len(finished) == len(group) else f"mean of {len(finished)} of {len(group)}"
+            result.append({**json.loads(key), "seed": which, **{name: statistics.fmean(x) for name, x in columns.items()}})
     return result
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.columns import EPISODES, join_numbers
 from jmarl.envs.calls.copies import copied, copies
 from jmarl.evaluation.statistics import valid_mean
 from jmarl.rollout.turns import Rollout
@@ -71,14 +72,14 @@ class EvalMetrics:
         self.logger, self.aggregator, self.callback, self.split = logger, aggregator, callback, split
 
     def __call__(self, items: Sequence[Mapping], rollout: Rollout) -> dict[str, float]:
-        """Return the metrics of a rollout on these items. Those of the turns replace the user's of the same names."""
-        metrics = self._of_user(self.logger, items, rollout) if self.logger else {}
+        """Return the metrics of a rollout on these items."""
+        tables = [self._of_user(self.logger, items, rollout)] if self.logger else []
         if self.callback is not None:
             rows = [self.callback(samples) for samples in samples_of_items(items, rollout, self.split)]
             if not all(isinstance(row, Mapping) for row in rows):
                 raise TypeError(f"metrics_callback= returned {rows[0]!r:.80}: return a dict of metrics")
-            metrics |= means(rows)
-        return {**metrics, **turn_means(rollout)}
+            tables.append(means(rows))
+        return join_numbers(turn_means(rollout), *tables)
 
     def _of_user(self, logger: EvalLogger, items: Sequence[Mapping], rollout: Rollout) -> dict[str, float]:
         samples = copies(dict(items[i]) for i in rollout.turns[0].items for _ in rollout.turns[0].joint)
@@ -119,12 +120,15 @@ def read_eval_metrics(
 
 
 def turn_means(rollout: Rollout) -> dict[str, float]:
-    """Return the mean reward and return of each turn of episodes that do not branch; see `EvalMetrics`."""
-    metrics = {}
+    """Return the mean reward and return of each turn of episodes that do not branch, and where not all episodes have one the
+    number of those that have; see `EvalMetrics`."""
+    metrics, episodes = dict[str, float](), len(rollout.turns[0].items) * len(rollout.turns[0].joint)
     for t, (turn, returns) in enumerate(zip(rollout.turns, rollout.joint_returns, strict=True), 1):
-        metrics[f"turn_{t}/reward_mean"] = valid_mean(turn.rewards.reshape(-1))
-        metrics[f"turn_{t}/expected_return"] = valid_mean(returns.reshape(-1))
-    return {name: float(value) for name, value in metrics.items()}
+        for name, values in ((f"turn_{t}/reward_mean", turn.rewards), (f"turn_{t}/expected_return", returns)):
+            metrics[name] = float(valid_mean(values.reshape(-1)))
+            if (known := int(np.isfinite(values).all(-1).sum())) < episodes:
+                metrics[f"{name}{EPISODES}"] = float(known)
+    return metrics
 
 
 def completions_of_episodes(rollout: Rollout) -> list[list[list[str]]]:
@@ -184,9 +188,14 @@ def named(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def means(rows: Rows) -> dict[str, float]:
-    """Return the mean of each metric over the samples that have it."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {str(name): float(np.mean([number(name, row[name]) for row in rows if name in row])) for name in names}
+    """Return the mean of each metric over the samples that have it, and where not all have it the number of those that do."""
+    metrics, counts = dict[str, float](), dict[str, float]()
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [number(name, row[name]) for row in rows if name in row]
+        metrics[str(name)] = float(np.mean(values))
+        if len(values) < len(rows):
+            counts[f"{name}{EPISODES}"] = float(len(values))
+    return join_numbers({}, metrics, counts)
 
 
 def number(name: Any, value: Any) -> float:

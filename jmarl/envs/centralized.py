@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.columns import join_numbers
 from jmarl.envs.base import Answer, Environment, Texts, describe, special_tokens
 from jmarl.envs.calls.user_code import calling
 from jmarl.envs.reward_environment import RewardEnvironment
@@ -86,10 +87,11 @@ class Centralized:
         sections = [self.sections(text, state) for text, state in zip(actions[0], states, strict=True)]
         answer = self.env.step(states, [[s.texts[agent] for s in sections] for agent in range(self.num_agents)], rng)
         result = answer.result
-        measures = result.measures | {
+        form = {
             "parse_error": np.array([float(s.parse_error) for s in sections]),
             "missing_sections": np.array([s.missing / self.num_agents for s in sections]),
         }
+        measures = join_numbers(form, result.measures)
         return answer._replace(result=result._replace(rewards=result.total[:, None], measures=measures))
 
     def sections(self, text: str, state: Any) -> Sections:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.columns import join_numbers
 from jmarl.envs.base import Answer, Texts, close, describe, special_tokens
 from jmarl.envs.reward_values import RewardResult
 from jmarl.envs.vector import LockStep
@@ -78,7 +79,7 @@ class Mixture:
         return self._merge(starts, len(items))
 
     def step(self, states: Sequence[Any], actions: Texts, rng: np.random.Generator) -> Answer:
-        count, num_raised = len(states), 0
+        count, num_raised, num_truncated = len(states), 0, 0
         after: list[Any] = [None] * count
         total, rewards = np.full(count, np.nan), np.full((count, self.num_agents), np.nan)
         invalid, done = np.zeros(count, bool), np.zeros(count, bool)
@@ -90,14 +91,15 @@ class Mixture:
             result = answer.result
             total[indices], rewards[indices] = result.total, result.rewards
             invalid[indices], done[indices] = result.invalid, answer.done
-            for measure, values in ({"reward": result.total} | result.measures | result.parts).items():
+            for measure, values in join_numbers({"reward": result.total}, result.parts, result.measures).items():
                 measures.setdefault(f"{name}/{measure}", np.full(count, np.nan))[indices] = values
             faults |= {indices[j]: f"{name}: {text}" for j, text in result.faults.items()}
-            num_raised += result.num_raised
+            num_raised, num_truncated = num_raised + result.num_raised, num_truncated + result.num_truncated
             for i, own_after in zip(indices, answer.after, strict=True):
                 after[i] = (name, own_after)
         faults = dict(sorted(faults.items()))
-        return Answer(RewardResult(total, {}, invalid, rewards, faults, num_raised, measures), done, after)
+        result = RewardResult(total, {}, invalid, rewards, faults, num_raised, measures, num_truncated)
+        return Answer(result, done, after)
 
     def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
         nexts = {

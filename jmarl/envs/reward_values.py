@@ -38,6 +38,7 @@ class RewardResult(NamedTuple):
     faults: Faults  # the first fault of each joint action, also where a number replaced the value
     num_raised: int  # joint actions without an answer: a call raised or was too slow, and was masked or replaced
     measures: dict[str, np.ndarray] = {}  # name -> [J] other numbers; NaN where there is none
+    num_truncated: int = 0  # joint actions whose episode ended only because it reached max_turns
 
 
 def reward_values(

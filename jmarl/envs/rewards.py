@@ -31,6 +31,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from jmarl.columns import MEASURES, REWARD, check_names
 from jmarl.envs.calls.arguments import BoundReward, unique_names
 from jmarl.envs.calls.awaiting import is_async, needs_waiting, wait_for_all
 from jmarl.envs.calls.time_limit import call_within
@@ -194,7 +195,6 @@ class RewardFunction:
             )
             for func, name, weight, processor in zip(funcs, unique_names(funcs), self.weights, per_func, strict=True)
         ]
-
         self._workers = None if pool is None else pool(Rewards([term.call for term in self._terms]), timeout=timeout)
 
     def close(self) -> None:
@@ -245,6 +245,11 @@ class RewardFunction:
         part = copy.copy(self)
         part.max_error_share, part._errors = 1.0, deque(maxlen=ERROR_WINDOW)
         return part
+
+    def check_names(self) -> None:
+        """Raise a ValueError if a function has the name of a column of the library."""
+        for prefix in (MEASURES,) if self._sum_processor else (MEASURES, REWARD):
+            check_names(prefix, self.names, "reward function")
 
     def check_items(self, items: Sequence[dict]) -> None:
         """Raise a ValueError if a function needs a column that the items lack, or if a name has two meanings."""

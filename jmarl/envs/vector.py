@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.columns import join_numbers
 from jmarl.envs.base import Answer, Observations, Step, TextEnvironment, Texts, Unanswered, class_name, describe
 from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.calls.user_code import calling, excerpt, place_of
@@ -209,11 +210,13 @@ class LockStep:
             raise ValueError(f"step got messages of {len(actions)} agents, and {class_name(self.env)} has {self.num_agents}")
         messages = list(zip(*actions, strict=True))
         steps = self._steps(states, messages, _seeds(rng, len(states)))
-        self._warn_truncated(sum(step.truncated for step in steps if isinstance(step, Step)))
+        truncated = sum(bool(step.truncated) for step in steps if isinstance(step, Step))
+        self._warn_truncated(truncated)
         done = np.array([isinstance(step, Fault) or bool(step.done) for step in steps], bool)
         after = [None if isinstance(step, Fault) else (step.state, step.observations) for step in steps]
         with calling(function=method_of(self.env, "step")):
-            return Answer(self._result(steps, [sum(map(len, joint)) for joint in messages]), done, after)
+            result = self._result(steps, [sum(map(len, joint)) for joint in messages])
+        return Answer(result._replace(num_truncated=truncated), done, after)
 
     def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
         return [state for state, _ in after], self._by_agent([texts for _, texts in after])
@@ -246,7 +249,7 @@ class LockStep:
         measures = self._columns("info", [{} if isinstance(step, Fault) else step.info for step in steps], math.nan)
         self._check_parts(parts, raw)
         if self._processor is not None:  # the parts are those of the raw reward
-            parts, measures = {}, {name: raw} | parts | measures
+            parts, measures = {}, join_numbers({name: raw}, parts, measures)
         values, processor_faults = process_rewards(self._processor, values, text_lengths, "the weighted sum")
         faults = {j: step.reason for j, step in enumerate(steps) if isinstance(step, Fault)}
         return reward_result(values, parts, first_faults(value_faults | faults, processor_faults), len(faults), measures)

@@ -1,11 +1,13 @@
 """Play held-out items without learning."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.columns import EPISODES, EVALUATION, INTERVAL, MEASURES, REWARD, check_names, own_columns
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.envs.calls.copies import copied, copies
@@ -19,11 +21,12 @@ from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import pass_at_k
 from jmarl.rollout.chunks import divided
 from jmarl.rollout.play import play
-from jmarl.rollout.turns import Rollout
+from jmarl.rollout.turns import Rollout, check_columns
 from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team, moved
 from jmarl.types import TeamState
 
+COUNTS = ("reward/raised", "reward/truncated", "long_prompts")  # of a rollout's notes
 EvalMetrics = Callable[[Sequence[dict], Rollout], Mapping[str, float]]  # (held-out items, their rollout) -> metrics
 
 
@@ -68,9 +71,11 @@ def evaluation_of(
 
     def evaluate_state(state: TeamState) -> Evaluation:
         result = evaluate(team, [model_of(stack) for stack in state.stacks], items, env, cfg)
-        if metrics is None:
-            return result
-        return result._replace(notes=exchange.from_first(partial(call_metrics, metrics, items, result.rollout)))
+        if metrics is not None:
+            result = result._replace(notes=exchange.from_first(partial(call_metrics, metrics, items, result.rollout)))
+        if not int(state.step):
+            check_result(result)
+        return result
 
     return evaluate_state if items else None
 
@@ -79,6 +84,12 @@ def call_metrics(metrics: EvalMetrics, items: Sequence[dict], rollout: Rollout) 
     """Call metrics of the user, on copies of items and rollout."""
     with calling("eval_metrics"):
         return dict(metrics(copies(items), copied(rollout)))
+
+
+def check_result(first: Evaluation) -> None:
+    """Raise a ValueError if a number of the first evaluation has the name of a column of the library."""
+    check_columns(first.rollout)
+    check_names(EVALUATION, first.notes, "metric of an evaluation")
 
 
 def play_held_out(
@@ -93,10 +104,22 @@ def play_held_out(
 
 def summarize(rollout: Rollout) -> Evaluation:
     """Return the mean return of a rollout and its 95 % interval over prompts."""
-    rewards = rollout.joint_returns[0].mean(-1)  # [P, J]: a joint reward, or the mean over agents
+    returns = returns_of(rollout)
     # An invalid joint action counts nowhere. A prompt with no valid one is left out; with no prompt left the mean is NaN.
-    mean, interval = mean_and_interval(valid_mean(rewards))
+    mean, interval = mean_and_interval(valid_mean(returns))
+    if invalid := int(returns.size - np.isfinite(returns).sum()):
+        fault = next((turn.fault for turn in rollout.turns if turn.fault), "")
+        warnings.warn(
+            f"{invalid} of {returns.size} held-out episodes have no valid reward and are in no mean of it"
+            + (f"; {fault}" if fault else ""),
+            stacklevel=3,
+        )
     return Evaluation(float(mean), float(interval), rollout)
+
+
+def returns_of(rollout: Rollout) -> np.ndarray:
+    """Return the return of each episode [P, J], a joint one or the mean over agents; NaN where invalid."""
+    return rollout.joint_returns[0].mean(-1)
 
 
 def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
@@ -110,14 +133,15 @@ def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
 def episode_parts(rollout: Rollout) -> dict[str, np.ndarray]:
     """Return the sum over its turns of each part of the reward of each episode [P, J]: parts add up to its return.
 
-    A turn without the part adds nothing; NaN where no turn has it."""
+    A turn without the part adds nothing; NaN where no turn has it, or where the return is invalid."""
+    valid = np.isfinite(returns_of(rollout))
     totals = {}
     for name in names_of([turn.parts for turn in rollout.turns]):
         values = turn_values(rollout, [turn.parts for turn in rollout.turns], name)
         for t in range(len(values) - 1, 0, -1):
             before, after = values[t - 1][rollout.turns[t].parents], values[t]
             values[t - 1][rollout.turns[t].parents] = np.where(np.isnan(before), after, before + np.nan_to_num(after))
-        totals[name] = values[0].reshape(rollout.turns[0].rewards.shape[:2])
+        totals[name] = np.where(valid, values[0].reshape(valid.shape), np.nan)
     return totals
 
 
@@ -162,19 +186,32 @@ def is_success(solved: np.ndarray) -> bool:
 def numbers(result: Evaluation) -> dict[str, float]:
     """Return what is logged of an evaluation.
 
-    The return; the mean of each part of the reward, summed over the turns of an episode, and of each measure in the last turn
-    that has it; if one of them is called `solved` and is 0 or 1 in the last turn, pass@k for k = 1, 2, 4, ... and all samples,
-    with 95 % intervals over prompts; and its notes.
+    The return, the number of episodes, and how many of them have no valid return and are in no mean of it; the mean of each
+    part of the reward, summed over the turns of an episode, and of each measure in the last turn that has it; if one of them is
+    called `solved` and is 0 or 1 in the last turn, pass@k for k = 1, 2, 4, ... and all samples, with 95 % intervals over
+    prompts; and its notes. A figure of another number of episodes than the return has that number beside it, as
+    `eval/NAME_episodes`.
     """
-    row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
-    numbers_by_group = {"reward": episode_parts(result.rollout), "measures": last_measures(result.rollout)}
-    for group, table in numbers_by_group.items():
-        row |= {f"eval/{group}/{name}": float(valid_mean(values.reshape(-1))) for name, values in table.items()}
-    for name, last in last_solved(result.rollout).items():
+    rollout, returns = result.rollout, returns_of(result.rollout)
+    valid = int(np.isfinite(returns).sum())
+    row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval, "eval/episodes": float(returns.size)}
+    row["eval/reward/invalid"] = float(returns.size - valid)
+    row |= {f"eval/{name}": rollout.notes[name] for name in COUNTS if name in rollout.notes}
+
+    def add(name: str, mean: Any, known: Any) -> None:
+        row[f"eval/{name}"] = float(mean)
+        if known != valid:
+            row[f"eval/{name}{EPISODES}"] = float(known)
+
+    for prefix, table in ((REWARD, episode_parts(rollout)), (MEASURES, last_measures(rollout))):
+        for name, column in own_columns(prefix, table).items():
+            add(column, valid_mean(table[name].reshape(-1)), np.isfinite(table[name]).sum())
+    for name, last in last_solved(rollout).items():
         if not is_success(last):
             continue
-        prefix, samples = name.removesuffix("solved"), last.shape[1]
+        prefix, samples, known = name.removesuffix("solved"), last.shape[1], np.isfinite(last).sum(-1)
         for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
             mean, interval = mean_and_interval(pass_at_k(last, k))
-            row |= {f"eval/{prefix}pass@{k}": float(mean), f"eval/{prefix}pass@{k}_ci95": float(interval)}
-    return row | {f"eval/{name}": value for name, value in result.notes.items()}
+            add(f"{prefix}pass@{k}", mean, known[known >= k].sum())
+            row[f"eval/{prefix}pass@{k}{INTERVAL}"] = float(interval)
+    return row | {column: result.notes[name] for name, column in own_columns(EVALUATION, result.notes).items()}

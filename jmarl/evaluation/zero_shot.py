@@ -70,6 +70,11 @@ class CrossPlay(NamedTuple):
         """Number of joint actions without a valid reward."""
         return int(np.isnan(self.rewards).any(-1).sum())
 
+    @property
+    def counted(self) -> np.ndarray:
+        """Number of joint actions of each pairing with a valid reward, [k, ..., k]."""
+        return (~np.isnan(self.rewards).any(-1)).sum((-2, -1))
+
     def _items(self) -> tuple[np.ndarray, np.ndarray]:
         """Return for each item [P] the mean over the pairings of agents of one run, and over the other pairings."""
         means = self.by_item.reshape(-1, self.by_item.shape[-1])  # [pairings, P]
@@ -83,7 +88,11 @@ class CrossPlay(NamedTuple):
     def table(self) -> str:
         """Return Markdown: two agents as a matrix, more as one row per pairing; then the scores."""
         mean, interval, agents = self.mean, self.interval, self.rewards.ndim - 3
-        cells = {runs: f"{mean[runs]:.3f} ± {interval[runs]:.3f}" for runs in self._pairings()}
+        counted, size = self.counted, self.rewards.shape[-3] * self.rewards.shape[-2]
+        cells = {
+            runs: f"{mean[runs]:.3f} ± {interval[runs]:.3f}" + f" ({counted[runs]} of {size})" * bool(counted[runs] < size)
+            for runs in self._pairings()
+        }
         names = [name.replace("|", "\\|") for name in self.names]
         if agents == 2:
             head = ["agent 0 of \\ agent 1 of", *names]
@@ -103,7 +112,8 @@ class CrossPlay(NamedTuple):
         """Return all numbers as JSON; NaN is None."""
         scores = {name: getattr(self, name)._asdict() for name in ("self_play", "zero_shot", "gap")}
         summary = dict(runs=list(self.names), mean=self.mean.tolist(), interval=self.interval.tolist(), **scores)
-        return _plain(summary | dict(ratio=self.ratio, items=self.rewards.shape[-3], invalid=self.invalid))
+        counts = dict(items=self.rewards.shape[-3], invalid=self.invalid, counted=self.counted.tolist())
+        return _plain(summary | dict(ratio=self.ratio) | counts)
 
 
 def _score(by_item: np.ndarray) -> Score:

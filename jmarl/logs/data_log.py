@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.evaluation.evaluate import Evaluation
+from jmarl.evaluation.evaluate import Evaluation, numbers
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.step_log import QueuedStep, StepLog, update_metrics
 from jmarl.logs.terminal import LOSS_TAG
@@ -54,5 +54,5 @@ class DataLog(StepLog):
 
     def evaluation_row(self, result: dict[str, float] | Evaluation) -> dict[str, float]:
         if isinstance(result, Evaluation):  # preference rounds evaluate by playing
-            result = {"reward": result.mean, "reward_ci95": result.interval}
+            return numbers(result)
         return {f"eval/{name}": value for name, value in result.items()}

@@ -6,6 +6,7 @@ readable summary: items, prompts, completions, rewards. Pickles can execute code
 
 import json
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
 from jmarl.processes import exchange
+
+SKIPPED = re.compile(r"(agent_\d+/(critic_)?|critic/)skipped")  # columns
 
 
 class NonFiniteError(RuntimeError):
@@ -45,7 +48,7 @@ class NonFiniteWatch:
 
         fault: why the update had nothing to learn from; empty if it had.
         """
-        counts = {name: count for name, count in row.items() if name.endswith("skipped")}
+        counts = {name: count for name, count in row.items() if SKIPPED.fullmatch(name)}
         before = {name: self._skipped.get(name, 0 if step == 0 else count) for name, count in counts.items()}
         new = [name for name, count in counts.items() if count > before[name]]
         self._skipped |= counts

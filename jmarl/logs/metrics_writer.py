@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.columns import valid
 from jmarl.logs import completions_file
 from jmarl.logs.log_file import LogFile
 from jmarl.logs.samples import Samples
@@ -204,11 +205,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bo
             yield from flatten(value, f"{prefix}{key}/")
         else:
             yield f"{prefix}{key}", value if isinstance(value, (bool, int, float, str)) else str(value)
-
-
-def valid(text: str) -> str:
-    """Return text without lone surrogates, which UTF-8 cannot encode: they become U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _truncate_rows(path: Path, start_step: int) -> tuple[list[dict[str, Any]], int]:

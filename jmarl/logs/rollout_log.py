@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.columns import MEASURES, REWARD, own_columns
 from jmarl.evaluation.evaluate import Evaluation, numbers
 from jmarl.logs import samples
 from jmarl.logs.completions_file import EVAL, TRAIN, finite
@@ -164,9 +165,9 @@ def turn_metrics(team: Team, turn: Turn, returns: np.ndarray) -> dict[str, float
     row = {"reward/invalid": float(turn.invalid)}
     if valid.size:
         row |= {"reward/mean": mean_of(valid), "reward/std": valid.std(), "reward/max": valid.max()}
-    for group, numbers_of_group in (("reward", turn.parts), ("measures", turn.measures)):
-        for name, values in numbers_of_group.items():
-            row[f"{group}/{name}"] = mean_of(values[np.isfinite(values)])
+    for prefix, table in ((REWARD, turn.parts), (MEASURES, turn.measures)):
+        for name, column in own_columns(prefix, table).items():
+            row[column] = mean_of(table[name][np.isfinite(table[name])])
     counts, ended = token_counts(team, turn), to_agents(team, [np.asarray(done.ended) for done in turn.completions])
     for agent, acts in enumerate(turn.acts):
         if acts.any():

@@ -12,6 +12,7 @@ and joint actions other than aligned ones.
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -124,20 +125,32 @@ class Rounds:
 
     def sample(self, round_: int, params: Sequence[Any]) -> Round:
         """Sample and reward the completions of a round, and select its pairs."""
-        pairs, own_rewards, other_rewards = [], [], []
+        pairs, own_rewards, other_rewards, fault = [], [], [], ""
         for number, items in self.items_of(round_):
             randomness = Randomness(self.cfg.run.seed, number, PROPOSE)
             rollout = play_items(self.team, params, items, self.env, self.cfg, randomness)
             own, other = candidates_of(self.team, rollout, self.cfg), None
+            fault = fault or rollout.turns[0].fault
             own_rewards.append(own.rewards)
             if self.comparator is not None:
                 other = self.comparator.answer(params, items, self.env, number, round_)
                 other_rewards.append(other.rewards)
             rng = np.random.default_rng((self.cfg.run.seed, number, PAIRS))
             pairs += [pair for p in range(len(items)) for pair in self.pairs_of_item(p, own, other, rng)]
-        notes = {"reward/mean": finite_mean(own_rewards), "pairs": float(len(pairs))}
-        reward = finite_mean(other_rewards)
-        return Round(pairs, notes if np.isnan(reward) else notes | {"reward/comparator": reward})
+        invalid, other_invalid = num_invalid(own_rewards), num_invalid(other_rewards)
+        notes = {"reward/mean": finite_mean(own_rewards), "reward/invalid": invalid, "pairs": len(pairs)}
+        if other_rewards:
+            notes["reward/comparator_invalid"] = other_invalid
+        if not np.isnan(reward := finite_mean(other_rewards)):
+            notes["reward/comparator"] = reward
+        if invalid or other_invalid:
+            count = sum(x.size for x in (*own_rewards, *other_rewards))
+            warnings.warn(
+                f"round {round_}: {invalid + other_invalid} of {count} joint actions have no valid reward and are in no pair"
+                + (f"; {fault}" if fault else ""),
+                stacklevel=2,
+            )
+        return Round(pairs, {name: float(x) for name, x in notes.items()})
 
     def items_of(self, round_: int) -> list[tuple[int, list[dict]]]:
         """Return the items of a round in the parts that are sampled together, each with its number for the random keys."""
@@ -226,6 +239,11 @@ def draw_evenly(count: int, n: int, rng: np.random.Generator) -> list[int]:
     while len(numbers) < n:
         numbers += rng.permutation(count)[: n - len(numbers)].tolist()
     return numbers
+
+
+def num_invalid(rewards: Sequence[np.ndarray]) -> int:
+    """Return the number of rewards that are not finite."""
+    return sum(int((~np.isfinite(x)).sum()) for x in rewards)
 
 
 def finite_mean(rewards: Sequence[np.ndarray]) -> float:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import DEFAULTS, Algorithm, resolve
+from jmarl.columns import join_numbers
 from jmarl.config import Preference, TrainConfig, flat, per_agent_values
 from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.files.checkpoint import saved_steps
@@ -204,7 +205,7 @@ class LearnedReward:
         task = answer.result
         total = np.where(task.invalid, np.nan, self.model.score(list(zip(*prompts, strict=True)), actions))
         rewards = np.repeat(total[:, None], task.rewards.shape[1], 1)
-        measures = task.parts | task.measures | {"task": task.total}
+        measures = join_numbers({"task": task.total}, task.measures, task.parts)
         return answer._replace(result=task._replace(total=total, parts={}, rewards=rewards, measures=measures))
 
     def observe(self, after: Sequence[Any]) -> Any:

@@ -44,6 +44,7 @@ def join_answers(answers: Sequence[Answer]) -> Answer:
         {int(start) + j: why for result, start in zip(results, starts, strict=False) for j, why in result.faults.items()},
         sum(result.num_raised for result in results),
         concatenate_numbers([result.measures for result in results], sizes),
+        sum(result.num_truncated for result in results),
     )
     after = [state for answer in answers for state in answer.after]
     return Answer(joined, np.concatenate([answer.done for answer in answers]), after)

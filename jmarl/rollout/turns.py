@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jmarl.columns import MEASURES, REWARD, check_names
 from jmarl.config import Episodes
 from jmarl.envs.base import Answer
 from jmarl.sampling.generate import Encoded, bucket
@@ -58,13 +59,16 @@ class Rollout(NamedTuple):
 
 
 def fault_counts(answers: Sequence[Answer], num_long: int, episodes: Episodes) -> dict[str, float]:
-    """Return for the log how many joint actions had a reward that raised or came late, and how many prompts were too long.
+    """Return for the log how many joint actions had a reward that raised or came late, how many episodes were truncated, and
+    how many prompts were too long.
 
-    The first is left out if there are none, the second if long prompts are an error. Warns if prompts were too long.
+    The first two are left out if there are none, the last if long prompts are an error. Warns if prompts were too long.
     """
     counts = {}
     if raised := sum(answer.result.num_raised for answer in answers):
         counts["reward/raised"] = float(raised)
+    if truncated := sum(answer.result.num_truncated for answer in answers):
+        counts["reward/truncated"] = float(truncated)
     if episodes.long_prompts != "error":
         counts["long_prompts"] = float(num_long)
     if num_long:
@@ -75,6 +79,13 @@ def fault_counts(answers: Sequence[Answer], num_long: int, episodes: Episodes) -
             stacklevel=3,
         )
     return counts
+
+
+def check_columns(rollout: Rollout) -> None:
+    """Raise a ValueError if a part of the reward or a measure has the name of a column of the library."""
+    for prefix, what in ((REWARD, "part of the reward"), (MEASURES, "measure")):
+        tables = [turn.parts if prefix == REWARD else turn.measures for turn in rollout.turns]
+        check_names(prefix, dict.fromkeys(name for table in tables for name in table), what)
 
 
 def padded_size(count: int, max_nodes: int) -> int:

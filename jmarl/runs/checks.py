@@ -106,7 +106,7 @@ def environment_of(
 
     Raises:
         TypeError: reward is neither a function nor an environment.
-        ValueError: the team or num_turns do not fit it.
+        ValueError: the team or num_turns do not fit it, or the name of a reward function is taken.
     """
     env: Any = vectorize(reward, cfg.episodes.num_turns)
     missing = [name for name in ("reset", "step", "observe") if not callable(getattr(env, name, None))]
@@ -124,6 +124,7 @@ def environment_of(
         env = env.for_agents(team.num_agents)
         given = {"formatters": env.num_agents, "num_agents": team.num_agents, "transition": env.transition}
         require(REWARD_ENVIRONMENT, facts(cfg, **given))
+        env.reward.check_names()
     turns = getattr(env, "max_turns", 1)
     if cfg.episodes.num_turns < turns:
         raise ValueError(
@@ -160,5 +161,6 @@ def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> Algorithm:
     require(GIVEN_DATA, s)
     algorithm = resolve(cfg)
     require([MICRO_BATCHES], with_resolved(s, algorithm))
+    check_row(algorithm)
     exchange.from_first(partial(check_directory, cfg))
     return algorithm

@@ -24,7 +24,7 @@ from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
 from jmarl.rollout.dynamic_sampling import further_items, replace_uninformative
 from jmarl.rollout.experience import RolloutExperience, Source
 from jmarl.rollout.play import Game, first_request, play
-from jmarl.rollout.turns import Rollout
+from jmarl.rollout.turns import Rollout, check_columns
 from jmarl.runs.precompile import compile_all, programs_of_run
 from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
 from jmarl.sampling.refill import EarlyRows, empty_pending
@@ -161,7 +161,8 @@ def play_step(
 
 
 def check_valid(first: Rollout) -> None:
-    """Raise a ValueError if no agent acts in the first rollout, or if none of its rewards is valid."""
+    """Raise a ValueError if no agent acts in the first rollout, none of its rewards is valid, or a name in it is taken."""
+    check_columns(first)
     if not any(turn.acts.any() for turn in first.turns):
         raise ValueError(
             "no agent acts in the first update: every prompt is None, which means that its agent does not act (does a "

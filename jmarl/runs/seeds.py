@@ -26,11 +26,12 @@ import numpy as np
 from jmarl.algorithms import with_fastest_updates
 from jmarl.algorithms.constraints import facts
 from jmarl.algorithms.run_constraints import SEEDS
+from jmarl.columns import EPISODES, INTERVAL, RUNS
 from jmarl.config import TrainConfig, flat
 from jmarl.config.constraints import require
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.rows import Rows
-from jmarl.evaluation.evaluate import Evaluation, numbers, play_held_out, summarize
+from jmarl.evaluation.evaluate import Evaluation, check_result, numbers, play_held_out, summarize
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.files.attempt import mark_complete
 from jmarl.files.checkpoint import Checkpointer
@@ -267,7 +268,10 @@ def seeds_source(runs: Runs, task: Task) -> Source:
 
     def evaluate(state: TeamState) -> list[Evaluation]:
         plays = [partial(play_held_out, team=runs.team, items=task.held_out, cfg=cfg) for cfg in cfgs]
-        return [summarize(rollout) for rollout in play_all(state, plays)]
+        results = [summarize(rollout) for rollout in play_all(state, plays)]
+        for result in results if not int(state.step) else ():
+            check_result(result)
+        return results
 
     return Source(play, make_batches, evaluate if task.held_out else None)
 
@@ -308,7 +312,9 @@ class SeedsLog(StepLog):
             log.evaluation(updates, run_result, start)
         if self.writer and updates not in self.writer.evaluated:
             rows = [numbers(run_result) for run_result in result]
-            plain = [{name: x for name, x in row.items() if not name.endswith("_ci95")} for row in rows]
+            counts = {name for row in rows for name in row if name.endswith(EPISODES)}
+            rows = [dict.fromkeys(counts, row["eval/episodes"] - row["eval/reward/invalid"]) | row for row in rows]
+            plain = [{name: x for name, x in row.items() if not name.endswith(INTERVAL)} for row in rows]
             self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | over_runs(plain))
 
     def sync(self) -> None:
@@ -325,12 +331,14 @@ class SeedsLog(StepLog):
 
 def over_runs(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean over runs of each column that all runs have, and half the width of the 95 % interval of rewards. Numbers
-    of tokens are summed."""
+    of tokens are summed. Runs without a number in the column are in no mean; `NAME_runs` is then the number of the others."""
     means: dict[str, float] = {}
     for name in [name for name in rows[0] if all(name in row for row in rows)]:
         values = np.array([row[name] for row in rows])
         mean, interval = mean_and_interval(values)
         means[name] = float(values.sum() if name in SUMMED else mean)
         if name in WITH_INTERVAL or name.startswith("eval/pass@"):
-            means[f"{name}_ci95"] = float(interval)
+            means[f"{name}{INTERVAL}"] = float(interval)
+        if (known := np.isfinite(values).sum()) < len(rows):
+            means[f"{name}{RUNS}"] = float(known)
     return means

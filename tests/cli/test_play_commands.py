@@ -260,6 +260,7 @@ def test_an_environment_without_solved_has_no_success_rate(tmp_path, capsys):
     result, out = read(tmp_path / "e.json"), capsys.readouterr().out
     assert "success_rate" not in result and "no part of the reward is called solved" in out
     assert 0 < result["invalid_episodes"] < 6 and f"{result['invalid_episodes']} episodes had no valid reward" in out
+    assert result["episodes"] == 6 - result["invalid_episodes"] and f"({result['episodes']} of 6 episodes)" in out
 
 
 def test_batches_are_as_equal_as_they_can_be():

@@ -209,12 +209,17 @@ def test_fingerprints_name_the_users_reward_and_the_passthrough():
 
 
 def test_reward_and_return_of_each_turn_are_means_over_the_episodes_that_reach_it():
-    turns = [SimpleNamespace(rewards=np.array(x, float)) for x in ([[[1.0, 1.0]], [[3.0, 5.0]]], [[[2.0, 2.0]]])]
+    turns = [
+        SimpleNamespace(rewards=np.array(x, float), items=range(len(x)), joint=[0])
+        for x in ([[[1.0, 1.0]], [[3.0, 5.0]]], [[[2.0, 2.0]]])
+    ]
     returns = [np.array(x, float) for x in ([[[3.0, 3.0]], [[3.0, 5.0]]], [[[2.0, 2.0]]])]
     rollout: Any = SimpleNamespace(turns=turns, joint_returns=returns)
     assert turn_means(rollout) == {
         "turn_1/reward_mean": 2.5,
         "turn_1/expected_return": 3.5,
         "turn_2/reward_mean": 2.0,
+        "turn_2/reward_mean_episodes": 1.0,
         "turn_2/expected_return": 2.0,
+        "turn_2/expected_return_episodes": 1.0,
     }

@@ -437,6 +437,9 @@ def test_training_raises_a_reward_and_evaluate_shows_it(model):
     assert before == {
         "eval/reward": result.before.mean,
         "eval/reward_ci95": result.before.interval,
+        "eval/episodes": 32,
+        "eval/reward/invalid": 0,
+        "eval/reward/lambda": pytest.approx(result.before.mean),
         "eval/turn_1/reward_mean": pytest.approx(result.before.mean),
         "eval/turn_1/expected_return": pytest.approx(result.before.mean),
     }

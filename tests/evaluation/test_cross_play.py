@@ -228,9 +228,14 @@ def test_invalid_rewards_count_nowhere_and_are_reported():
     assert got.mean[0, 1] == 3 and np.isnan(got.mean[1, 0]) and got.invalid == 3
     assert got.zero_shot.mean == 3 and got.self_play.mean == 1
     table = got._replace(fault="no number").table()
-    assert "nan ± nan" in table and table.endswith("3 of 8 joint actions have no valid reward; no number")
+    assert "nan ± nan (0 of 2)" in table and "3.000 ± nan (1 of 2)" in table and "1.000 ± 0.000 |" in table
+    assert table.endswith("3 of 8 joint actions have no valid reward; no number")
     summary = json.loads(json.dumps(got.summary(), allow_nan=False))
-    assert summary["mean"] == [[1, 3], [None, 1]] and summary["zero_shot"] == {"mean": 3, "interval": None}
+    assert (
+        summary["counted"] == [[2, 1], [0, 2]]
+        and summary["mean"] == [[1, 3], [None, 1]]
+        and summary["zero_shot"] == {"mean": 3, "interval": None}
+    )
     assert scores_of([[[0, 0], [1, 1]], [[1, 1], [0, 0]]]).summary()["ratio"] is None
 
 

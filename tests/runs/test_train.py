@@ -265,7 +265,10 @@ def own_row(monkeypatch, **parts):
         (dict(loss=lambda logp: (logp.sum(), {})), "the loss of 'mine' cannot be computed: TypeError: .*4 were given"),
         (dict(loss=lambda logp, *_: (logp, {})), "the loss of 'mine' must return a scalar .*dict of metrics"),
         (dict(loss=lambda logp, *_: logp.sum()), "the loss of 'mine' must return a scalar .*dict of metrics"),
-        (dict(loss=lambda logp, *_: (logp.sum(), {"kl": logp})), "the loss of 'mine' returns the metric 'kl', which every"),
+        (
+            dict(loss=lambda logp, *_: (logp.sum(), {"kl": logp})),
+            "'kl' is not allowed as the name of a metric of the loss",
+        ),
         (dict(options={"bound": "my_bound"}), "options of 'mine' name 'my_bound', which is no setting of loss"),
     ],
 )

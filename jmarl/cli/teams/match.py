@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import find_own_modules, plural, to_stderr
@@ -18,6 +19,7 @@ from jmarl.cli.teams.sources import Source, load_source
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.config import ExperimentConfig, TrainConfig
     from jmarl.models.hub.agents import Agent
+    from jmarl.rollout.turns import Rollout
     from jmarl.team import Team
 
 MODEL_HELP = "a run's directory, a directory of agents (agent_0/, ...), one model for all roles, or one per role"
@@ -32,6 +34,16 @@ class Match:
     env: Any  # a `LockStep`, or another `Environment` with roles, tasks and max_turns
     cfg: TrainConfig
     settings: dict[str, Any]  # JSON values that say what is played
+
+
+def play_tasks(match: Match, tasks: Sequence[dict], cfg: TrainConfig, part: int = 0) -> Rollout:
+    """Play tasks as an evaluation does, see `evaluate`. Callers say how many episodes have no valid reward."""
+    from jmarl.evaluation.evaluate import play_held_out
+    from jmarl.sampling.generate import sample_team
+    from jmarl.team import moved
+
+    team, params = moved(match.team, match.params, cfg.run)
+    return play_held_out(partial(sample_team, team, params), team, tasks, match.env, cfg, part=part)
 
 
 # --- flags -------------------------------------------------------------------------------------------------------------

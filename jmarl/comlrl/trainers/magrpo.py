@@ -39,7 +39,7 @@ from jmarl.comlrl.rewards import bind_rewards
 from jmarl.comlrl.roles import WithRoles, read_roles
 from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.envs.rewards import Processor, RewardFunction
-from jmarl.evaluation.evaluate import evaluate
+from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.logs.terminal import say
 from jmarl.models.hub.agents import Agent
 from jmarl.runs.checks import check_agents, check_run, environment_of
@@ -251,8 +251,8 @@ class MAGRPOTrainer:
     def evaluate(
         self, eval_dataset: Iterable[Mapping] | int | None = None, *, num_eval_samples: int | None = None
     ) -> dict[str, float]:
-        """Return the mean return of the current weights on `eval_dataset` (default: the trainer's), half the width of its 95 %
-        interval, and the metrics of `EvalMetrics`.
+        """Return what a run logs of an evaluation of the current weights on `eval_dataset` (default: the trainer's): the mean
+        return, half the width of its 95 % interval, the number of episodes, parts, measures, and the metrics of `EvalMetrics`.
 
         num_eval_samples: evaluate on the first items only; default: eval_num_samples of the settings. It may be the first
         argument, as in CoMLRL.
@@ -265,7 +265,7 @@ class MAGRPOTrainer:
         items = self._first_items(dataset, num_eval_samples)
         result = evaluate(self.team, self.params, items, self.env, self.config)
         notes = self.eval_metrics(items, result.rollout)
-        return {"eval/reward": result.mean, "eval/reward_ci95": result.interval} | {f"eval/{k}": x for k, x in notes.items()}
+        return numbers(result._replace(notes=notes))
 
     def save_checkpoint(self, output_dir: str | os.PathLike) -> str:
         """Copy the run of the last `train` with its newest checkpoint to a directory, and return the directory.
