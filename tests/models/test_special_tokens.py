@@ -169,7 +169,7 @@ def test_added_tokens_of_the_template_are_text_in_prompts_and_tokens_in_answers(
     think, blanks = tokenizer.convert_tokens_to_ids(["<think>", "  "])
     (row,) = encode_prompts(tokenizer, ["a<think>b  c"], 100, chat=True)
     assert row.count(think) == 1 and row.count(blanks) == 1  # a token that no template writes is text anyway
-    assert encode_answer(tokenizer, "<think>b<|im_end|>", chat=True)[0] == think
+    assert encode_answer(tokenizer, "a<think>b<|im_end|>", chat=True)[1] == think
     assert not {*stop_ids(tokenizer)} & {*encode_answer(tokenizer, "<think>b<|im_end|>", chat=True)}
 
 

@@ -187,6 +187,54 @@ def test_a_turn_ends_once(tiny_tokenizer):
         assert own == [*tiny_tokenizer.encode("field"), 2 if chat else 0]
 
 
+# --- what the prompt says already --------------------------------------------------------------------------------------------
+
+THOUGHTS = {  # what templates write: before an earlier answer, before the last one, and at the end of a prompt
+    "QwQ": ("", "", "<think>\n"),
+    "DeepSeek-R1": ("", "", "<think>"),
+    "Qwen3-Thinking": ("", "<think>\n\n</think>\n\n", "<think>\n"),
+    "Qwen3 without": ("", "", "<think>\n\n</think>\n\n"),
+    "SmolLM3 without": ("<think>\n\n</think>\n",) * 3,
+    "words": ("", "", "The answer is "),
+}
+
+
+def thinking(earlier, last, asked):
+    header = "{% set before = last if loop.last else earlier %}<|im_start|>{{ m['role'] }}\n"
+    template = CHATML.replace("<|im_start|>{{ m['role'] }}\n", header + "{{ before if m['role'] == 'assistant' }}")
+    template = template.replace("assistant\n{% endif %}", "assistant\n{{ asked }}{% endif %}")
+    return f"{{% set earlier = {earlier!r} %}}{{% set last = {last!r} %}}{{% set asked = {asked!r} %}}{template}"
+
+
+@pytest.mark.parametrize("is_token", [True, False])
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_what_the_generation_prompt_writes_is_not_in_the_answer(templated, name, is_token):
+    """Whether <think> is a token or text, and whatever blanks stand around it."""
+    opening = THOUGHTS[name][-1]
+    tokenizer = templated(thinking(*THOUGHTS[name]))
+    if is_token or name.startswith("SmolLM3"):
+        tokenizer.add_tokens(["<think>", "</think>"])
+    (prompt,) = encode_prompts(tokenizer, ["Hi"], 100, chat=True)
+    bare = encode_completion(tokenizer, "so", 2, True)
+    assert bare == [*tokenizer.encode("so"), 2]
+    for begun in (opening, opening.rstrip(), f"\n{opening}", f"  {opening.strip()}\n", opening.replace("\n\n", "\n")):
+        answer = f"{begun}{' ' * (name == 'words' and begun[-1] != ' ')}so"
+        row = encode_completion(tokenizer, answer, 2, True)
+        assert tokenizer.decode(row).lstrip() == "so<|im_end|>", (begun, row)
+        assert row == bare or not opening.endswith(begun.lstrip()), "blanks that the prompt has are not repeated"
+    for text in ("so", "\n<thinks>", "assistant\n", f"so {opening}", f"{opening.rstrip()}nt"[1:]):
+        assert tokenizer.decode(encode_completion(tokenizer, text, 2, True)) == f"{text}<|im_end|>"
+    assert tokenizer.decode(prompt).endswith(f"<|im_start|>assistant\n{opening}")
+
+
+def test_an_answer_is_whole_after_a_bare_header(templated):
+    for name, template in {"ChatML": CHATML, "no generation prompt": CHATML.partition("{% if add")[0]}.items():
+        tokenizer = templated(template)
+        tokenizer.add_tokens(["<think>"])
+        for text in ("<think>\nhm</think>", "assistant\nso", "\nso", " <think>", "<|im_start|>assistant\n"):
+            assert tokenizer.decode(encode_answer(tokenizer, text, True)) == text, name
+
+
 # --- every character --------------------------------------------------------------------------------------------------------
 
 

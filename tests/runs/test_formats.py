@@ -264,3 +264,21 @@ def test_an_implicit_prompt_has_the_tokens_of_an_explicit_one(team):
     texts = [PAIRS["implicit, standard"][0], {"prompt": "Sky is", "chosen": " blue.", "rejected": " black."}]
     implicit, explicit = encode_pairs(team, load_pairs(texts), False)
     assert implicit == explicit
+
+
+@pytest.mark.parametrize("name", ["sft", "several turns", "texts", "dpo"])
+def test_what_the_generation_prompt_says_already_is_trained_once(tiny_config, make_tokenizer, name):
+    """In each turn. Answers that begin otherwise are whole."""
+    tokenizer, thought = make_tokenizer(), assistant("<think>\nhm\n</think>\n\nOne.")
+    tokenizer.chat_template = tokenizer.chat_template.replace("assistant\n' }}", "assistant\n<think>\n' }}")
+    team, bare = Team.of([Agent("tiny", tiny_config(), {}, tokenizer)]), thought["content"].removeprefix("<think>\n")
+    if name == "dpo":
+        pairs = [{"prompt": [HI], "chosen": [thought], "rejected": [assistant(bare)]}]
+        (((part,),)) = encode_pairs(team, load_pairs(pairs), False)
+        assert part.rows[0] == part.rows[1]
+    else:
+        talk = [HI, thought, MORE, thought]
+        rows = [{"messages": talk[: 2 if name == "sft" else 4]}, {"prompt": "Hi", "completion": thought["content"]}]
+        (((part,),)) = encode_trajectories(team, load_trajectories([rows[name == "texts"]]), name == "texts")
+    text = tokenizer.decode([*part.prompt, *part.rows[0]])
+    assert text.count("<|im_start|>assistant\n<think>\nhm") == text.count("<think>") == 1 + (name == "several turns")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -86,6 +87,36 @@ def _answer_start(tokenizer: Any, template: str, chat: Chat) -> str:
     asked = render(tokenizer, [user], chat).plain
     start = answered.removeprefix(asked)
     return start if answered.startswith(asked) and not start.strip() else ""
+
+
+def after_opening(tokenizer: Any, text: str, chat: Chat) -> str:
+    """Return an assistant's text without what the generation prompt has written of it already, such as <think>.
+
+    Blanks around it may differ. The text is unchanged if it begins otherwise.
+    """
+    opening = _opening(tokenizer, str(tokenizer.chat_template), chat)
+    words = r"\s*".join(map(re.escape, opening.split()))
+    repeated = re.match(rf"\s*{words}(?!(?<=\w)\w)", text) if words else None
+    if repeated is None:
+        return text
+    rest = text[repeated.end() :]
+    return rest[len(os.path.commonprefix([opening[len(opening.rstrip()) :], rest])) :]
+
+
+@functools.lru_cache(maxsize=64)
+def _opening(tokenizer: Any, template: str, chat: Chat) -> str:
+    """Return what the generation prompt writes after the assistant's header: where a template writes it before every answer,
+    from the first token behind the special ones, as <think> is one."""
+    user, answer = {"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}
+    asked = render(tokenizer, [user], chat).plain
+    answered = (render(tokenizer, [user, answer, *later], chat, False).plain for later in ([], [user]))
+    headers = [text.partition(MARKER)[0] for text in answered if MARKER in text]
+    if opening := max((asked.removeprefix(x) for x in headers if asked.startswith(x)), key=len, default=""):
+        return opening
+    tokens = [token for token in tokenizer.added_tokens_decoder.values() if token.content in asked]
+    start = max((asked.rfind(token.content) + len(token.content) for token in tokens if token.special), default=0)
+    words = [asked.find(token.content, start) for token in tokens if not token.special]
+    return asked[min((i for i in words if i >= 0), default=len(asked)) :]
 
 
 def _apply(tokenizer: Any, messages: Sequence[Message], chat: Chat, add_generation_prompt: bool) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from jmarl.config import Chat, as_chat
 from jmarl.models.hub.messages import read_prompt
 from jmarl.models.hub.special_tokens import Protected, encode_protected, protect_text
-from jmarl.models.hub.template import MARKER, TemplateRefusal, answer_start, render
+from jmarl.models.hub.template import MARKER, TemplateRefusal, after_opening, answer_start, render
 
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
@@ -280,11 +280,12 @@ def known_ends(tokenizer: Any, others: Iterable[int] = ()) -> tuple[int, ...]:
 def encode_answer(tokenizer: Any, text: str, chat: bool | Chat = False, special: Collection[str] | None = None) -> list[int]:
     """Return the token ids of a text that follows a prompt as its completion, without the token that ends it.
 
-    With `chat` it is text as a message of the assistant is.
+    With `chat` it is text as a message of the assistant is, without what the generation prompt has written of it (<think>).
     special: the special tokens that it may write without a chat; None: all that it spells.
     """
     if not chat:
         return encode_continuation(tokenizer, Protected(text) if special is None else protect_text(tokenizer, text, special))
+    text = after_opening(tokenizer, text, as_chat(chat))
     protected, start = protect_text(tokenizer, text, own=True), answer_start(tokenizer, as_chat(chat))
     start = "" if text.startswith(start) else start
     return encode_continuation(tokenizer, protected._replace(text=start + protected.text))
