@@ -27,6 +27,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from jmarl.lazy import modules_of
+from jmarl.shadows import explaining
 
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _NAMES
     from jmarl.comlrl.trainers import *  # noqa: F403
@@ -101,7 +102,8 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
-        return getattr(importlib.import_module(f"jmarl.{_MODULE_OF[name]}"), name)
+        with explaining():
+            return getattr(importlib.import_module(f"jmarl.{_MODULE_OF[name]}"), name)
     try:
         return _room(name)
     except AttributeError as error:

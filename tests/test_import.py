@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 import jmarl
 from jmarl.comlrl import trainers
+from jmarl.envs.rows import read_rows
+from jmarl.shadows import ShadowedPackage, explained
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -83,3 +87,50 @@ def kind_and_name(call: str) -> tuple[str, str]:
     name = call.removeprefix("help(").removesuffix(")")
     path = ROOT / name.replace(".", "/")
     return ("package" if path.is_dir() else "module"), name
+
+
+# --- files of the user with the name of a package --------------------------------------------------------------------------
+
+
+def test_a_file_with_the_name_of_a_package_is_named_where_the_package_is_needed(tmp_path):
+    """And only there: names that need no package are imported."""
+    (tmp_path / "jinja2.py").write_text("ROWS = []\n")
+    script = "import jmarl; print(jmarl.TrainConfig.of().algorithm); jmarl.load_pairs"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.stdout == "magrpo\n"
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"jmarl.shadows.ShadowedPackage: {tmp_path / 'jinja2.py'} has the name of the package jinja2, which")
+    assert "rename the file (ImportError: cannot import name 'TemplateError' from 'jinja2'" in last
+
+
+@pytest.mark.parametrize("name", ["datasets.py", "datasets/__init__.py"])
+def test_the_error_of_a_shadowed_package_is_explained_whatever_python_says(tmp_path, monkeypatch, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    texts = "module 'datasets' has no attribute 'Dataset'", "No module named 'datasets.load'; 'datasets' is not a package"
+    errors = [AttributeError(texts[0]), ModuleNotFoundError(texts[1]), ImportError("Could not import module 'Tokenizer'")]
+    errors[2].__cause__ = errors[1]
+    assert all(explained(error) is error for error in errors), "datasets is the package itself"
+    monkeypatch.syspath_prepend(tmp_path)
+    for error in errors:
+        assert str(explained(error)).startswith(f"{tmp_path / name} has the name of the package datasets, which is needed")
+    for other in (ValueError(texts[0]), AttributeError("module 'numpy' has no attribute 'x'"), KeyError("datasets")):
+        assert explained(other) is other
+
+
+def test_rows_are_read_beside_a_file_with_the_name_of_a_library(tmp_path, monkeypatch):
+    """Also if it has a class of the library's name. A directory that the library saved needs the library."""
+    own = types.ModuleType("datasets")
+    own.Dataset = type("Dataset", (list,), {})
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "state.json").write_text("{}")
+    (tmp_path / "datasets.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    for library in ("datasets", "pandas"):
+        monkeypatch.setitem(sys.modules, library, own)
+    assert read_rows(own.Dataset([{"prompt": "q"}])) == read_rows([{"prompt": "q"}]) == [{"prompt": "q"}]
+    with pytest.raises(ShadowedPackage, match="datasets.py has the name of the package datasets"):
+        read_rows(saved)

@@ -23,6 +23,7 @@ MAX_TOP = 10  # modules directly under jmarl/
 
 ORDER = [
     "lazy",
+    "shadows",
     "types",
     "columns",
     "config",
@@ -71,7 +72,7 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
-    "lazy", "models.hub", "models.families", "envs", "sandbox", "remote", "rl.returns", "rollout.counterfactual",
+    "lazy", "shadows", "models.hub", "models.families", "envs", "sandbox", "remote", "rl.returns", "rollout.counterfactual",
     "evaluation.statistics", "evaluation.zero_shot",
     "preferences.pairs", "preferences.formats",
     "logs.metrics_writer", "logs.log_file", "logs.tables",

@@ -22,6 +22,7 @@ from jmarl.files.lock import DirectoryInUse
 from jmarl.processes import ending
 from jmarl.processes.ending import Interrupted
 from jmarl.processes.join import joined_place
+from jmarl.shadows import ShadowedPackage, explained
 
 COMMANDS: dict[str, str] = {
     "init": "write a small project to start from: settings, a reward with its test, data",
@@ -98,6 +99,8 @@ def sentence_of(error: Exception, verbose: bool) -> str:
     hint = "" if verbose else "; -v shows the traceback"
     if text := sentence(error):
         return text if isinstance(error, USER_ERRORS) and text.startswith(str(error)) else f"{text}{hint}"
+    if isinstance(reason := explained(error), ShadowedPackage):
+        return f"{reason}{hint}"
     frames, package = traceback.extract_tb(error.__traceback__), os.path.join(PACKAGE, "")
     if not isinstance(error, (*USER_ERRORS, RuntimeError)) or not frames[-1].filename.startswith(package):
         last = next((frame for frame in reversed(frames) if frame.filename.startswith(package)), frames[-1])

@@ -9,6 +9,7 @@ from typing import Any
 
 from jmarl.envs.rows import SUFFIXES, read_rows
 from jmarl.models.hub.tokenize import ChatPrompt
+from jmarl.shadows import explaining
 
 SPLITS = ("train", "eval")
 EVAL_SHARE = 0.2
@@ -65,10 +66,11 @@ def load_rows(
 
 def _read_hub(hub: str, config: str | None, split: str) -> list[dict]:
     """Return the rows of a data set of the Hub."""
-    import datasets
-
     try:
-        return list(datasets.load_dataset(hub, config, split=split))  # type: ignore[arg-type]
+        with explaining():
+            import datasets
+
+            return list(datasets.load_dataset(hub, config, split=split))  # type: ignore[arg-type]
     except (ConnectionError, FileNotFoundError) as error:  # no network, or no such data set
         raise FileNotFoundError(
             f"data set {hub!r} cannot be loaded from the Hugging Face Hub ({' '.join(str(error).split()):.200}): check the "

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.shadows import explaining
+
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 GIVE = f"a file ({', '.join(SUFFIXES)}, also .gz), a directory saved by datasets, a list of dicts, a Dataset or a DataFrame"
 Rows = Any  # what `read_rows` reads
@@ -89,10 +91,13 @@ def read_rows(source: Rows, split: str | None = None) -> list[dict]:
     return [row if isinstance(row, dict) else dict(row) for row in rows]
 
 
-def _is(value: Any, module: str, *names: str) -> bool:
-    """Return whether a value is of one of the classes of a module, without importing it: whoever has a value has it loaded."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(value, tuple(getattr(loaded, name) for name in names))
+def _is(value: Any, library: str, *names: str) -> bool:
+    """Return whether a value is of one of the classes of a library, without importing it: whoever has a value has it loaded.
+
+    A file of the user may have the name of the library; its classes are others."""
+    loaded = vars(sys.modules.get(library, object))
+    classes = [loaded[name] for name in names if name in loaded] if "__path__" in loaded else []  # a file is no package
+    return isinstance(value, tuple(classes))
 
 
 def _advice(source: Any) -> str:
@@ -172,9 +177,10 @@ def is_saved(path: Path) -> bool:
 def _read_path(path: Path) -> Any:
     """Return what a file or directory holds: a series of rows, or a data set of `datasets`."""
     if is_saved(path):
-        import datasets
+        with explaining():
+            import datasets
 
-        return datasets.load_from_disk(str(path))
+            return datasets.load_from_disk(str(path))
     if path.is_dir():
         files = sorted(file.name for file in path.iterdir() if _suffix(file) in SUFFIXES)
         has = f"it has the files {', '.join(files)}: give one of them" if files else f"give {GIVE}"

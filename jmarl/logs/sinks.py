@@ -21,6 +21,7 @@ import numpy as np
 
 from jmarl.logs.log_file import LogFile
 from jmarl.logs.tables import escape
+from jmarl.shadows import explaining
 
 WANDB_ID = "wandb_id.txt"  # in the run directory
 REWARD_TAG = "reward/mean"  # shown by the progress bar and TensorBoard's HPARAMS tab
@@ -56,9 +57,10 @@ class TensorBoard(Sink):
 
     def __init__(self, run_dir: Path, hparams: Mapping[str, Any], start_step: int):
         # Imported here, because tensorboardX imports torch (two seconds) if it is installed.
-        from tensorboardX import summary
-        from tensorboardX.proto import event_pb2, summary_pb2
-        from tensorboardX.record_writer import masked_crc32c
+        with explaining():
+            from tensorboardX import summary
+            from tensorboardX.proto import event_pb2, summary_pb2
+            from tensorboardX.record_writer import masked_crc32c
 
         event: Any = event_pb2  # generated modules, whose classes a type checker does not see
         protos: Any = summary_pb2
@@ -110,10 +112,11 @@ class Wandb(Sink):
 
     def __init__(self, run_dir: Path, hparams: Mapping[str, Any], config: Mapping[str, Any], num_logged: int = 0):
         try:
-            self.wandb = importlib.import_module("wandb")
-        except ImportError as error:
+            with explaining():
+                self.wandb = importlib.import_module("wandb")
+                self.errors = (OSError, self.wandb.Error)
+        except ModuleNotFoundError as error:
             raise ImportError("wandb_config was given, but W&B is not installed: pip install 'jmarl[wandb]'") from error
-        self.errors = (OSError, self.wandb.Error)
         file = run_dir / WANDB_ID
         before = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
         run_id = str(config.get("id") or before or secrets.token_hex(4))

@@ -25,6 +25,7 @@ from jmarl.models.hub.hf_format import read_params, stored_params, tensor_views
 from jmarl.models.hub.special_tokens import check_vocabulary, tokenizer_for
 from jmarl.models.hub.tokenize import stop_ids
 from jmarl.models.hub.weight_files import open_tensors, read_json, save_tensors, write_json
+from jmarl.shadows import explaining
 
 __all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "open_agent", "save_pretrained"]
 
@@ -231,7 +232,8 @@ def _ids(fields: Mapping[str, Any]) -> list[int]:
 
 def load_tokenizer(directory: Path) -> Any:
     """Load a transformers fast tokenizer from the ``tokenizer.json`` of a directory."""
-    from transformers import PreTrainedTokenizerFast
+    with explaining():
+        from transformers import PreTrainedTokenizerFast
 
     if not (directory / "tokenizer.json").is_file():
         raise FileNotFoundError(
