@@ -11,7 +11,13 @@ from jmarl.config import Episodes, Sampling, TrainConfig, flat
 from jmarl.config.constraints import Constraint, off_unless
 
 DEFAULTS = flat(TrainConfig())
-USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "compute_dtype"}  # of the settings of episodes and sampling
+USED_BY_DATA = {
+    "chat",
+    "chat_template_kwargs",
+    "chat_date",
+    "long_prompts",
+    "compute_dtype",
+}  # of the settings of episodes and sampling
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
 ALSO_CALLED = {"num_prompts": " (per_device_train_batch_size in TRL)"}
 IN_ITS_PLACE = {"num_prompts": "set batch_size, the number of pairs or texts of an update, and "}

@@ -33,6 +33,7 @@ from jmarl.models.hub.special_tokens import special_tokens
 from jmarl.models.hub.tokenize import decode, encode_prompts
 from jmarl.preferences.data_source import encode_tokens
 from jmarl.preferences.encoding import AgentTokens
+from jmarl.preferences.long_rows import fit_rows, prompts_of
 from jmarl.randomness import TRAIN, Randomness
 from jmarl.rollout.play import Game, continued_actions, first_nodes, next_nodes, play_turn
 from jmarl.runs.checks import check_data, check_fit, check_settings
@@ -166,8 +167,9 @@ def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
     algorithm, train = run.setup.algorithm, run.cfg
     texts = algorithm.row.data == "texts"
     kind = "text" if texts else "pair"
-    tokens = encode_tokens(run.team, data[:SHOWN], algorithm, train).tokens
-    lines = [f"{plural(len(data), kind)} to train on, {len(held_out)} held out; {agents_line(run.team)}"]
+    items, first = run.task.items, run.task.items[:SHOWN]
+    tokens = fit_rows(run.team, [*map(prompts_of, first)], encode_tokens(run.team, first, train), train.episodes).values()
+    lines = [f"{plural(len(items), kind)} to train on, {len(run.task.held_out)} held out; {agents_line(run.team)}"]
     lines += [run.task.overlap] if run.task.overlap else []
     lines.append("trained tokens are in ⟦ ⟧, separated by |; " + LEGEND)
     weights = {1: algorithm.bc_weight, 2: algorithm.world_model_weight} if texts else {}

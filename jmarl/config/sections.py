@@ -145,7 +145,9 @@ class Episodes(Section):
     last tokens that fit and the chat template around them; a list of chat messages keeps the template of all of them, and the
     oldest ones lose their text first. drop: leave such items out before training, and end an episode before such a later turn
     (where the environment itself writes the first prompts, a long one of these is an error).
-    Prompts made by formatters are checked for all items before training starts; `long_prompts` in the log counts the others."""
+    Prompts made by formatters are checked for all items before training starts; `long_prompts` in the log counts the others.
+    Of given pairs and texts it is about rows longer than the context; truncate_left leaves out those whose completions alone
+    are too long. What a reward model cannot read with drop has no valid reward."""
     gamma: Share = 1.0
     """Discount of the next turn's return."""
     early_termination_threshold: float | None = None

@@ -68,7 +68,7 @@ def per_agent_values(value: Any) -> tuple:
 
 MAX_NAME = 200  # characters of a name that is compared with others
 WITHOUT_COUNTERPART = {  # names of others that are near a setting which is another thing
-    "max_prompt_length": "prompts are not cut to a length; in runs on rollouts, long_prompts is about those that do not fit",
+    "max_prompt_length": "prompts are not cut to a length; long_prompts is about those that do not fit the context",
 }
 
 

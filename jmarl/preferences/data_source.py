@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl.algorithms import Algorithm
+from jmarl.algorithms import Algorithm, find_row
 from jmarl.config import TrainConfig
 from jmarl.learning.setup import Setup
 from jmarl.logs.goodput import CLOCK
@@ -27,6 +27,7 @@ from jmarl.preferences.encoding import (
     with_reference,
     with_team_margin,
 )
+from jmarl.preferences.long_rows import rows_that_fit
 from jmarl.rollout.experience import DataExperience, Source
 from jmarl.sampling.generate import NO_LIMIT
 from jmarl.team import Team
@@ -50,24 +51,33 @@ def data_source(setup: Setup, examples: Examples, held_out: Examples) -> Source:
 
 
 def encode(team: Team, params: Sequence[Any], data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> Examples:
-    """Return data as token ids, pairs with their log-probabilities under params, the reference."""
-    return add_reference(team, params, encode_tokens(team, data, algorithm, cfg), algorithm)
+    """Return sampled pairs as token ids, with their log-probabilities under params, the reference."""
+    return add_reference(team, params, Examples(encode_tokens(team, data, cfg)), algorithm)
 
 
-def encode_tokens(team: Team, data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> Examples:
-    """Return data as token ids, without the reference."""
-    encode_data = encode_trajectories if algorithm.row.data == "texts" else encode_pairs
-    return Examples(encode_data(team, data, cfg.episodes.chat_settings))
+def encode_tokens(team: Team, data: Sequence, cfg: TrainConfig) -> list[list[AgentTokens]]:
+    """Return data as token ids [M][N] of any length."""
+    encode_data = encode_trajectories if find_row(cfg.algorithm).data == "texts" else encode_pairs
+    return encode_data(team, data, cfg.episodes.chat_settings)
 
 
-def needs_long_context(team: Team, data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> bool:
+def fitting_data(team: Team, data: Sequence, held_out: Sequence, cfg: TrainConfig) -> list[tuple[Sequence, Examples]]:
+    """Return the data and held-out data that fit the agents' contexts, see `Episodes.long_prompts`, and as token ids."""
+    kind = "trajectories" if find_row(cfg.algorithm).data == "texts" else "pairs"
+    fitting = []
+    for part, name in ((data, kind), (held_out, f"held-out {kind}")):
+        part, tokens = rows_that_fit(team, part, encode_tokens(team, part, cfg), cfg.episodes, name)
+        fitting.append((part, Examples(tokens)))
+    return fitting
+
+
+def needs_long_context(team: Team, data: Sequence, cfg: TrainConfig) -> bool:
     """Return whether an example has more tokens than the short one of a model's two contexts has room for."""
     if not any(spec.config.has_two_contexts for spec in team.stacks):
         return False
     limits = [spec.config.context if spec.config.has_two_contexts else NO_LIMIT for spec in team.agent_specs]
-    examples = encode_tokens(team.in_context(long=True), data, algorithm, cfg).tokens
-    rows = [(len(part.prompt) + max(map(len, part.rows)), limits[n]) for parts in examples for n, part in enumerate(parts)]
-    return any(length > limit for length, limit in rows)
+    rows = encode_tokens(team.in_context(long=True), data, cfg)
+    return any(part.length > limits[n] for parts in rows for n, part in enumerate(parts))
 
 
 def add_reference(team: Team, params: Sequence[Any], examples: Examples, algorithm: Algorithm) -> Examples:

@@ -48,6 +48,11 @@ class AgentTokens(NamedTuple):
     rows: tuple[list[int], ...]  # chosen and rejected; of a trajectory one row: everything after its first observation
     kinds: Sequence[int] = ()  # of a trajectory: the kind of each token of the row, see `TextBatch`
 
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and its longest row."""
+        return len(self.prompt) + max(map(len, self.rows))
+
 
 class Examples(NamedTuple):
     """Pairs or trajectories as token ids."""
@@ -67,7 +72,7 @@ class Examples(NamedTuple):
 def encode_pairs(
     team: Team, pairs: Sequence[Pair], chat: bool | Chat, special: Collection[str] | None = None
 ) -> list[list[AgentTokens]]:
-    """Return the token ids [M][N] of pairs [M]. Raises ValueError if one does not fit its agent's context.
+    """Return the token ids [M][N] of pairs [M], of any length.
 
     chat: texts are messages of a user. Lists of messages always are a chat. special: the special tokens that texts may write
     without a chat; None: all that they spell, since a data set may bring its own template.
@@ -80,12 +85,12 @@ def encode_pairs(
         parts, own = [], as_chat(chat).of(n)
         warn_of_prompts(spec.tokenizer, [pair.prompts[n] for pair in pairs if pair.tokens is None], own, n)
         for i, pair in enumerate(pairs):
-            name, prompt = f"pair {i} of agent {n}", pair.prompts[n]
             if pair.tokens is None:
-                parts.append(encode_completions(spec, prompt, (pair.chosen[n], pair.rejected[n]), own, name, special))
+                texts, name = (pair.chosen[n], pair.rejected[n]), f"pair {i} of agent {n}"
+                parts.append(encode_completions(spec, pair.prompts[n], texts, own, name, special))
             else:
                 ids, *rows = map(list, pair.tokens[n])
-                parts.append(check_length(spec, AgentTokens(ids, tuple(rows)), prompt, name))
+                parts.append(AgentTokens(ids, tuple(rows)))
         agents.append(parts)
     return [list(parts) for parts in zip(*agents, strict=True)]
 
@@ -104,8 +109,7 @@ def encode_completions(
     """
     ids, chat = encode_prompt(spec, prompt, chat, name, special), chat_for(prompt, chat)
     end = end_token(spec, chat)
-    rows = tuple(encode_completion(spec.tokenizer, text, end, chat, special, spec.stop) for text in texts)
-    return check_length(spec, AgentTokens(ids, rows), prompt, name)
+    return AgentTokens(ids, tuple(encode_completion(spec.tokenizer, text, end, chat, special, spec.stop) for text in texts))
 
 
 def encode_trajectories(team: Team, trajectories: Sequence[Trajectory], chat: bool | Chat) -> list[list[AgentTokens]]:
@@ -130,7 +134,7 @@ def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool | Chat
         )
     first, *later = trajectory.observations
     if first == "" and len(trajectory.actions) == 1 and not later:
-        return check_length(spec, whole_text(spec, trajectory.actions[0]), trajectory.actions[0], name)
+        return whole_text(spec, trajectory.actions[0])
     prompt, chat = encode_prompt(spec, first, chat, name), chat_for(first, chat)
     end = end_token(spec, chat)
     row: list[int] = []
@@ -143,7 +147,7 @@ def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool | Chat
                 answer = encode_follow_up(spec.tokenizer, text, written[-1:], chat, stop=spec.stop)
         row += [*written, *answer]
         kinds += [1] * len(written) + [2] * len(answer)
-    return check_length(spec, AgentTokens(prompt, (row,), kinds), first, name)
+    return AgentTokens(prompt, (row,), kinds)
 
 
 def whole_text(spec: StackSpec, text: str) -> AgentTokens:
@@ -180,16 +184,6 @@ def end_token(spec: StackSpec, chat: bool | Chat) -> int:
 def text_of(prompt: Prompt) -> str:
     """Return a prompt as a text: chat messages one per line, each after its role, as `ChatPrompt` writes them."""
     return prompt if isinstance(prompt, str) else str(ChatPrompt(prompt))
-
-
-def check_length(spec: StackSpec, tokens: AgentTokens, prompt: Prompt, name: str) -> AgentTokens:
-    """Return the tokens. Raises ValueError if the prompt and its longest row do not fit the context."""
-    length, context = len(tokens.prompt) + max(map(len, tokens.rows)), spec.config.context
-    if length > context:
-        raise ValueError(
-            f"{name} ({text_of(prompt)[:40]!r}...) has {length} tokens, the context {context}: leave it out or shorten it"
-        )
-    return tokens
 
 
 # --- batches -----------------------------------------------------------------------------------------------------------

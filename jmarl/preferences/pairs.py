@@ -2,7 +2,7 @@
 
 A pair is two joint actions on one item, of which the first was preferred; for a team of one, two completions. `load_pairs` and
 `load_trajectories` read whatever `read_rows` reads: files, data sets, DataFrames, lists of dicts. `formats.FORMATS` has the
-formats of the rows. Left out: truncation (a text that does not fit the context is an error when it is encoded).
+formats of the rows. Left out: rows that are too long for the context are found when they are encoded, see `long_rows`.
 """
 
 import contextlib

@@ -23,7 +23,7 @@ import numpy as np
 
 from jmarl.algorithms import DEFAULTS, Algorithm, resolve
 from jmarl.columns import join_numbers
-from jmarl.config import Preference, TrainConfig, flat, per_agent_values
+from jmarl.config import Episodes, Preference, TrainConfig, flat, per_agent_values
 from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.files.checkpoint import saved_steps
 from jmarl.files.interrupt import Interrupted
@@ -43,6 +43,7 @@ from jmarl.preferences.encoding import (
     example_scores,
     text_of,
 )
+from jmarl.preferences.long_rows import fit_rows, long_rows, problem_of
 from jmarl.preferences.pair_rounds import Rounds
 from jmarl.preferences.pairs import Pair, Prompt, split_by_prompt
 from jmarl.randomness import FIT
@@ -59,7 +60,7 @@ BATCH = 16  # joint actions or pairs that are scored at once
 FOLDER = "reward_model"  # of an output directory
 HEAD = "value_head.safetensors"  # of a reward model's directory, beside the files of its decoder
 INHERITED = (  # settings of a run that its reward models have too
-    *("save_minutes", "strict_checkpoints", "progress", "per_agent", "remat", "compute_dtype"),
+    *("save_minutes", "strict_checkpoints", "progress", "per_agent", "remat", "compute_dtype", "long_prompts"),
     *("batch_size", "label_smoothing", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
 )
 
@@ -75,6 +76,7 @@ class RewardModel(NamedTuple):
     algorithm: Algorithm
     mean: float = 0.0
     std: float = 1.0
+    long_prompts: str = "error"  # of joint actions longer than its context, as it was trained: an error, cut, or NaN (drop)
 
     def score(self, prompts: Sequence[Sequence[Prompt]], completions: Sequence[Sequence[str]]) -> np.ndarray:
         """Return the scores [B] of joint actions, given the prompts [N][B] and completions [N][B] of N agents."""
@@ -83,11 +85,19 @@ class RewardModel(NamedTuple):
             raise ValueError("prompts and completions are [N][B]: for each agent a list of its texts, all of one length")
         if len(prompts) != len(completions):
             raise ValueError(f"prompts of {len(prompts)} agents and completions of {len(completions)}: give both of all agents")
-        spec, tokens = self.team.stacks[0], []
+        spec, read, tokens = self.team.stacks[0], [], []
         for i, texts in enumerate(zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)):
             prompt, *answers = joint_texts(*texts)
+            read.append([prompt])
             tokens.append([encode_completions(spec, prompt, answers, False, f"joint action {i}", special=())])
-        return (self.values(tokens)[:, 0] - self.mean) / self.std
+        if self.long_prompts == "error" and (long := long_rows(self.team, tokens)):
+            advice = "lower max_new_tokens, shorten the prompts, or set long_prompts='drop' or 'truncate_left'"
+            raise ValueError(f"{problem_of(long, read, 'joint actions')}: {advice}")
+        fitting = fit_rows(self.team, read, tokens, Episodes(long_prompts=self.long_prompts))
+        values = np.full(len(tokens), np.nan)
+        if fitting:
+            values[[*fitting]] = self.values([*fitting.values()])[:, 0]
+        return (values - self.mean) / self.std
 
     def values(self, tokens: Sequence[Sequence[AgentTokens]]) -> np.ndarray:
         """Return the values [M, G], before they are scaled, of G joint actions after each prompt [M][1]."""
@@ -118,6 +128,7 @@ def save_reward_model(directory: str | os.PathLike, model: RewardModel) -> None:
     weights = merge(spec.config, without_value_head(params))
     save_pretrained(directory, spec.config, weights, spec.tokenizer, spec.generation_config)
     metadata = {"mean": repr(model.mean), "std": repr(model.std), "compute_dtype": model.algorithm.compute_dtype}
+    metadata["long_prompts"] = model.long_prompts
     save_file({name: np.asarray(params[name]) for name in ("value", "value_bias")}, directory / HEAD, metadata=metadata)
     shutil.copymode(directory / "config.json", directory / HEAD)  # safetensors lets only the owner read it
 
@@ -141,7 +152,8 @@ def load_reward_model(directory: str | os.PathLike) -> RewardModel:
     team, (params,) = make_team([load_agent(directory)])
     algorithm = resolve(TrainConfig.of(algorithm="reward_model", compute_dtype=metadata["compute_dtype"]))
     params = params | jax.tree.map(jnp.asarray, head)
-    return RewardModel(team, [params], algorithm, float(metadata["mean"]), float(metadata["std"]))
+    numbers, long_prompts = (float(metadata[name]) for name in ("mean", "std")), metadata.get("long_prompts", "error")
+    return RewardModel(team, [params], algorithm, *numbers, long_prompts)
 
 
 def fit_reward_model(
@@ -180,8 +192,10 @@ def fit_reward_model(
     if result.interrupted:
         raise Interrupted(f"while a reward model was trained, after {int(result.state.step)} of {cfg.run.num_updates} updates")
     model = RewardModel(result.team, [model_of(stack) for stack in result.state.stacks], resolve(cfg))
-    values = model.values(encode_pairs(result.team, training, chat=False, special=()))
-    return model._replace(mean=float(values.mean()), std=float(max(values.std(), 1e-6))), result
+    tokens = encode_pairs(result.team, training, chat=False, special=())
+    fitting = fit_rows(result.team, [pair.prompts for pair in training], tokens, cfg.episodes)
+    values, long_prompts = model.values([*fitting.values()]), cfg.episodes.long_prompts
+    return model._replace(mean=float(values.mean()), std=float(max(values.std(), 1e-6)), long_prompts=long_prompts), result
 
 
 # --- runs on its scores ------------------------------------------------------------------------------------------------
@@ -204,9 +218,15 @@ class LearnedReward:
         answer = self.env.step(list(states), actions, rng)
         task = answer.result
         total = np.where(task.invalid, np.nan, self.model.score(list(zip(*prompts, strict=True)), actions))
-        rewards = np.repeat(total[:, None], task.rewards.shape[1], 1)
+        rewards, invalid = np.repeat(total[:, None], task.rewards.shape[1], 1), np.isnan(total)
+        unscored = np.flatnonzero(invalid & ~task.invalid).tolist()
+        faults = {j: f"the reward model has no score for joint action {j}: is it too long for its context?" for j in unscored}
         measures = join_numbers({"task": task.total}, task.measures, task.parts)
-        return answer._replace(result=task._replace(total=total, parts={}, rewards=rewards, measures=measures))
+        return answer._replace(
+            result=task._replace(
+                total=total, parts={}, invalid=invalid, rewards=rewards, faults=task.faults | faults, measures=measures
+            )
+        )
 
     def observe(self, after: Sequence[Any]) -> Any:
         raise ValueError("a reward model scores single turns: set num_turns to 1")

@@ -39,7 +39,7 @@ from jmarl.models.hub.peft import merge
 from jmarl.models.sharding import DeviceMesh
 from jmarl.models.stack import map_own, to_host, unstack
 from jmarl.models.weights import num_params
-from jmarl.preferences.data_source import add_reference, batch_size, data_source, encode_tokens, longest_batches
+from jmarl.preferences.data_source import add_reference, batch_size, data_source, fitting_data, longest_batches
 from jmarl.preferences.data_source import needs_long_context as data_needs_long_context
 from jmarl.preferences.encoding import AgentTokens, Examples
 from jmarl.preferences.pair_rounds import Rounds, pair_source
@@ -83,12 +83,14 @@ def prepare(
     task, data, cfg = checked_task(cfg, team, task, wandb_config)
     check_equal(cfg, data, team)
     team = on_mesh(team, cfg.run)
+    if task.env is None:
+        (items, examples), (others, held_out) = fitting_data(team, task.items, task.held_out, cfg)
+        task = task._replace(items=items, held_out=others, overlap=shared_examples(items, others))
     first_words(team, task, cfg, team.stacks[0].mesh)
     setup, state = start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg)
     if cfg.episodes.async_steps:
         state = with_empty_slots(setup, state, task.items, task.env)
     if task.env is None:
-        examples, held_out = (encode_tokens(team, part, setup.algorithm, cfg) for part in (task.items, task.held_out))
         setup = choose_updates(setup, state, partial(longest_of_data, setup, state, examples))
         make_source = partial(source_of_data, setup, examples, held_out)
     else:
@@ -119,8 +121,8 @@ def check_equal(cfg: TrainConfig, data: Any, team: Team) -> None:
 
 
 def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, Any, TrainConfig]:
-    """Check the arguments of a run. Returns the task with an `Environment` and lists of what fits the agents' contexts, the
-    fingerprint of all that was given, and the settings with the context, see `Run.long_context`."""
+    """Check the arguments of a run. Returns the task with an `Environment` and lists of the items that fit the agents'
+    contexts, the fingerprint of all that was given, and the settings with the context, see `Run.long_context`."""
     if task.env is None:
         check_fit(cfg, wandb_config)
         check_data(task.items, cfg)
@@ -128,9 +130,8 @@ def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | 
             check_data(task.held_out, cfg)
         check_team(team, cfg)
         keep_programs(say if cfg.run.progress else None)
-        is_long = partial(data_needs_long_context, team, [*task.items, *task.held_out], policy_algorithm(cfg), cfg)
-        cfg = in_chosen_context(team, cfg, is_long)
-        return task._replace(overlap=shared_examples(task.items, task.held_out)), fingerprint.of_data(task.items), cfg
+        is_long = partial(data_needs_long_context, team, [*task.items, *task.held_out], cfg)
+        return task, fingerprint.of_data(task.items), in_chosen_context(team, cfg, is_long)
     env = environment_of(team, task.env, cfg)
     items, held_out = read_rows(task.items), read_rows(() if task.held_out is None else task.held_out)
     check_run(items, cfg, wandb_config)

@@ -5,7 +5,6 @@ conversation so far followed by new text (`Past`). Then only the new tokens are 
 conversation are reused.
 """
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,15 +16,9 @@ from jaxtyping import Bool, Int, Integer
 
 from jmarl.config import Chat, Episodes, Sampling, as_chat
 from jmarl.memory import ProgramCall, explain_memory
-from jmarl.models.hub.cut import cut_left, cut_messages
+from jmarl.models.hub.cut import cut_prompt
 from jmarl.models.hub.prompt_warnings import warn_of_prompts
-from jmarl.models.hub.tokenize import (
-    ChatPrompt,
-    as_prompt,
-    decode,
-    encode_prompts,
-    follow_ups,
-)
+from jmarl.models.hub.tokenize import decode, encode_prompts, follow_ups
 from jmarl.models.platforms import platform_of
 from jmarl.models.stack import to_host
 from jmarl.randomness import Randomness
@@ -232,24 +225,15 @@ def _context(spec: StackSpec, allow_long: bool) -> int:
 def cut_long(
     team: Team, rows: Rows, prompts: Sequence[Sequence[Any]], settings: Sampling, chat: bool | Chat, whole: bool = True
 ) -> Rows:
-    """Cut rows [N][P] that leave no room for a completion on the left, see `cut_left` and `cut_messages`.
+    """Cut rows [N][P] that leave no room for a completion on the left, see `cut_prompt`.
 
     whole: each row is its prompt [N][P]; False: it is a conversation that ends with it.
     """
-
-    def cut(spec: StackSpec, row: list[int], prompt: Any, room: int, chat: Chat) -> list[int]:
-        if len(row) <= room:
-            return row
-        if not isinstance(prompt := as_prompt(prompt), ChatPrompt):
-            return cut_left(spec.tokenizer, row, room, chat, spec.stop)
-        if whole:
-            return cut_messages(spec.tokenizer, prompt, room, chat, spec.stop)
-        return cut_left(spec.tokenizer, row, room, dataclasses.replace(chat, on=True), spec.stop)
-
     shortened = []
     for i, (spec, *agent) in enumerate(zip(team.agent_specs, rows, prompts, strict=True)):
         room, own = spec.config.context - settings.max_new_tokens, as_chat(chat).of(i)
-        shortened.append([cut(spec, row, prompt, room, own) for row, prompt in zip(*agent, strict=True)])
+        cut = partial(cut_prompt, spec.tokenizer, room=room, chat=own, stop=spec.stop, whole=whole)
+        shortened.append([cut(row, prompt) for row, prompt in zip(*agent, strict=True)])
     return shortened
 
 

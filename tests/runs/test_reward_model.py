@@ -183,8 +183,38 @@ def test_a_reward_model_with_adapters_ranks_held_out_pairs_and_is_saved_with_the
 def test_chat_and_a_text_beyond_the_context_are_refused(agents, model, pairs):
     with pytest.raises(ValueError, match="chat=True is not there for a reward model"):
         fit_reward_model(agents[0], pairs, TrainConfig.of(algorithm="reward_model", chat=True), fit=fit)
-    with pytest.raises(ValueError, match=r"joint action 1 .'\[Agent 0\] the.* the context 256"):
-        model[0].score([["the"] * 2, ["a"] * 2], [["x", "xyz " * 200], ["b", "c"]])
+    long = [["the"] * 2, ["a"] * 2], [["x", "xyz " * 200], ["b", "c"]]
+    with pytest.raises(
+        ValueError, match=r"1 of 2 joint actions .* number 1 .*'\[Agent 0\] the.* context is 256: lower max_new"
+    ):
+        model[0].score(*long)
+    drops, first = model[0]._replace(long_prompts="drop"), [[x[:1] for x in texts] for texts in long]
+    np.testing.assert_allclose(drops.score(*long), [*model[0].score(*first), np.nan], rtol=1e-4, atol=1e-5)
+    assert np.isnan(drops.score(*[[x[1:] for x in texts] for texts in long])).all()
+    env = LearnedReward(RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2))
+    env.model = drops
+    states, _ = env.reset([{"prompt": "the"}] * 2, np.random.default_rng(0))
+    result = env.step(states, long[1], np.random.default_rng(0)).result
+    assert result.invalid.tolist() == [False, True] and "too long for its context" in result.faults[1]
+
+
+@pytest.mark.long
+def test_a_reward_model_cuts_or_leaves_out_long_pairs(agents, pairs, tmp_path):
+    """Its scores have mean 0 and std 1 over what it reads of the training pairs. It is saved with the choice."""
+    long = [pair._replace(prompts=(f"{'xyz ' * 80}{i}", "a")) for i, pair in enumerate(pairs[:3])]
+    for choice, warning in (("drop", "3 of 64 pairs .* left out"), ("truncate_left", "the prompts of 3 are cut on the left")):
+        with pytest.warns(UserWarning, match=warning):
+            fitted, _ = fit_reward_model(
+                agents[0], [*pairs[3:], *long], reward_settings(long_prompts=choice), eval_pairs=pairs[:3], fit=fit
+            )
+        read = pairs[3:] if choice == "drop" else [*pairs[3:], *long]
+        scores = [
+            fitted.score(*(list(zip(*(getattr(pair, name) for pair in read), strict=True)) for name in ("prompts", side)))
+            for side in ("chosen", "rejected")
+        ]
+        np.testing.assert_allclose([np.mean(scores), np.std(scores)], [0, 1], atol=1e-4)
+    save_reward_model(tmp_path, fitted)
+    assert load_reward_model(tmp_path).long_prompts == "truncate_left"
 
 
 @pytest.mark.long

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from jmarl.config import Chat, as_chat
 from jmarl.models.hub.special_tokens import encode_protected
 from jmarl.models.hub.template import MARKER, render
-from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, known_ends, without_end
+from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, encode_prompt, known_ends, without_end
+
+
+class NoRoom(ValueError):
+    """There is no room for a token of a prompt."""
+
+
+def cut_prompt(
+    tokenizer: Any,
+    row: list[int],
+    prompt: Any,
+    room: int,
+    chat: Chat,
+    stop: Collection[int] | None = None,
+    whole: bool = True,
+) -> list[int]:
+    """Return an encoded prompt, cut on the left to `room` tokens if it is longer. Raises NoRoom if none of it fits.
+
+    whole: the row is the prompt; False: it is a conversation that ends with it.
+    """
+    if len(row) <= room:
+        return row
+    if not isinstance(prompt := as_prompt(prompt), ChatPrompt):
+        return cut_left(tokenizer, row, room, chat, stop)
+    if whole:
+        return cut_messages(tokenizer, prompt, room, chat, stop)
+    return cut_left(tokenizer, row, room, dataclasses.replace(chat, on=True), stop)
 
 
 def cut_left(
@@ -28,7 +55,7 @@ def cut_left(
     room = max_tokens - len(before) - len(after)
     if room < 1:
         template = f", of which the chat template takes {len(before) + len(after)}" if chat else ""
-        raise ValueError(f"there is room for {max_tokens} tokens of a prompt{template}: lower max_new_tokens")
+        raise NoRoom(f"there is room for {max_tokens} tokens of a prompt{template}: lower max_new_tokens")
     return [*before, *row[len(before) : len(row) - len(after)][-room:], *after]
 
 
@@ -38,7 +65,7 @@ def cut_messages(
     """Encode messages in the chat template, without the characters at their beginning that leave no room for the others.
 
     The template stays whole, with the role of each message. The oldest messages lose their text first, then those of role
-    system, then the last one. Raises ValueError if the template takes all `max_tokens`. stop: as for `encode_prompt`.
+    system, then the last one. Raises NoRoom if the template takes all `max_tokens`. stop: as for `encode_prompt`.
     """
     last = len(prompt.messages) - 1
     order = sorted(range(last + 1), key=lambda i: 2 if i == last else prompt.messages[i]["role"] == "system")
@@ -53,7 +80,7 @@ def cut_messages(
     too_few, enough = 0, max(sum(len(message["content"]) for message in prompt.messages) - 1, 0)
     row = encoded(enough)
     if len(row) > max_tokens:
-        raise ValueError(
+        raise NoRoom(
             f"there is room for {max_tokens} tokens of a prompt, and the chat template of its {last + 1} messages takes "
             f"{len(row) - 1}: lower max_new_tokens, or give fewer messages"
         )
