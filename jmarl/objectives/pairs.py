@@ -50,10 +50,10 @@ def trained_rows(batch: PreferenceBatch, algorithm: Algorithm) -> Bool[Array, ".
     return batch.valid
 
 
-def token_numbers(outputs: Outputs, algorithm: Algorithm) -> PerToken:
+def token_numbers(outputs: Outputs, values: bool) -> PerToken:
     """Return what pairs are compared by, for each token: log-probabilities (at temperature 1, whatever was sampled with), or
     values before the tokens."""
-    if algorithm.row.margin == "score":
+    if values:
         return outputs.values
     tokens = outputs.tokens
     scores = token_scores(outputs.weights, outputs.hidden, tokens.reshape(-1), 1.0, outputs.logit_cap)
@@ -69,7 +69,7 @@ def completion_numbers(
 
 def pairs_loss(outputs: Outputs, targets: PairTargets, algorithm: Algorithm) -> tuple[Float[Array, ""], Metrics]:
     """Return the loss of pairs and its metrics, additive over parts of a batch."""
-    return loss_of_numbers(token_numbers(outputs, algorithm), targets, algorithm)
+    return loss_of_numbers(token_numbers(outputs, algorithm.row.margin == "score"), targets, algorithm)
 
 
 def loss_of_numbers(

@@ -240,30 +240,34 @@ def _pad_rows(rows: Sequence[Sequence[int]], width: int, fill: int) -> np.ndarra
 # --- scores ------------------------------------------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER_OPTIONS)
-def _token_numbers(params: Any, batch: Data, *, model: ModelConfig, algorithm: Algorithm, mesh: DeviceMesh | None) -> jax.Array:
+@partial(jax.jit, static_argnames=("model", "values", "dtype", "mode", "mesh"), compiler_options=COMPILER_OPTIONS)
+def _token_numbers(
+    params: Any, batch: Data, *, model: ModelConfig, values: bool, dtype: str, mode: str, mesh: DeviceMesh | None
+) -> jax.Array:
     """Return `objectives.pairs.token_numbers` of every token, [A, P, G, T]."""
     TRACES["scores"] += 1
     model = model_on(mesh, model)
 
     def one_agent(params: Any, *rows: jax.Array) -> jax.Array:
-        weights = decoder.compute_weights(params, model, jnp.dtype(algorithm.compute_dtype))
+        weights = decoder.compute_weights(params, model, jnp.dtype(dtype))
 
         def numbers(prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
             hidden, _ = hidden_states(weights, model, prompts, lengths, tokens, "full")
-            return numbers_of_tokens(Outputs(params, weights, hidden, tokens, model.logit_cap), algorithm)
+            return numbers_of_tokens(Outputs(params, weights, hidden, tokens, model.logit_cap), values)
 
         return on_rows(numbers, model.row_parts, *rows)
 
     rows, agents = (batch.prompts, batch.prompt_lengths, batch.tokens), P("agent")
     specs = state_specs(mesh, params), agents, agents, agents
-    return on_devices(per_agent(one_agent, algorithm.optimizer.per_agent), mesh, specs, agents)(params, *rows)
+    return on_devices(per_agent(one_agent, mode), mesh, specs, agents)(params, *rows)
 
 
 def token_numbers(params: Any, spec: StackSpec, batch: Data, algorithm: Algorithm) -> jax.Array:
     """Return the log-probabilities (at temperature 1) or values [A, P, G, T] of a stack's batch, on the devices of params."""
     batch = batch if spec.mesh is None else place_agents(batch, spec.mesh)
-    return _token_numbers(params, batch, model=spec.config, algorithm=algorithm, mesh=spec.mesh)
+    values, mode = algorithm.row.margin == "score", algorithm.optimizer.per_agent
+    dtype = algorithm.compute_dtype  # only these: a program does not depend on the learning rate
+    return _token_numbers(params, batch, model=spec.config, values=values, dtype=dtype, mode=mode, mesh=spec.mesh)
 
 
 def pair_scores(team: Team, params: Sequence[Any], batches: Sequence[PreferenceBatch], algorithm: Algorithm) -> np.ndarray:

@@ -35,6 +35,7 @@ from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.rl import losses
 from jmarl.runs.fit import fit
 from jmarl.team import make_team
+from jmarl.types import TRACES
 from tests.batches import update_stack
 
 RUN = TrainConfig.of(num_updates=12, learning_rate=1e-2, per_agent="vmap", progress=False, batch_size=8)
@@ -275,6 +276,19 @@ def test_ipo_compares_means_of_tokens(team, old):
     state = init_stack(team[1][0], ipo)
     loss = jax.jit(lambda numbers, batch: loss_of_numbers(numbers, prepare(batch, state, spec.config, ipo)[0], ipo)[0])
     np.testing.assert_allclose(loss(*of_first), ((means[:, 0] - means[:, 1] - 1 / 0.4) ** 2).mean(), rtol=1e-4)
+
+
+@pytest.mark.long
+def test_log_probabilities_are_compiled_once_whatever_the_algorithm_learns_with(team):
+    """Learning rates, schedules and losses are no part of their program."""
+    algorithms = [algorithm_of("dpo"), algorithm_of("madpo", learning_rate=3e-4, beta=0.3), algorithm_of("dpo", num_updates=99)]
+    (batch,) = pair_batches(team[0], Examples(encode_pairs(team[0], PAIRS, False)), COUNT, algorithms[0])
+    numbers, traces = [], []
+    for algorithm in algorithms:
+        numbers.append(np.asarray(token_numbers(team[1][0], team[0].stacks[0], batch, algorithm)))
+        traces.append(TRACES["scores"])
+    np.testing.assert_array_equal(numbers, [numbers[0]] * 3)
+    assert traces == [traces[0]] * 3
 
 
 @pytest.mark.long
