@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jmarl.config import Run
+from jmarl.config.paths import expand_home
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, open_agent, save_pretrained
@@ -363,7 +364,7 @@ def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
     With LoRA adapters are merged into the weights, and also written for `peft` to `agent_0/adapter/`, … All agents are written
     under temporary names first, so that an error changes no old files. Only then those of an older model are replaced.
     """
-    root, renames = Path(directory), list[tuple[Path, Path]]()  # temporary and final directory
+    root, renames = Path(expand_home(directory)), list[tuple[Path, Path]]()  # temporary and final directory
 
     def write(spec: StackSpec, roles: Sequence[int], model: Any, adapters: AdapterKind) -> None:
         merged = merge(spec.config, model)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, find_own_modules, plural, show, to_stderr
 from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
 from jmarl.config.layers import experiment_config
+from jmarl.config.paths import expand_home
 from jmarl.config.yaml_file import Given, YamlFile, parse_value, read_yaml
 from jmarl.mrlm.layers import MRLMLayers
 from jmarl.processes.ending import Interrupted, NoServer
@@ -54,7 +55,7 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
 def read_layers(args: argparse.Namespace) -> tuple[MRLMLayers, dict[str, Any] | None, list[str]]:
     """Return what files and flags say, the section sweep, and the names of the files."""
     layers, sweep = MRLMLayers(), None
-    names = [name.strip() for name in args.config.split(",") if name.strip()]
+    names = [expand_home(name.strip()) for name in args.config.split(",") if name.strip()]
     for name in names:
         file = read_yaml(shipped(name))
         if "sweep" in file.tree:

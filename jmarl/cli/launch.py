@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jmarl.cli.main import COMMANDS, parser_for, to_stderr
+from jmarl.config.paths import expand_home
 from jmarl.processes.launch import Launch, launch, process_command
 
 PORT = 29500  # of the coordinator where several hosts must agree on one
@@ -123,7 +124,7 @@ def run_directory(words: Sequence[str]) -> tuple[str, bool]:
         warnings.simplefilter("ignore")
         settings = layers.settings(lambda algorithm: {"sft": "texts", "dpo": "pairs"}.get(algorithm, "rollouts"))
         choose_directory(settings, Path(names[0]).stem)
-        return f"{settings['output_dir'].value}/logs", "mesh" in settings
+        return f"{expand_home(settings['output_dir'].value)}/logs", "mesh" in settings
     return "logs", "mesh" in layers.own
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
+from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
 from jmarl.files.lock import DirectoryInUse
 from jmarl.processes import ending
@@ -46,7 +47,7 @@ USER_ERRORS = (
     DirectoryInUse,
 )  # fmt: skip
 SHELLS = ("bash", "zsh")
-PATHS = ("FILE", "FILE[,FILE...]", "DIR", "M", "RUN")  # metavars of paths, for completion
+PATHS = ("FILE", "FILE[,FILE...]", "DIR", "M", "RUN", "latest|auto|STEP|PATH")  # metavars of paths
 EPILOG = (
     "`jmarl COMMAND --help` explains the flags of a command. Exit codes: 0 done, 1 failed, 2 wrong input, 75 stopped and "
     "saved, 130 stopped."
@@ -58,6 +59,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, allow_abbrev=False, **settings)
+
+    def parse_known_args(self, *args: Any, **settings: Any) -> Any:
+        """Parse arguments, and expand ~ in paths: shells leave it in --output=~/runs."""
+        found, rest = super().parse_known_args(*args, **settings)
+        for action in self._actions:
+            if action.metavar in PATHS:
+                setattr(found, action.dest, expand_home(getattr(found, action.dest)))
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         """Print a line and exit."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from jmarl.comlrl.peer_settings import RolloutConfig
 from jmarl.config import TrainConfig, check
+from jmarl.config.paths import expand_home
 from jmarl.files.checkpoint import META, saved_steps
 
 FOLDER = "checkpoints"  # of a run's directory
@@ -45,6 +46,7 @@ def with_checkpoints(
     changes: dict[str, Any] = {"save_every": interval * epoch}
     changes |= {} if limit is None else {"save_total_limit": limit}
     if directory is not None:
+        directory = expand_home(directory)
         changes["output_dir"] = os.fspath(directory)
     if resume_from is not None:
         run, step = find_checkpoint(resume_from)
@@ -59,7 +61,7 @@ def with_checkpoints(
 
 def find_checkpoint(checkpoint: str | os.PathLike) -> tuple[Path, int | None]:
     """Return the directory of the run that a path names, and the step if it names a checkpoint. Raises ValueError."""
-    path = Path(checkpoint).expanduser()
+    path = Path(expand_home(checkpoint))
     if path.suffix == ".pt" or (path / "training_state.pt").exists():
         raise ValueError(
             f"{path} is a checkpoint of CoMLRL, with arrays of torch, which jmarl cannot continue: start from its agents, "
@@ -75,7 +77,7 @@ def find_checkpoint(checkpoint: str | os.PathLike) -> tuple[Path, int | None]:
 
 def copy_run(run: str | os.PathLike, target: str | os.PathLike) -> Path:
     """Copy a run with its newest checkpoint to a directory, in place of an earlier copy. Returns the directory."""
-    source, target = Path(run).absolute(), Path(target).expanduser().absolute()
+    source, target = Path(run).absolute(), Path(expand_home(target)).absolute()
     newest = max(saved_steps(source / FOLDER), default=None) if os.fspath(run) else None
     if newest is None:
         raise RuntimeError(

@@ -26,6 +26,7 @@ class TeamConfig(Section):
     """Who plays: the agents of the team."""
 
     constraints = TEAM
+    paths = ("models",)
 
     models: tuple[str, ...]
     """Model of each agent: a name, a directory, a .gguf file or a Hub id. One, also as a plain text, is for all num_agents."""
@@ -64,6 +65,7 @@ class TaskConfig(Section):
     """What is played or learned from: an environment, prompts with a reward, or given pairs or texts."""
 
     constraints = TASK
+    paths = ("data", "held_out")
 
     environment: str | None = None
     """Environment to train in: a name of `jmarl.make`, or module:Class. None: see data and eval_envs."""

@@ -15,6 +15,7 @@ class Preference(Section):
     """The preference loss, how pairs are made of a team's completions, and rounds. None: the algorithm's default."""
 
     constraints = PREFERENCE
+    paths = ("comparator_model",)
 
     beta: Positive | None = None
     """Scale of the margins in the preference loss: how far the policy may move from the reference (DPO, arXiv 2305.18290).

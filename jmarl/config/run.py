@@ -15,6 +15,7 @@ class Run(Section):
     """How long a run trains, which agents learn when, where it runs, and what it writes and keeps."""
 
     constraints = RUN
+    paths = ("output_dir", "replay_rollout")
 
     num_updates: Count = 100
     """Updates of the team. In each, all agents learn (in alternating order one) from one batch, in num_epochs times

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from jmarl.config.constraints import EPISODES, LORA, LORA_TARGETS, LOSS, OPTIMIZER, SAMPLING, Constraint, require
+from jmarl.config.paths import expand_home
 from jmarl.config.validation import Count, CountOrAuto, CountOrOff, NotNegative, Positive, Range, Share, check_fields
 
 Scale = Literal["none", "std", "batch_std", "running_std"]
@@ -53,8 +54,11 @@ class Section:
     """Base of the sections: checks each field against its annotation, and then its constraints."""
 
     constraints = tuple[Constraint, ...]()
+    paths = tuple[str, ...]()  # settings that are paths
 
     def __post_init__(self) -> None:
+        for name in self.paths:
+            object.__setattr__(self, name, expand_home(getattr(self, name)))
         check_fields(self)
         require(self.constraints, self)
 

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from jmarl.config.paths import expand_home
+
 KeyPath = tuple[str | int, ...]  # keys and indices from the top of a file to a value
 
 
@@ -65,10 +67,10 @@ def read_yaml(path: str | Path) -> YamlFile:
         FileNotFoundError: there is no such file.
         ValueError: it is no YAML, no mapping, or a key occurs twice; with the line.
     """
-    name = str(path)
-    if not Path(path).is_file():
+    name, path = str(path), Path(expand_home(path))
+    if not path.is_file():
         raise FileNotFoundError(f"{name} does not exist: give a YAML file; `jmarl configs list` shows the shipped ones")
-    content = Path(path).read_bytes()
+    content = path.read_bytes()
     try:
         return parse_yaml(content.decode("utf-8"), name)
     except UnicodeDecodeError as error:

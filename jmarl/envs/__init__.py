@@ -91,13 +91,14 @@ def import_object(name: str) -> Any:
 
     Raises ImportError with the places where a module was looked for and the nearest name, or with the file and line of an error
     in the module."""
+    from jmarl.config.paths import expand_home
     from jmarl.config.validation import did_you_mean
     from jmarl.envs.calls.user_code import raised
 
     place, _, attribute = name.rpartition(":")
     directory, _, module = place.rpartition("/")
     if directory:
-        import_from(os.path.abspath(directory), module)
+        import_from(os.path.abspath(expand_home(directory)), module)
     try:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.config.paths import expand_home
 from jmarl.shadows import explaining
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
@@ -66,7 +67,7 @@ def read_rows(source: Rows, split: str | None = None) -> list[dict]:
     """
     path = f"{os.fspath(source)}: " if isinstance(source, str | os.PathLike) else ""
     if isinstance(source, str | os.PathLike):
-        source = _read_path(Path(source))
+        source = _read_path(Path(expand_home(source)))
     if _is(source, "datasets", "DatasetDict", "IterableDatasetDict"):
         source = _one_split(source, split)
     if _is(source, "datasets", "IterableDataset"):

@@ -29,6 +29,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jmarl.config.paths import expand_home
 from jmarl.logs.log_file import LogFile
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class CompletionsFile:
 
 def read_completions(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a file, without a damaged last one."""
-    for member in _members(Path(path)):
+    for member in _members(Path(expand_home(path))):
         yield json.loads(gzip.decompress(member.data))
 
 
@@ -143,7 +144,7 @@ def finite(value: Any) -> Any:
 
 def steps_of(path: str | Path) -> list[tuple[int, str, int]]:
     """Return the step, the kind and the compressed size in bytes of each record."""
-    return [(member.step, member.kind, len(member.data)) for member in _members(Path(path))]
+    return [(member.step, member.kind, len(member.data)) for member in _members(Path(expand_home(path)))]
 
 
 def _members(path: Path) -> Iterator[_Member]:

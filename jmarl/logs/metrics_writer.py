@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.columns import valid
+from jmarl.config.paths import expand_home
 from jmarl.logs import completions_file
 from jmarl.logs.log_file import LogFile
 from jmarl.logs.samples import Samples
@@ -191,7 +192,7 @@ class _Completions(Sink):
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read the rows of a `metrics.jsonl`, with "NaN" and infinities as floats. Damaged lines are logged and left out; the last
     one is left out silently if it is half-written, because the run may be going on."""
-    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    text = Path(expand_home(path)).read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
     if lines and not text.endswith(("\n", "}")):
         lines.pop()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from jmarl.algorithms import find_row
 from jmarl.config import SECTION_OF, TrainConfig, did_you_mean
 from jmarl.config.experiment import TOP_SETTINGS
+from jmarl.config.paths import expand_home
 from jmarl.config.yaml_file import YamlFile, dump_yaml, read_yaml
 from jmarl.mrlm.generation_config import GenerationConfig as GenerationConfig
 from jmarl.mrlm.keys import GENERATION
@@ -211,7 +212,7 @@ def save_config(config: ExperimentConfig, path: str | os.PathLike) -> None:
         tree["policy_env"] = _given(config.policy_env)
     if config.eval_envs:
         tree["eval_envs"] = [_given(entry) for entry in config.eval_envs]
-    Path(path).write_text(dump_yaml(tree), encoding="utf-8")
+    Path(expand_home(path)).write_text(dump_yaml(tree), encoding="utf-8")
 
 
 def __getattr__(name: str) -> Any:

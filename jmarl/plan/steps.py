@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jmarl.config import ExperimentConfig
+from jmarl.config.paths import expand_home
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.runs.experiment import task_of, team_of
 from jmarl.runs.train import train
@@ -40,7 +41,7 @@ class StepTime(NamedTuple):
 
 def has_weights(model: str) -> bool:
     """Return whether a model can be run: a directory needs a file of weights beside its config.json."""
-    path = Path(model).expanduser()
+    path = Path(expand_home(model))
     return not path.is_dir() or any(path.glob("*.safetensors"))
 
 

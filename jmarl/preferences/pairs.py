@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from jmarl.config.paths import expand_home
 from jmarl.envs.data import shared_line
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.models.hub.messages import is_chat, read_messages
@@ -161,7 +162,8 @@ def save_pairs(path: str | os.PathLike, pairs: Sequence[Pair]) -> None:
     rows = [row_of(pair) for pair in pairs]
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     text = lines if str(path).endswith(".jsonl") else json.dumps(rows, ensure_ascii=False, indent=1) + "\n"
-    Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")  # a lone surrogate, as JSON writes it: \ud800
+    path = Path(expand_home(path))
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # a lone surrogate, as JSON writes it: \ud800
 
 
 def row_of(pair: Pair, with_tokens: bool = False) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import numpy as np
 from jmarl.algorithms import DEFAULTS, Algorithm, resolve
 from jmarl.columns import join_numbers
 from jmarl.config import Episodes, Preference, TrainConfig, flat, per_agent_values
+from jmarl.config.paths import expand_home
 from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.files.checkpoint import saved_steps
 from jmarl.files.interrupt import Interrupted
@@ -122,7 +123,7 @@ def save_reward_model(directory: str | os.PathLike, model: RewardModel) -> None:
     """Write a reward model as a Hugging Face directory (adapters merged), and its value head, mean and std to a small file."""
     from safetensors.numpy import save_file
 
-    (spec,), directory = model.team.stacks, Path(directory)
+    (spec,), directory = model.team.stacks, Path(expand_home(directory))
     params = to_host(unstack(model.params[0], 0))
     (directory / HEAD).unlink(missing_ok=True)  # written last: without it the directory is incomplete
     weights = merge(spec.config, without_value_head(params))
@@ -137,7 +138,7 @@ def load_reward_model(directory: str | os.PathLike) -> RewardModel:
     """Return the reward model in a directory that `save_reward_model` or a run of marlhf (`reward_model/`) wrote."""
     from safetensors import safe_open
 
-    path = Path(directory) / HEAD
+    path = Path(expand_home(directory)) / HEAD
     if not path.is_file():
         raise FileNotFoundError(
             f"{directory} has no {HEAD}, the value head of a reward model: give {FOLDER}/ of a run's output directory, or a "

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jmarl.config import check as check_setting
+from jmarl.config.paths import expand_home
 
 LOOPBACK = "127.0.0.1"
 BEARER = "bearer"  # how HTTP and gRPC send a token: `authorization: Bearer TOKEN`
@@ -61,7 +62,8 @@ class Access:
             raise ValueError("--tls-client-ca needs --tls-cert and --tls-key: without TLS no client shows a certificate")
         tls = None
         if tls_cert is not None and tls_key is not None:
-            tls = Tls(Path(tls_cert), Path(tls_key), None if tls_client_ca is None else Path(tls_client_ca))
+            cert, key, client_ca = map(expand_home, (tls_cert, tls_key, tls_client_ca))
+            tls = Tls(Path(cert), Path(key), None if client_ca is None else Path(client_ca))
             tls.read()  # a missing file is an error before anything else is read
         token = None if token_file is None else read_token(token_file, warn)
         check_setting("port", port, 0 <= port < 1 << 16, "0, for a free one, or a number up to 65535")
@@ -116,7 +118,7 @@ def read_token(path: str | Path, warn: Callable[[str], None] = warnings.warn) ->
     Warns if other users of the machine may read the file. Raises ValueError if there is no token in it, or one that cannot
     stand in a header.
     """
-    path = Path(path)
+    path = Path(expand_home(path))
     token = path.read_bytes().decode("utf-8", "replace").strip()
     if not re.fullmatch(r"[!-~]+", token):  # the token itself is not in the message, which may be logged
         wrong = "has characters other than ASCII letters, digits and signs, or blanks" if token else "is empty"

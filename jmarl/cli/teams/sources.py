@@ -42,9 +42,10 @@ class Source:
 
 def load_source(models: Sequence[str], base_models: Sequence[str] | None = None) -> Source:
     """Return the agents of `--model`. Raises FileNotFoundError or ValueError if there are none, with what is there instead."""
+    from jmarl.config.paths import expand_home
     from jmarl.models.hub.agents import open_agent
 
-    paths = [Path(model).expanduser() for model in models]
+    paths = [Path(expand_home(model)) for model in models]
     if len(models) == 1 and is_run(paths[0]):
         return load_run(paths[0], base_models)
     if base_models:

@@ -11,6 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from jmarl.config.paths import expand_home
 from jmarl.envs.games.blocks import AIR, Cell, block_letters, box_cells
 
 MAX_CELLS = 4096  # of the box of a house
@@ -109,7 +110,7 @@ def _are_rows(rows: Any) -> bool:
 
 def load_houses(path: str | Path) -> list[dict]:
     """Return the rows of a JSON file, after checking them."""
-    rows = json.loads(Path(path).read_text(encoding="utf-8"))
+    rows = json.loads(Path(expand_home(path)).read_text(encoding="utf-8"))
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} has no list of houses: give a JSON list of rows with inventory and target_spec")
     for row in rows:

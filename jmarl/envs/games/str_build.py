@@ -33,6 +33,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from jmarl.config.paths import expand_home
 from jmarl.envs.data import split_rows
 from jmarl.envs.games.blocks import Cell, World, block_letters
 from jmarl.envs.games.building import Building, BuildingState, ratio
@@ -86,7 +87,7 @@ def target_cells(text: str) -> set[Cell]:
 
 def load_strings(path: str | Path) -> list[str]:
     """Return the column `string` of a CSV file."""
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(expand_home(path), newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     if not rows or "string" not in rows[0]:
         raise ValueError(f"{path} has no row with a column string: give a CSV file with a header")

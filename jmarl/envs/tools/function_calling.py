@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.config.paths import expand_home
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.data import check_split, split_of, split_rows
 from jmarl.envs.tools.function_calls import ATTAINABLE, WEIGHTS, ExpectedCall, FunctionCall, read_calls, reward_of, score
@@ -109,7 +110,7 @@ def load_requests(path: str | Path) -> list[dict]:
 
     The `datasets` library is not used: an argument has allowed values of several types, which no column can hold.
     """
-    rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line]
+    rows = [json.loads(line) for line in Path(expand_home(path)).read_text(encoding="utf-8").splitlines() if line]
     tasks = [{name: row.get(name) for name in ("user_prompt", "function", "ground_truth")} for row in rows]
     for task in tasks:
         expected_calls(task)

@@ -19,6 +19,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jmarl.config.paths import expand_home
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.config_json import config_from_hf, config_to_hf
 from jmarl.models.hub.hf_format import read_params, stored_params, tensor_views
@@ -72,7 +73,7 @@ def open_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None =
     """Return an agent whose weights stay in their files until they are needed, see `hf_format.StoredLeaf`; those of a GGUF file
     are read at once. Arguments as of `load_agent`."""
     name = os.fspath(name_or_path)
-    path = Path(name).expanduser()
+    path = Path(expand_home(name))
     check_readable(path)
     local = name == SMOLLM2 or path.exists()
     if local and revision is not None:
@@ -94,7 +95,7 @@ def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelCo
     A directory may hold config.json alone; its tokenizer is then None.
     """
     name = os.fspath(name_or_path)
-    path = Path(name).expanduser()
+    path = Path(expand_home(name))
     check_readable(path)
     if path.is_file():
         agent = load_agent(path)
@@ -107,7 +108,7 @@ def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelCo
 
 def is_text_model(name: str) -> bool:
     """Return whether the directory or hub id is a model of text alone, by its ``config.json``."""
-    path = Path(name).expanduser()
+    path = Path(expand_home(name))
     return "text_config" not in read_json((path if path.is_dir() else _download(name, None, ["config.json"])) / "config.json")
 
 
@@ -158,7 +159,7 @@ def save_pretrained(
         check_vocabulary(config, tokenizer, os.fspath(directory))
         fields |= token_ids(tokenizer, fields)
     hf, views = config_to_hf(config, fields), tensor_views(config, params)
-    directory = Path(directory)
+    directory = Path(expand_home(directory))
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "config.json", hf)
     if fields:
@@ -292,7 +293,7 @@ def _reason(error: Exception, revision: str | None) -> str:
 
 def _smollm2_directory() -> Path:
     """Return SmolLM2's Hugging Face directory in the cache; it is converted at first use and then appears at once."""
-    cache = Path(os.environ.get("JMARL_CACHE") or "~/.cache/jmarl").expanduser()
+    cache = Path(expand_home(os.environ.get("JMARL_CACHE") or "~/.cache/jmarl"))
     final = cache / f"{SMOLLM2}.v{CACHE_FORMAT}"
     if final.is_dir():
         return final

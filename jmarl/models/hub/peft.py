@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.config.paths import expand_home
 from jmarl.models.config import ModelConfig
 from jmarl.models.families import FAMILIES
 from jmarl.models.weights import ADAPTERS, LAYERS, PARTS, WEIGHTS, layers_with, shape_of, sizes_of
@@ -99,7 +100,7 @@ def save_adapter(directory: str | os.PathLike, cfg: ModelConfig, params: Mapping
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    directory = Path(directory)
+    directory = Path(expand_home(directory))
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -14,6 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
+from jmarl.config.paths import expand_home
 from jmarl.envs.messages import Message, Observation, Reward
 from jmarl.envs.rows import read_rows
 from jmarl.preferences.pairs import Trajectory as TextTrajectory
@@ -109,7 +110,7 @@ class _RowDataset(Generic[Row]):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the rows as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_rows(), ensure_ascii=False, indent=1), encoding="utf-8")
+        Path(expand_home(path)).write_text(json.dumps(self.to_rows(), ensure_ascii=False, indent=1), encoding="utf-8")
 
 
 class PreferenceDataset(_RowDataset[PreferencePair]):

@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jmarl.config.paths import expand_home
+
 ADDRESS = re.compile(r"(?P<target>(?:unix:\S+)|(?:\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5}))(?:=(?P<weight>\S+))?")
 ALLOWED = "give HOST:PORT, HOST:PORT=WEIGHT, a list of them, or a file with one on each line"
 
@@ -44,7 +46,7 @@ class Addresses:
         if isinstance(given, str) and ADDRESS.fullmatch(given.strip()):
             given = [given]
         if isinstance(given, str | os.PathLike):
-            self.file = Path(given)
+            self.file = Path(expand_home(given))
             self._seen = _content(self.file)
             self.current = _read(self.file, self._seen)
             return

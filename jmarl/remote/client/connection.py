@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from jmarl.config.paths import expand_home
 from jmarl.remote.access import is_loopback, read_token
 from jmarl.remote.values import PROTOCOL
 
@@ -58,7 +59,7 @@ class Credentials:
         if self.tls_cert is not None and self.tls_ca is None:
             raise ValueError("tls_cert needs tls_ca, the file of who signs the certificates of the servers")
         for path in (self.token_file, self.tls_ca, self.tls_cert, self.tls_key):
-            if path is not None and not Path(path).is_file():
+            if path is not None and not Path(expand_home(path)).is_file():
                 raise FileNotFoundError(f"there is no file {path}, which token_file, tls_ca, tls_cert or tls_key names")
 
     def metadata(self) -> list[tuple[str, str]]:
@@ -70,7 +71,7 @@ class Credentials:
         """Return a channel to a server. Raises ValueError if the token would be sent unencrypted over a network."""
         if self.tls_ca is not None:
             files = (self.tls_ca, self.tls_key, self.tls_cert)
-            contents = [None if path is None else Path(path).read_bytes() for path in files]
+            contents = [None if path is None else Path(expand_home(path)).read_bytes() for path in files]
             return grpc.secure_channel(target, grpc.ssl_channel_credentials(*contents), OPTIONS)
         if self.token_file is not None and not is_local(target):
             raise ValueError(
