@@ -286,7 +286,7 @@ class Checkpointer:
                 logger.warning("checkpoint step %d in %s cannot be deleted: %s", step, self.directory, error)
 
     def _remove_leftovers(self) -> None:
-        leftovers = sorted(path for path in self.directory.iterdir() if path.suffix in (SAVING, DELETING))
+        leftovers = sorted(x for x in self.directory.iterdir() if x.suffix in (SAVING, DELETING) and x.stem.isdecimal())
         if leftovers:
             names = ", ".join(path.name for path in leftovers)
             logger.warning("removing interrupted saves in %s: %s", self.directory, names)

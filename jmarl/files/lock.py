@@ -7,6 +7,7 @@ so locks are never stale. Left out: file systems without `flock` (some network o
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -17,17 +18,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from jmarl.logs.log_file import is_in_place
+
 logger = logging.getLogger(__name__)
 
 NAME = "lock"
-_held: set[int] = set()  # file descriptors of the locks of this process
+OWNER = b'{"host"'  # with which the content begins
+_held: dict[Path, int] = {}  # lock files of this process, and their descriptors
 _reserved: set[tuple[Path, int]] = set()  # lock files, and the threads whose next `locked` may have them
 
 
 def _close_in_child() -> None:
     """Close the locks in a forked process, which would otherwise hold them even after its parent has ended."""
     while _held:
-        os.close(_held.pop())
+        os.close(_held.popitem()[1])
     _reserved.clear()
 
 
@@ -49,26 +53,66 @@ def locked(directory: str | Path) -> Iterator[None]:
         finally:
             _reserved.add(key)
         return
+    held = path.absolute()
+    _held[held] = _acquire(path)
+    try:
+        yield
+    finally:
+        if (fd := _held.pop(held, None)) is not None:  # a forked process has none
+            _release(fd)
+
+
+def keep(directory: str | Path) -> bool:
+    """Return whether this process still has the lock that it took in a directory, if it took one. A lock that was removed, alone
+    or with the directory, is made anew; in place of it there may be that of another run."""
+    path = Path(directory).absolute() / NAME
+    if path not in _held or is_in_place(_held[path], path):
+        return True
+    if os.path.lexists(path):
+        return False
+    try:
+        new = _acquire(path, os.O_EXCL)
+    except (OSError, DirectoryInUse):
+        return False
+    _release(_held[path])
+    _held[path] = new
+    return True
+
+
+def _acquire(path: Path, flags: int = 0) -> int:
+    """Return the descriptor of a lock file, which is made if missing, with the lock and the name of this process."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise type(error)(
-            f"the output directory {directory} cannot be made, {str(error.strerror).lower()}: {error.filename}; choose another "
-            "output_dir (--output)"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644)  # Python closes it in programs it starts
+    except OSError as error:
+        kind, reason = type(error), str(error.strerror).lower()
+        if error.errno == errno.ELOOP:
+            kind, reason = FileExistsError, "its lock is a link"
+        verb = "used" if path.parent.is_dir() else "made"
+        raise kind(
+            f"the output directory {path.parent} cannot be {verb}, {reason}: {error.filename}; choose another output_dir "
+            "(--output)"
         ) from error
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # Python closes it in programs that this process starts
     try:
         _take(fd, path)
+        if os.pread(fd, len(OWNER), 0) not in (b"", OWNER):
+            raise FileExistsError(
+                f"the output directory {path.parent} has a file {NAME} that no run of jmarl has written: choose another "
+                "output_dir (--output), or move it"
+            )
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
         with contextlib.suppress(OSError):  # on a full disk the lock works without the name
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(owner).encode(), 0)
-        _held.add(fd)
-        yield
-    finally:
-        _held.discard(fd)
-        fcntl.flock(fd, fcntl.LOCK_UN)
+    except BaseException:
         os.close(fd)
+        raise
+    return fd
+
+
+def _release(fd: int) -> None:
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 @contextlib.contextmanager

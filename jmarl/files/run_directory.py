@@ -2,22 +2,25 @@
 
 import contextlib
 import datetime
-import itertools
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 
 from jmarl.algorithms import on_platform
 from jmarl.config import TrainConfig, flat
 from jmarl.files.attempt import attempt
 from jmarl.files.changes import CHANGES_PENDING, CannotGoOn, check_changes
-from jmarl.files.checkpoint import META, Checkpointer, saved_steps
+from jmarl.files.checkpoint import META, SAVING, Checkpointer, CheckpointError, saved_steps
 from jmarl.files.lock import check_unlocked, locked
-from jmarl.files.run_files import CONFIG_FILE
+from jmarl.files.own_files import check_free, set_aside
+from jmarl.files.run_files import shown
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.metrics_writer import MetricsWriter
 from jmarl.logs.terminal import say
@@ -28,6 +31,9 @@ from jmarl.types import StackState, TeamState
 logger = logging.getLogger(__name__)
 C = TypeVar("C", bound=TrainConfig)
 
+PATTERN_MARKS = "*?[\\"  # characters of a path that Orbax reads as a pattern
+ENOUGH_TO_TRY = 2**20  # free bytes
+
 # Settings that may be auto, and are chosen when a run starts.
 CHOSEN = ("compute_dtype", "remat", "micro_batches", "chat_date", "long_context")
 
@@ -37,16 +43,59 @@ def checkpoints_of(cfg: TrainConfig) -> Path:
     return Path(cfg.run.output_dir) / "checkpoints"
 
 
+def with_absolute_directory(cfg: C) -> C:
+    """Return settings whose output directory stays the same if code of the user changes the working directory."""
+    return cfg.replace(output_dir=str(Path(cfg.run.output_dir).absolute())) if cfg.run.output_dir else cfg
+
+
 def check_directory(cfg: TrainConfig) -> None:
     """Raise an error if the output directory does not allow this run. Only reads.
 
     Raises:
         DirectoryInUse: another process writes there.
+        ValueError: it has a name below which Orbax finds no files.
         CannotGoOn: see `check_contents`.
     """
     if cfg.run.output_dir and not cfg.run.replay_rollout:
+        check_name(cfg)
         check_unlocked(cfg.run.output_dir)
         check_contents(resolve_resume(cfg))
+
+
+def check_name(cfg: TrainConfig) -> None:
+    """Raise ValueError if a run needs checkpoints, and the path of its directory has characters that Orbax cannot take: it
+    looks for its files by patterns, and would find none, or those of another directory."""
+    path = str(Path(cfg.run.output_dir).absolute())
+    marks = [mark for mark in PATTERN_MARKS if mark in path]
+    is_text = path.encode(errors="ignore").decode() == path
+    if not (cfg.run.saves or cfg.run.resume) or (is_text and not marks):
+        return
+    raise ValueError(
+        f"the output directory {path} cannot hold checkpoints: its path has {' '.join(marks) or 'bytes that are no UTF-8'}, "
+        "and Orbax, which writes them, finds files by patterns; choose another output_dir (--output), or make no checkpoints "
+        "(save_every=0)"
+    )
+
+
+def try_checkpoint(checkpoints: Path) -> None:
+    """Write a small checkpoint to a directory of checkpoints, read it back and delete it, so that a run that could not be
+    resumed does not begin. Raises ValueError. Skipped on a disk that is full, where a run waits for room."""
+    if exchange.from_first(lambda: shutil.disk_usage(checkpoints).free) < ENOUGH_TO_TRY:
+        return
+    folder, numbers = checkpoints / f"0{SAVING}", np.arange(2.0)  # the next run removes what a kill leaves
+    try:
+        with Checkpointer(folder) as saved:
+            saved.save(0, {"numbers": numbers}, {})
+            read = saved.read_arrays(0)[0]["numbers"]
+        if (np.asarray(read) != numbers).any():
+            raise CheckpointError("other numbers were read than were written")
+    except CheckpointError as error:
+        raise ValueError(
+            f"the output directory {checkpoints.parent} cannot hold checkpoints: {error}; choose another output_dir (--output), "
+            "or make no checkpoints (save_every=0)"
+        ) from error
+    finally:
+        exchange.from_first(partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 def resolve_resume(cfg: C, seeds: Sequence[int] = ()) -> C:
@@ -70,7 +119,9 @@ def resolve_resume(cfg: C, seeds: Sequence[int] = ()) -> C:
 
 
 def check_contents(cfg: TrainConfig) -> None:
-    """Raise `CannotGoOn` if there is no checkpoint to resume from, or if a new run would replace an unfinished one."""
+    """Raise `CannotGoOn` if there is no checkpoint to resume from, or if a new run would replace an unfinished one or files of
+    the user."""
+    check_free(cfg.run.output_dir)
     directory = checkpoints_of(cfg)
     last = max(saved_steps(directory), default=None)
     if cfg.run.resume:
@@ -131,35 +182,6 @@ def resolve_auto(cfg: C, run: TrainConfig | None = None) -> C:
     return on_platform(cfg.replace(**before), jax.default_backend())
 
 
-LEARNED = ("checkpoints", "models", "pairs", "history", "reward_model*", "failed_update*")  # of a run that made a step
-LOGS = ("metrics.jsonl", "completions*", "events*", "wandb_id*")
-EMPTY = ("metrics.jsonl", "completions.jsonl.gz")  # of a start that failed before its first step
-
-
-def set_aside(directory: str) -> None:
-    """Move the files of an earlier run (metrics, completions, attempts, TensorBoard events, checkpoints, models, pairs, reward
-    models, settings) into the folder `earlier_1`, `earlier_2`, ... of its directory.
-
-    A start that failed before its first step left nothing to keep but the log of its attempt, which stays where it is.
-    """
-    root = Path(directory)
-    learned, logs = ([path for pattern in names for path in sorted(root.glob(pattern))] for names in (LEARNED, LOGS))
-    learned = [path for path in learned if path.is_file() or any(path.iterdir())]  # `checkpoints` is made before the first step
-    sizes = [(root / name).stat().st_size for name in EMPTY if (root / name).is_file()]
-    if not learned and (root / EMPTY[0]).is_file() and not any(sizes):
-        for path in [root / name for name in EMPTY] + [*root.glob("events.out.tfevents.*"), root / "wandb_id.txt"]:
-            path.unlink(missing_ok=True)
-        return
-    if not learned and not logs:
-        return
-    config = [root / CONFIG_FILE] if (root / CONFIG_FILE).is_file() else []
-    target = next(root / f"earlier_{n}" for n in itertools.count(1) if not (root / f"earlier_{n}").exists())
-    target.mkdir()
-    for path in [*learned, *logs, *root.glob("attempts"), *config]:
-        path.rename(target / path.name)
-    logger.warning("%s held an earlier run; its metrics, checkpoints and models are now in %s", directory, target)
-
-
 class OpenRun(NamedTuple):
     """A run whose directory is open."""
 
@@ -204,6 +226,7 @@ def open_run(
                 note(f"resumed with other settings: {'; '.join(changes)}")
         if cfg.run.saves:
             savers = [(opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit)), meta)]
+            try_checkpoint(checkpoints_of(cfg))
         if owns_files:
             note(f"the first step is {int(state.step)}")
             hparams = meta["config"] | {"environment": meta.get("environment", {})}
@@ -264,7 +287,7 @@ def resume(
     changed = list(changes.values())
     if cfg.run.progress:
         notes = "".join(f", {text}" for text in changed)
-        say(f"resuming {cfg.run.output_dir} from step {step} of {cfg.run.num_updates}{notes}")
+        say(f"resuming {shown(cfg.run.output_dir)} from step {step} of {cfg.run.num_updates}{notes}")
 
     def complete(new: Sequence[StackState], old: Sequence[StackState]) -> tuple[StackState, ...]:
         return tuple(stack._replace(grads=other.grads, base=other.base) for stack, other in zip(new, old, strict=True))

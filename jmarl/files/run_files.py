@@ -24,6 +24,12 @@ def config_file_of(directory: Path) -> Path | None:
     return above if directory.absolute().name.startswith("seed_") and above.is_file() else None
 
 
+def shown(directory: str) -> str:
+    """Return how a line names a directory: inside the working directory by its relative path."""
+    path = Path(directory)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else directory
+
+
 def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in the parts and sections of a config.yaml by their short names."""
     named: dict[str, Any] = {}

@@ -18,6 +18,8 @@ from safetensors import SafetensorError
 
 from jmarl.config import Run
 from jmarl.files.checkpoint import Checkpointer, CheckpointError, nbytes
+from jmarl.files.lock import keep
+from jmarl.files.run_files import shown
 from jmarl.logs.terminal import say
 from jmarl.processes import exchange
 from jmarl.team import Team, policies, save_team, to_checkpoint
@@ -85,6 +87,9 @@ class Saves:
         if all([saver.latest_step() == updates for saver, _ in self.savers]):
             return
         state = self.to_save(state)
+        if problem := exchange.from_first(self._take_place):
+            self._count(problem)
+            return
         if (free := exchange.from_first(self._free_bytes)) < (size := nbytes(to_checkpoint(state))):
             if not self._disk_full:
                 self._count(f"{self.run.output_dir} has {gib(free)} free, and it takes about {gib(size)}")
@@ -100,7 +105,9 @@ class Saves:
         checkpoints are wanted."""
         for saver, _ in self.savers:
             self._try(saver.wait)
-        return self._last_error if any([saver.latest_step() != updates for saver, _ in self.savers]) else ""
+        if all([saver.latest_step() == updates for saver, _ in self.savers]):
+            return ""
+        return self._last_error or f"the checkpoint after update {updates} was removed from {self.run.output_dir}"
 
     def save_at_failure(self, state: TeamState) -> None:
         """Save the newest state of a failing run, unless the failed update has consumed it."""
@@ -117,7 +124,7 @@ class Saves:
         if updates and updates != saved:
             self.save(updates, state)
             if not self.finish(updates) and self.run.progress:
-                say(f"stopped after update {updates} in {self.run.output_dir}: resume continues from there")
+                say(f"stopped after update {updates} in {shown(self.run.output_dir)}: resume continues from there")
 
     def _try(self, call: Callable[[], Any]) -> None:
         try:
@@ -128,6 +135,17 @@ class Saves:
     def _count(self, error: object) -> None:
         self.failed, self._last_error = self.failed + 1, str(error)
         warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=4)
+
+    def _take_place(self) -> str:
+        """Make the directories of the checkpoints anew if they were removed. Returns why they must not be written there."""
+        for saver, _ in self.savers:
+            if not keep(saver.directory.parent):
+                return f"{saver.directory.parent} was removed or replaced while the run went on, and is in use by another now"
+            try:
+                saver.directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                return f"{saver.directory} was removed while the run went on, and cannot be made anew: {error}"
+        return ""
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self.savers[0][0].directory).free
@@ -141,6 +159,8 @@ def write_models(run: Run, team: Team, state: TeamState) -> str:
     """
     if not (run.output_dir and run.save_models):
         return ""
+    if not exchange.from_first(partial(keep, run.output_dir)):
+        return f"models: {run.output_dir} was removed or replaced while the run went on, and is in use by another now"
     try:
         save_team(Path(run.output_dir) / "models", team, policies(state))
     except (OSError, SafetensorError) as error:

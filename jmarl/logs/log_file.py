@@ -14,6 +14,14 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 
+def is_in_place(fd: int, path: Path) -> bool:
+    """Return whether a path is still the file that is open: nobody has removed it, or put another in its place."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except OSError:
+        return False
+
+
 class LogFile:
     """Appends records. A record that cannot be written waits in memory, like all records after it, until a later call succeeds.
     So the file contains complete records in order.
@@ -22,10 +30,14 @@ class LogFile:
     """
 
     def __init__(self, path: Path, max_waiting: int | None = None):
-        self.path, self.max_waiting, self.lost = path, max_waiting, 0
+        self.path, self.max_waiting, self.lost = path.absolute(), max_waiting, 0
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)  # no O_APPEND: pwrite would ignore its offset
         self.end = os.lseek(self.fd, 0, os.SEEK_END)  # of the last complete record; a partial one after it is overwritten
         self.waiting: deque[bytes] = deque()
+
+    def lost_file(self) -> Path | None:
+        """Return the path of the file if it was removed, or if there is another in its place; what is written then is lost."""
+        return None if is_in_place(self.fd, self.path) else self.path
 
     def write(self, record: bytes) -> None:
         """Append a record after the waiting ones. Raises OSError if the disk does not take it; then it waits too, or is lost if

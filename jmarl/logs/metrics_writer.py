@@ -19,6 +19,7 @@ import json
 import logging
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ class MetricsWriter:
     ):
         self.log_errors = 0
         self._warned: set[str] = set()
+        self._lost: list[Path] = []
         hparams = {valid(name): valid(x) if isinstance(x, str) else x for name, x in flatten(hparams)}
         self.evaluated: frozenset[int] = frozenset()
         self._sinks: dict[str, Sink] = {}
@@ -108,6 +110,19 @@ class MetricsWriter:
         if shapes:
             raise ValueError(f"a metric must be one number, but there are arrays of shape {shapes}: log a mean or each element")
         self._call("write", step, {tag: float(value.item()) for tag, value in row.items()})
+        self.find_lost_files()
+
+    def find_lost_files(self) -> list[Path]:
+        """Return the files of logs that were removed or replaced while the run wrote to them, and warn of each once."""
+        lost = [path for sink in self._sinks.values() if (path := sink.lost_file()) and path not in self._lost]
+        self._lost += lost
+        for path in lost:
+            warnings.warn(
+                f"{path} was removed or replaced while the run writes to it: what is logged from now on is lost, and training "
+                "goes on",
+                stacklevel=4,
+            )
+        return self._lost
 
     def text(self, step: int, name: str, markdown: str) -> None:
         """Write a Markdown text to TensorBoard."""
@@ -173,6 +188,9 @@ class _Jsonl(Sink):
         line = json.dumps({"step": int(step)} | {tag: _jsonable(value) for tag, value in row.items()}) + "\n"
         self.file.write(line.encode())
 
+    def lost_file(self) -> Path | None:
+        return self.file.lost_file()
+
     def sync(self) -> None:
         self.file.sync()
 
@@ -187,6 +205,9 @@ class _Completions(Sink):
 
     def write(self, step: int, row: dict[str, float]) -> None:
         """Do nothing: numbers are in `metrics.jsonl`."""
+
+    def lost_file(self) -> Path | None:
+        return self.file.file.lost_file()
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

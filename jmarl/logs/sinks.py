@@ -45,6 +45,10 @@ class Sink(abc.ABC):
     def completions(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
         return None
 
+    def lost_file(self) -> Path | None:
+        """Return its file if that was removed or replaced while the run writes to it."""
+        return None
+
     def sync(self) -> None:
         return None
 
@@ -93,6 +97,9 @@ class TensorBoard(Sink):
 
     def histogram(self, step: int, name: str, values: np.ndarray) -> None:
         self._add(step=step, summary=self.summary.histogram(name, values, bins="auto", max_bins=64))
+
+    def lost_file(self) -> Path | None:
+        return self.file.lost_file()
 
     def close(self) -> None:
         try:

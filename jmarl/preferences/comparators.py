@@ -121,7 +121,7 @@ class History:
             os.fsync(file.fileno())
         temporary.replace(self._file(round_))
         oldest = min(saved_steps(folder.parent / "checkpoints"), default=0) // self.updates  # round of a resumed run
-        for path in folder.glob("*.npz"):
+        for path in folder.glob("round_*.npz"):
             if path < self._file(max(0, min(round_, oldest) - self.lag)):
                 path.unlink()
 

@@ -28,7 +28,8 @@ from jmarl.config.paths import expand_home
 from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.files.checkpoint import saved_steps
 from jmarl.files.interrupt import Interrupted
-from jmarl.files.run_directory import CannotGoOn, checkpoints_of, resolve_auto, set_aside
+from jmarl.files.own_files import set_aside
+from jmarl.files.run_directory import CannotGoOn, checkpoints_of, resolve_auto
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.hf_format import Tensor, read_finite

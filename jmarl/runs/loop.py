@@ -26,8 +26,9 @@ from jmarl import config
 from jmarl.files.attempt import mark_complete
 from jmarl.files.config_file import record_choices
 from jmarl.files.interrupt import Interrupted, interruptible
+from jmarl.files.own_files import Watch
 from jmarl.files.run_directory import open_run, read_state
-from jmarl.files.run_files import next_commands
+from jmarl.files.run_files import next_commands, shown
 from jmarl.files.saving import Saves, write_models
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import update_team
@@ -108,7 +109,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 saves.save(int(state.step), state)
             unsaved = saves.finish(int(state.step))
     if interrupted and settings.progress:
-        place = f", saved in {settings.output_dir}: resume continues from there" if saves.savers and not unsaved else ""
+        place = f", saved in {shown(settings.output_dir)}: resume continues from there" if saves.savers and not unsaved else ""
         say(f"interrupted after update {int(state.step)} of {settings.num_updates}{reason}{place}")
     return LoopResult(without_gradients(state), before, after, interrupted, unsaved)
 
@@ -153,16 +154,18 @@ def run_training(
     with open_run(cfg, state, run.identity, wandb_config) as opened, explain_memory(run.setup.calls), CLOCK.running():
         if exchange.is_first():
             record_choices(cfg)
+        watch = Watch(cfg.run.output_dir if exchange.is_first() else "", opened.writer)
         log = (RolloutLog if run.plays else DataLog)(team, cfg, opened.writer)
         result = run_loop(run.setup, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))
         if not result.interrupted and writes_models:
             with CLOCK.phase("checkpoint"):
                 result = result._replace(unsaved=write_models(cfg.run, team, result.state) or result.unsaved)
+        result = result._replace(unsaved=result.unsaved or exchange.from_first(watch.lost))
         complete = bool(cfg.run.output_dir) and not (result.interrupted or result.unsaved)
         if complete and exchange.is_first():
             mark_complete(cfg.run.output_dir, cfg.run.num_updates)
     if complete and cfg.run.progress and writes_models:  # a reward model is often a part of another run
-        say(next_commands(cfg.run.output_dir))
+        say(next_commands(shown(cfg.run.output_dir)))
     return result, log
 
 

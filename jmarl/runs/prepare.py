@@ -22,7 +22,8 @@ from jmarl.envs.base import Environment, describe
 from jmarl.envs.rows import read_rows
 from jmarl.evaluation.evaluate import evaluation_of
 from jmarl.files import fingerprint
-from jmarl.files.run_directory import resolve_auto, resolve_resume
+from jmarl.files.run_directory import resolve_auto, resolve_resume, with_absolute_directory
+from jmarl.files.run_files import shown
 from jmarl.hardware import memory_in_use, memory_pool
 from jmarl.learning.choose import Work, bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.critics import make_critics
@@ -76,7 +77,7 @@ def prepare(
         wandb_config: keyword arguments of `wandb.init`, to be checked.
         fit: `jmarl.fit`, which trains reward models; for algorithms that learn from one.
     """
-    cfg = of_this_process(cfg)
+    cfg = with_absolute_directory(of_this_process(cfg))
     given = exchange.from_first(partial(resolve_resume, cfg))  # files are read by one process
     cfg = of_this_process(exchange.from_first(partial(resolve_auto, given)))
     cfg = choose_mesh(team, cfg)
@@ -345,7 +346,7 @@ def line_of_run(team: Team, cfg: TrainConfig) -> str:
     stacks = list(zip(counts, team.stacks, strict=True))
     sizes = " + ".join(f"{count} x {short_number(num_params(spec.config))}" for count, spec in stacks)
     devices = jax.devices()
-    where = f"written to {cfg.run.output_dir}" if cfg.run.output_dir else "nothing is written (set output_dir)"
+    where = f"written to {shown(cfg.run.output_dir)}" if cfg.run.output_dir else "nothing is written (set output_dir)"
     in_bfloat16 = cfg.sampling.compute_dtype == "bfloat16"
     precision = "; computes in bfloat16, weights in float32" if in_bfloat16 else ""
     trained = [short_number(lora.num_trained(spec.config, cfg.lora)) for spec in team.stacks] if cfg.lora.lora_rank else []

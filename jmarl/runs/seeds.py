@@ -34,11 +34,19 @@ from jmarl.envs.rows import Rows
 from jmarl.evaluation.evaluate import Evaluation, check_result, numbers, play_held_out, summarize
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.files.attempt import mark_complete
-from jmarl.files.checkpoint import Checkpointer
+from jmarl.files.checkpoint import Checkpointer, saved_steps
 from jmarl.files.config_file import record_choices
 from jmarl.files.lock import check_unlocked, locked
-from jmarl.files.run_directory import checkpoints_of, open_run, open_writer, resolve_auto, resolve_resume, set_aside
-from jmarl.files.run_files import next_commands
+from jmarl.files.own_files import Watch, check_free, set_aside
+from jmarl.files.run_directory import (
+    checkpoints_of,
+    open_run,
+    open_writer,
+    resolve_auto,
+    resolve_resume,
+    with_absolute_directory,
+)
+from jmarl.files.run_files import next_commands, shown
 from jmarl.files.saving import Saves, write_models
 from jmarl.learning.choose import Work, update_settings, with_settings
 from jmarl.learning.setup import Setup
@@ -107,18 +115,21 @@ def train_seeds(
         record_choices(cfg)
         del states, params  # frees the bases of single runs
         if cfg.run.resume and cfg.run.progress:
-            say(f"resuming {cfg.run.output_dir} from step {int(state.step)} of {cfg.run.num_updates}")
+            say(f"resuming {shown(cfg.run.output_dir)} from step {int(state.step)} of {cfg.run.num_updates}")
         if cfg.run.output_dir:
             writer = opened.enter_context(open_writer(cfg.replace(max_completions_mb=0), flat(cfg), int(state.step)))
         elif cfg.run.progress:
             writer = opened.enter_context(open_writer(cfg, {}, int(state.step)))
+        places = [(cfg.run.output_dir, writer), *((log.cfg.run.output_dir, log.writer) for log in logs)]
+        watches = [Watch(directory, writer) for directory, writer in places]
         log = SeedsLog(team, runs.cfgs[0], logs, writer)
         saves = Saves(cfg.run, savers, state_of=lambda state, i: state_of_run(state, i, runs))
         result = run_loop(run.setup, state, source, log, saves)
+        result = result._replace(unsaved=result.unsaved or next(filter(None, [watch.lost() for watch in watches]), ""))
         with CLOCK.phase("checkpoint"):
             results = [result_of_run(runs, result, i, log) for i in range(len(runs.cfgs))]
     if cfg.run.output_dir and cfg.run.progress and not any(one.interrupted or one.unsaved for one in results):
-        say(next_commands(cfg.run.output_dir, seeds))
+        say(next_commands(shown(cfg.run.output_dir), seeds))
     return results
 
 
@@ -130,7 +141,7 @@ def prepare_seeds(
     Returns all runs as one, whose stacks have the agents of all; what tells them apart; and the state of each at step 0.
     """
     check_seeds(seeds, cfg)
-    cfg = resolve_resume(cfg, seeds)
+    cfg = resolve_resume(with_absolute_directory(cfg), seeds)
     cfg = choose_mesh(team, resolve_auto(cfg, cfg.for_seed(int(seeds[0]))), len(seeds))
     cfgs = [cfg.for_seed(int(seed)) for seed in seeds]
     task, data, first = checked_task(cfgs[0].replace(progress=cfg.run.progress), team, task, None)
@@ -193,10 +204,11 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
     """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
     exchange.require_one("several seeds in one program")
     seeds, cfg = [int(seed) for seed in seeds], resolve_resume(cfg, seeds)
-    single_run = bool(cfg.run.output_dir) and checkpoints_of(cfg).exists()
+    single_run = bool(cfg.run.output_dir) and bool(saved_steps(checkpoints_of(cfg)))
     require(SEEDS, facts(cfg, seeds=seeds, saves=cfg.run.saves, single_run=single_run))
     if cfg.run.output_dir:
         check_unlocked(cfg.run.output_dir)
+        check_free(cfg.run.output_dir)
     for seed in seeds:
         check_settings(cfg.for_seed(seed))
 
