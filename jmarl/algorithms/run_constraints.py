@@ -31,6 +31,12 @@ def alike(value: Any, agents: Iterable[int]) -> bool:
 # fmt: off
 ITEMS: Constraint = ("items", lambda s: s.items, "there are no items to train on: items is empty")
 
+HELD_OUT: Constraint = (
+    "keep_best", lambda s: not s.keep_best or s.held_out,
+    "keep_best={s.keep_best!r} needs held-out tasks that the best is chosen by: give eval_items (eval_data of fit), or set "
+    "held_out",
+)
+
 FILES: Constraint = (
     "wandb", lambda s: s.wandb is None or s.output_dir,
     "wandb_config was given without output_dir: W&B keeps its files there, so set output_dir",
@@ -132,6 +138,8 @@ GIVEN_DATA: list[Constraint] = [
     ("algorithm", lambda s: s.row.data != "rollouts" and not s.row.rounds and not s.row.learned,
      "algorithm={s.algorithm!r} learns from completions that the team samples: use jmarl.train"),
     FILES,
+    ("keep_best", lambda s: s.keep_best is not True and s.keep_best != "eval/reward",
+     "keep_best={s.keep_best!r} is the held-out reward, and given data have none: set keep_best='eval/loss min'"),
     *[(name, lambda s, x=name: getattr(s, x) == DEFAULTS[x],
        f"{name}={{s.{name}!r}}{ALSO_CALLED.get(name, '')} has no effect for algorithm={{s.algorithm!r}}, which trains on given "
        f"data; {IN_ITS_PLACE.get(name, '')}leave it at {DEFAULTS[name]!r}")

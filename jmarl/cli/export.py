@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"--output {output} exists and is not empty: give a new directory")
     to_stderr(f"reading {' '.join(args.model)} ...")
-    source = load_source(args.model, args.base_model)
+    source = load_source(args.model, args.base_model, args.best)
     as_adapters = has_adapters(source) and not args.merge
     if args.merge and not has_adapters(source):
         raise ValueError(f"--merge is for runs with LoRA, and {source.text} has no adapters: remove it")

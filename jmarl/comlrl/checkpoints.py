@@ -17,6 +17,7 @@ from jmarl.comlrl.peer_settings import RolloutConfig
 from jmarl.config import TrainConfig, check
 from jmarl.config.paths import expand_home
 from jmarl.files.checkpoint import META, saved_steps
+from jmarl.files.run_files import BEST_FILE, read_best
 
 FOLDER = "checkpoints"  # of a run's directory
 
@@ -46,8 +47,7 @@ def with_checkpoints(
     changes: dict[str, Any] = {"save_every": interval * epoch}
     changes |= {} if limit is None else {"save_total_limit": limit}
     if directory is not None:
-        directory = expand_home(directory)
-        changes["output_dir"] = os.fspath(directory)
+        changes["output_dir"] = os.fspath(directory := expand_home(directory))
     if resume_from is not None:
         run, step = find_checkpoint(resume_from)
         if directory is not None and Path(directory).absolute() != run.absolute():
@@ -98,7 +98,8 @@ def copy_run(run: str | os.PathLike, target: str | os.PathLike) -> Path:
 def _left_out(source: Path, folder: Path, names: list[str], newest: int) -> list[str]:
     """Return what a copy of a run's folder does not need: models, earlier runs, copies, locks and other checkpoints."""
     if folder == source / FOLDER:
-        return [name for name in names if name != str(newest)]
+        best = read_best(source)
+        return [name for name in names if name not in (str(newest), BEST_FILE, best and str(best.updates))]
     copies = [x for x in names if (folder / x / FOLDER).is_dir() or (x.startswith(".") and x.endswith(".tmp"))]
     if folder == source:
         return [*copies, *(x for x in names if x in ("models", "wandb") or x.startswith(("earlier_", ".", "lock")))]

@@ -163,6 +163,12 @@ RUN: list[Constraint] = [
     off_unless("resume_step", None, lambda s: s.resume is True, "without resume"),
     ("resume", lambda s: not (s.resume == "auto" and s.save_every == 0),
      "must be True or False where save_every=0, which makes no checkpoints"),
+    ("keep_best", lambda s: not s.keep_best or s.best_column[0].startswith("eval/"),
+     "must be true (the held-out reward) or a column of evaluations, such as eval/reward, or eval/loss min"),
+    ("keep_best", lambda s: not s.keep_best or s.output_dir, "must be off without output_dir, where the best weights are kept"),
+    ("keep_best", lambda s: not s.keep_best or s.save_every != 0, "must be off where save_every=0, which makes no checkpoints"),
+    ("keep_best", lambda s: not s.keep_best or s.eval_every,
+     "must be off where eval_every=0: set eval_every, the updates between the evaluations that the best is chosen from"),
     ("allow_changed", lambda s: {*s.allowed_changes} <= {*CHANGES}, f"must be some of {','.join(CHANGES)}"),
 ]
 
@@ -201,6 +207,8 @@ TASK: list[Constraint] = [
 ]
 
 EXPERIMENT: list[Constraint] = [
+    ("keep_best", lambda s: not s.keep_best or s.held_out != 0,
+     "must be off where held_out is 0: set held_out, the tasks that the best is chosen by"),
     ("roles", lambda s: not s.roles or s.reward is not None, "must be empty without data and a reward"),
     ("formatters", lambda s: len(s.formatters) in (0, 1, s.size), "must be one for all agents, or one per agent, {s.size}"),
 ]

@@ -179,7 +179,8 @@ class ExperimentConfig:
         for name in PARTS:
             _check_part(name, getattr(self, name))
         check_fields(self, TOP_SETTINGS)
-        require(EXPERIMENT, SimpleNamespace(**vars(self.team), **vars(self.task), size=self.team.size))
+        more = {"size": self.team.size, "keep_best": self.train.run.keep_best}
+        require(EXPERIMENT, SimpleNamespace(**vars(self.team), **vars(self.task), **more))
 
     @classmethod
     def of(cls, **settings: Any) -> Self:

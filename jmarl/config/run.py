@@ -69,7 +69,12 @@ class Run(Section):
     save_minutes: NotNegative = 3.0
     """Minutes between checkpoints where save_every is None, or 20 times the duration of the last one, if that is longer."""
     save_total_limit: Count = 2
-    """Checkpoints kept."""
+    """Newest checkpoints kept."""
+    keep_best: bool | str = False
+    """Also keep the checkpoint of the best evaluation, by the held-out reward (true, the same as eval/reward) or by another
+    column of evaluations; with min behind it the smallest is the best: eval/loss min. Of equal ones the first is kept, and the
+    untrained team counts too. An evaluation in which an episode has no valid reward is never the best. It needs held-out tasks
+    and eval_every; --best of jmarl play, eval and export takes these weights."""
     stop_after_nonfinite: CountOrOff = 3
     """Stop with an error after this many updates in a row in which the loss or gradient of an agent was not finite or no reward
     was valid; 0: never."""
@@ -84,6 +89,13 @@ class Run(Section):
     def saves(self) -> bool:
         """Whether the run makes checkpoints."""
         return bool(self.output_dir) and self.save_every != 0
+
+    @property
+    def best_column(self) -> tuple[str, bool]:
+        """The column of evaluations by which the best is chosen, and whether the smallest is the best."""
+        text = "eval/reward" if self.keep_best is True else self.keep_best or ""
+        name, _, end = text.rpartition(" ")
+        return (name, end == "min") if end in ("min", "max") else (text, False)
 
     @property
     def allowed_changes(self) -> list[str]:

@@ -122,6 +122,11 @@ def returns_of(rollout: Rollout) -> np.ndarray:
     return rollout.joint_returns[0].mean(-1)
 
 
+def counts_all(result: Evaluation) -> bool:
+    """Return whether all episodes of an evaluation have a valid return, so that its mean is of all of them."""
+    return bool(np.isfinite(returns_of(result.rollout)).all())
+
+
 def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
     """Return the value in the last turn of each episode [P, J]. The episodes do not branch. values: per turn [P * J]."""
     last = [np.array(x, float) for x in values]

@@ -27,6 +27,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ class Checkpointer:
         self.seconds = 0.0  # duration of the last save
         self._thread: threading.Thread | None = None  # of the running save, or of an ended one whose result was not checked
         self._error: BaseException | None = None
+        self.protected: Callable[[int], int | None] = lambda step: None  # step -> an older one to keep as long as it
         self._intact: set[int] = set()  # steps whose files this object has checked
         self._orbax: ocp.StandardCheckpointer | None = None
         if read_only:
@@ -278,8 +280,10 @@ class Checkpointer:
             writer.close()
 
     def _delete_old(self) -> None:
-        """Delete all but the newest steps. Folders are renamed first, so that a partially deleted one is not listed."""
-        for step in saved_steps(self.directory)[: -self.keep]:
+        """Delete all but the newest steps and those that they protect. Folders are renamed first, so none is listed in part."""
+        steps = saved_steps(self.directory)
+        kept = {x for step in steps[-self.keep :] for x in (step, self.protected(step))}
+        for step in [step for step in steps if step not in kept]:
             try:
                 shutil.rmtree(self._folder(step).rename(self._folder(step, DELETING)))
             except OSError as error:
@@ -288,8 +292,7 @@ class Checkpointer:
     def _remove_leftovers(self) -> None:
         leftovers = sorted(x for x in self.directory.iterdir() if x.suffix in (SAVING, DELETING) and x.stem.isdecimal())
         if leftovers:
-            names = ", ".join(path.name for path in leftovers)
-            logger.warning("removing interrupted saves in %s: %s", self.directory, names)
+            logger.warning("removing interrupted saves in %s: %s", self.directory, ", ".join(x.name for x in leftovers))
         for path in leftovers:
             shutil.rmtree(path)
 

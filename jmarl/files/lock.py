@@ -63,8 +63,8 @@ def locked(directory: str | Path) -> Iterator[None]:
 
 
 def keep(directory: str | Path) -> bool:
-    """Return whether this process still has the lock that it took in a directory, if it took one. A lock that was removed, alone
-    or with the directory, is made anew; in place of it there may be that of another run."""
+    """Return whether this process still has the lock that it took in a directory, if it took one. A lock that was removed,
+    alone or with the directory, is made anew; in place of it there may be that of another run."""
     path = Path(directory).absolute() / NAME
     if path not in _held or is_in_place(_held[path], path):
         return True

@@ -91,8 +91,8 @@ def try_checkpoint(checkpoints: Path) -> None:
             raise CheckpointError("other numbers were read than were written")
     except CheckpointError as error:
         raise ValueError(
-            f"the output directory {checkpoints.parent} cannot hold checkpoints: {error}; choose another output_dir (--output), "
-            "or make no checkpoints (save_every=0)"
+            f"the output directory {checkpoints.parent} cannot hold checkpoints: {error}; choose another output_dir "
+            "(--output), or make no checkpoints (save_every=0)"
         ) from error
     finally:
         exchange.from_first(partial(shutil.rmtree, folder, ignore_errors=True))

@@ -4,14 +4,16 @@ and `jmarl info` can say that jax does not work."""
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 CONFIG_FILE = "config.yaml"
+BEST_FILE = "best.json"  # in the folder of checkpoints
 PACKAGES = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 DICTIONARIES = {"options", "wandb"}  # settings that are mappings, not sections
 
@@ -22,6 +24,29 @@ def config_file_of(directory: Path) -> Path | None:
     if own.is_file():
         return own
     return above if directory.absolute().name.startswith("seed_") and above.is_file() else None
+
+
+class Best(NamedTuple):
+    """The best evaluation so far, and the column by which it was chosen."""
+
+    updates: int
+    value: float
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.column} {self.value:.4g} after update {self.updates}"
+
+
+def read_best(directory: Path) -> Best | None:
+    """Return the best evaluation of the run in a directory; None if it keeps none, or has none yet."""
+    file = directory / "checkpoints" / BEST_FILE
+    if not file.is_file():
+        return None
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not content["history"]:
+        return None
+    updates, value = content["history"][-1]
+    return Best(updates, value, content["column"])
 
 
 def shown(directory: str) -> str:

@@ -5,10 +5,13 @@ Left out: the pairs of preference rounds. A run cannot continue without them, so
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,15 +20,59 @@ import jax
 from safetensors import SafetensorError
 
 from jmarl.config import Run
-from jmarl.files.checkpoint import Checkpointer, CheckpointError, nbytes
+from jmarl.files.checkpoint import Checkpointer, CheckpointError, nbytes, saved_steps
 from jmarl.files.lock import keep
-from jmarl.files.run_files import shown
+from jmarl.files.run_files import BEST_FILE, Best, shown
 from jmarl.logs.terminal import say
 from jmarl.processes import exchange
 from jmarl.team import Team, policies, save_team, to_checkpoint
 from jmarl.types import TeamState
 
 MIN_INTERVAL = 20  # shortest interval between checkpoints by time, as a multiple of the time that one takes
+
+
+class BestSoFar:
+    """The evaluations of a run that were the best ones when they were made, in a file beside its checkpoints: so the best one
+    up to each checkpoint is known, from whichever the run resumes.
+
+    Args:
+        checkpoints: the folder of checkpoints.
+        run: settings; without keep_best the file of an earlier attempt still protects its checkpoints.
+        step: where the run begins. Later evaluations are forgotten, because it repeats them.
+    """
+
+    def __init__(self, checkpoints: Path, run: Run, step: int):
+        self.file, (self.column, self.smallest) = checkpoints / BEST_FILE, run.best_column
+        content = json.loads(self.file.read_text(encoding="utf-8")) if self.file.is_file() else {}
+        is_same = not run.keep_best or (content.get("column"), content.get("smallest")) == run.best_column
+        history = content.get("history", []) if is_same else []
+        self.history: list[tuple[int, float]] = [(updates, value) for updates, value in history if updates <= step]
+
+    def up_to(self, step: int) -> int | None:
+        """Return the number of updates of the best evaluation up to a step."""
+        return max((updates for updates, _ in self.history if updates <= step), default=None)
+
+    def add(self, updates: int, row: Mapping[str, float]) -> bool:
+        """Add an evaluation, and return whether it is the best so far. row: its metrics; empty if not all episodes count."""
+        if row and not updates and self.column not in row:
+            names = ", ".join(name for name in row if not name.endswith("_ci95"))
+            raise ValueError(f"keep_best={self.column!r} is no column of this run's evaluations: choose one of {names}")
+        value, before = row.get(self.column, math.nan), [entry for entry in self.history if entry[0] < updates]
+        best = before[-1][1] if before else math.inf if self.smallest else -math.inf
+        is_best = math.isfinite(value) and (value < best if self.smallest else value > best)
+        history = [*before, (updates, float(value))] if is_best else before
+        if history != self.history:
+            self.history = history
+            self._write()
+        return is_best
+
+    def _write(self) -> None:
+        content = {"column": self.column, "smallest": self.smallest, "history": self.history}
+        with (temporary := self.file.with_name(f"{BEST_FILE}.tmp")).open("w", encoding="utf-8") as file:
+            file.write(json.dumps(content) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.file)
 
 
 class Saves:
@@ -46,6 +93,7 @@ class Saves:
         state_of: Callable[[TeamState, int], TeamState] = lambda state, _: state,
     ):
         self.run, self.savers, self.to_save, self.state_of = run, list(savers), to_save, state_of
+        self.bests: list[BestSoFar] = []  # of each run; only in the first of several processes
         self.failed = 0  # checkpoints that could not be written so far
         self._last_error = ""
         self._last_time = time.monotonic()
@@ -63,6 +111,40 @@ class Saves:
                 "fit. Training goes on; free some space, choose another directory, or make no checkpoints (save_every=0)",
                 stacklevel=3,
             )
+
+    def open_best(self, step: int) -> None:
+        """Read which evaluations were the best of runs that begin at a step, and protect the checkpoints of these."""
+        if self.savers and exchange.is_first():
+            self.bests = [BestSoFar(saver.directory, self.run, step) for saver, _ in self.savers]
+            for best, (saver, _) in zip(self.bests, self.savers, strict=True):
+                saver.protected = best.up_to
+
+    def is_best(self, updates: int, scores: Sequence[Mapping[str, float]]) -> bool:
+        """Add the evaluation of each run, and return whether one of them is the best of its run so far (setting keep_best)."""
+        return bool(self.run.keep_best) and exchange.from_first(partial(self._add_to_bests, updates, scores))
+
+    def _add_to_bests(self, updates: int, scores: Sequence[Mapping[str, float]]) -> bool:
+        try:
+            return any([best.add(updates, row) for best, row in zip(self.bests, scores, strict=True)])
+        except OSError as error:
+            self._count(f"the best evaluation cannot be recorded: {error}")
+            return False
+
+    def best_lines(self) -> list[str]:
+        """Return lines that say which evaluation of each run is the best, and where its weights are."""
+        if not self.run.keep_best:
+            return []
+        lines = []
+        for best, (saver, _) in zip(self.bests, self.savers, strict=False):
+            if not best.history:
+                lines.append(f"keep_best: no evaluation of all episodes has a finite {best.column}, so nothing is kept")
+                continue
+            updates, value = best.history[-1]
+            lines.append(
+                f"best: {Best(updates, value, best.column)}, kept in {shown(str(saver.directory))}/{updates} (--best). It was "
+                "chosen on these held-out tasks: expect less on others"
+            )
+        return lines
 
     def is_due(self, updates: int) -> bool:
         """Whether to write a checkpoint after this number of updates; always after the last one."""
@@ -106,8 +188,15 @@ class Saves:
         for saver, _ in self.savers:
             self._try(saver.wait)
         if all([saver.latest_step() == updates for saver, _ in self.savers]):
-            return ""
+            return exchange.from_first(self._lost_best)
         return self._last_error or f"the checkpoint after update {updates} was removed from {self.run.output_dir}"
+
+    def _lost_best(self) -> str:
+        """Return which best evaluation has no checkpoint; empty if all have one."""
+        for best, (saver, _) in zip(self.bests, self.savers, strict=True):
+            if self.run.keep_best and best.history and best.history[-1][0] not in saved_steps(saver.directory):
+                return f"the weights of the best evaluation, after update {best.history[-1][0]}, are not in {saver.directory}"
+        return ""
 
     def save_at_failure(self, state: TeamState) -> None:
         """Save the newest state of a failing run, unless the failed update has consumed it."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jmarl.config import TrainConfig
+from jmarl.evaluation.evaluate import Evaluation, counts_all
 from jmarl.logs.failed_update import NonFiniteWatch
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.metrics_writer import MetricsWriter
@@ -131,6 +132,11 @@ class StepLog:
     def evaluation_row(self, result: Any) -> dict[str, float]:
         """Return the metrics of an evaluation."""
         raise NotImplementedError
+
+    def scores(self, result: Any) -> list[dict[str, float]]:
+        """Return the metrics of an evaluation for each run, to choose the best one by; none where not all episodes count."""
+        complete = not isinstance(result, Evaluation) or counts_all(result)
+        return [self.evaluation_row(result) if complete else {}]
 
     def evaluation_texts(self, updates: int, result: Any) -> None:
         """Write texts of an evaluation after a number of updates."""

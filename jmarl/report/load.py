@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from jmarl.files.run_files import config_file_of, leaves
+from jmarl.files.run_files import Best, config_file_of, leaves, read_best
 from jmarl.logs.metrics_writer import read_rows
 
 METRICS = "metrics.jsonl"
@@ -16,7 +16,7 @@ IDENTITY = "identity/"  # begins the names of what is no setting: fingerprints o
 # Settings in which runs of one group may differ: they change neither what is learned nor how fast.
 NOT_COMPARED = {
     "seed", "seeds", "output_dir", "resume", "resume_step", "progress", "allow_changed", "save_every", "save_minutes",
-    "save_total_limit", "experiment_name", "description", "tags",
+    "save_total_limit", "keep_best", "experiment_name", "description", "tags",
 }  # fmt: skip
 
 
@@ -29,6 +29,7 @@ class Run(NamedTuple):
     evaluations: list[dict[str, float]]  # rows with `eval/updates`
     settings: dict[str, Any]  # of the newest attempt, flat; empty if the run recorded none
     attempts: list[dict[str, Any]]  # `start.json` of each start, with the text of its log
+    best: Best | None = None  # the best evaluation of a run with keep_best
 
 
 class Group(NamedTuple):
@@ -136,6 +137,7 @@ def load_run(directory: Path, name: str) -> Run:
         [row for row in rows if "eval/updates" in row],
         flat_settings(recorded, tree),
         attempts,
+        read_best(directory),
     )
 
 

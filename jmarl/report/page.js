@@ -146,7 +146,7 @@ function draw(data) {
   const groups = chosenGroups(data), { settings } = data.groupings[view.by], top = window.scrollY;
   const numbers = data.groupings[view.by].members;
   redraw("curves", [groups, view.smooth, view.logX, view.logY], (section) => fillCurves(section, groups));
-  redraw("held-out", groups.map(({ name, held_out: results }) => [name, results]), (section) => fillHeldOut(section, groups));
+  redraw("held-out", groups.map(({ name, held_out: results, best }) => [name, results, best]), (section) => fillHeldOut(section, groups));
   redraw("goodput", groups.map(({ name, goodput }) => [name, goodput]), (section) => fillGoodput(section, groups));
   redraw("settings", [numbers, settings], (section) => fillSettings(section, groups, settings));
   redraw("attempts", data.runs, (section) => fillAttempts(section, data));

@@ -53,6 +53,11 @@ function fillHeldOut(section, groups) {
     if (names.length > 1) section.append(panel("held-out", `${names.length - 1} more columns`, ...names.slice(1).map(perRun)));
   }
   section.append(note("First and last evaluation: mean ± half of the 95 % interval, over runs if there are several, else over prompts."));
+  const best = groups.flatMap((group) => group.best);
+  if (best.length) {
+    section.append(note(`Best evaluation, whose weights are kept: ${best.join("; ")}. ` +
+      "It was chosen on these held-out tasks, so on others the result may be worse."));
+  }
 }
 
 function fillGoodput(section, groups) {

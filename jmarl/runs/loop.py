@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jmarl import config
 from jmarl.files.attempt import mark_complete
 from jmarl.files.config_file import record_choices
 from jmarl.files.interrupt import Interrupted, interruptible
@@ -65,12 +64,13 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
         state = source.open(state)
         exchange.wait_for_all()  # collectives of CPUs wait 30 s for each other, and one process may compile for longer
     saves.check_room(state)
+    saves.open_best(first)
     with interruptible(bool(saves.savers)) as signals:
         try:
             if first == 0:
-                before = evaluate_if_due(source, state, 0, log, settings)
+                before = evaluate_if_due(source, state, 0, log, saves)
             elif first == settings.num_updates or not log.was_evaluated(first):
-                after = evaluate_if_due(source, state, first, log, settings)
+                after = evaluate_if_due(source, state, first, log, saves)
             for step in range(first, settings.num_updates):
                 if interrupted := exchange.any_of(signals.requested):
                     break
@@ -92,7 +92,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 log.stop_if_not_finite()
                 if interrupted := exchange.any_of(signals.requested):
                     break
-                after = evaluate_if_due(source, state, step + 1, log, settings) or after
+                after = evaluate_if_due(source, state, step + 1, log, saves) or after
             log.flush()
             log.stop_if_not_finite()
         except Interrupted as error:  # inside a step, e.g. because no server answers: the state has not changed
@@ -111,11 +111,15 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
     if interrupted and settings.progress:
         place = f", saved in {shown(settings.output_dir)}: resume continues from there" if saves.savers and not unsaved else ""
         say(f"interrupted after update {int(state.step)} of {settings.num_updates}{reason}{place}")
+    for line in saves.best_lines() if settings.progress and not interrupted else ():
+        say(line)
     return LoopResult(without_gradients(state), before, after, interrupted, unsaved)
 
 
-def evaluate_if_due(source: Source, state: TeamState, updates: int, log: StepLog, settings: config.Run) -> Any:
-    """Evaluate and log the state after `updates` updates. Returns None if no evaluation is due."""
+def evaluate_if_due(source: Source, state: TeamState, updates: int, log: StepLog, saves: Saves) -> Any:
+    """Evaluate and log the state after `updates` updates, and keep it if it is the best. Returns None if no evaluation is
+    due."""
+    settings = saves.run
     due = updates in (0, settings.num_updates) or (settings.eval_every and updates % settings.eval_every == 0)
     if source.evaluate is None or not due:
         return None
@@ -123,6 +127,10 @@ def evaluate_if_due(source: Source, state: TeamState, updates: int, log: StepLog
     start = time.monotonic()
     with CLOCK.phase("evaluation"):
         result = source.evaluate(state)
+    if saves.is_best(updates, log.scores(result)):  # before its row: a resumed run repeats evaluations without one
+        log.sync()
+        with CLOCK.phase("checkpoint"):
+            saves.save(updates, state)
     log.evaluation(updates, result, start)
     return result
 

@@ -17,7 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from jmarl.algorithms import Algorithm, find_row, resolve, with_fastest_updates
+from jmarl.algorithms.constraints import facts
+from jmarl.algorithms.run_constraints import HELD_OUT
 from jmarl.config import TrainConfig, flat
+from jmarl.config.constraints import require
 from jmarl.envs.base import Environment, describe
 from jmarl.envs.rows import read_rows
 from jmarl.evaluation.evaluate import evaluation_of
@@ -129,6 +132,7 @@ def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | 
         check_data(task.items, cfg)
         if not isinstance(task.held_out, list | tuple) or task.held_out:
             check_data(task.held_out, cfg)
+        require([HELD_OUT], facts(cfg, held_out=task.held_out))
         check_team(team, cfg)
         keep_programs(say if cfg.run.progress else None)
         is_long = partial(data_needs_long_context, team, [*task.items, *task.held_out], cfg)
@@ -136,6 +140,7 @@ def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | 
     env = environment_of(team, task.env, cfg)
     items, held_out = read_rows(task.items), read_rows(() if task.held_out is None else task.held_out)
     check_run(items, cfg, wandb_config)
+    require([HELD_OUT], facts(cfg, held_out=held_out))
     keep_programs(say if cfg.run.progress else None)
     check_team(team, cfg)
     data = fingerprint.of_data(items)

@@ -329,6 +329,9 @@ class SeedsLog(StepLog):
             plain = [{name: x for name, x in row.items() if not name.endswith(INTERVAL)} for row in rows]
             self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | over_runs(plain))
 
+    def scores(self, result: Sequence[Evaluation]) -> list[dict[str, float]]:
+        return [score for log, run_result in zip(self.logs, result, strict=True) for score in log.scores(run_result)]
+
     def sync(self) -> None:
         for log in (super(), *self.logs):
             log.sync()

@@ -50,10 +50,12 @@ def play_tasks(match: Match, tasks: Sequence[dict], cfg: TrainConfig, part: int 
 
 
 def add_model_argument(parser: Any, required: bool = True) -> None:
-    """Add `--model` and `--base-model`."""
+    """Add `--model`, `--base-model` and `--best`."""
     parser.add_argument("--model", required=required, nargs="+", metavar="M", help=MODEL_HELP)
     text = "models that a run without config.yaml started from, to read its checkpoints"
     parser.add_argument("--base-model", nargs="+", metavar="M", help=text)
+    text = "of a run with keep_best the weights of its best evaluation, not the newest ones"
+    parser.add_argument("--best", action="store_true", help=text)
 
 
 def add_play_arguments(parser: argparse.ArgumentParser, split: str) -> None:
@@ -136,6 +138,8 @@ def check_flags(args: argparse.Namespace) -> None:
     """Raise ValueError for flags that do not fit each other, before a model is read."""
     if not args.model and not args.config:
         raise ValueError("--model is needed; or --config FILE, which plays the models of a YAML file before training")
+    if args.best and not args.model:
+        raise ValueError("--best is for the directory of a run, and there is no --model")
     if args.base_model and not args.model:
         raise ValueError("--base-model is for the directory of a run, and there is no --model")
     if args.data:
@@ -156,7 +160,7 @@ def source_of(args: argparse.Namespace) -> Source:
 
     if not args.config:
         to_stderr(f"reading {' '.join(args.model)} ...")
-        source = load_source(args.model, args.base_model)
+        source = load_source(args.model, args.base_model, args.best)
         if not args.data:
             return source
         task: dict[str, Any] = dict(data=args.data, reward=args.reward, formatters=tuple(args.formatters))
@@ -167,7 +171,7 @@ def source_of(args: argparse.Namespace) -> Source:
     cfg = read_experiment(args.config)
     models = args.model or (cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models)
     to_stderr(f"reading {' '.join(dict.fromkeys(models))} ...")
-    source = load_source(models, args.base_model)
+    source = load_source(models, args.base_model, args.best)
     if args.model:
         shared = source.experiment is not None and source.experiment.team.shared_weights
         return dataclasses.replace(source, cfg=cfg.train, experiment=cfg.replace(shared_weights=shared))

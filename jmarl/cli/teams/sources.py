@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.config import ExperimentConfig, TrainConfig
+    from jmarl.files.run_files import Best
     from jmarl.models.hub.agents import Agent
     from jmarl.team import Team
 
@@ -40,14 +41,18 @@ class Source:
         return agents
 
 
-def load_source(models: Sequence[str], base_models: Sequence[str] | None = None) -> Source:
-    """Return the agents of `--model`. Raises FileNotFoundError or ValueError if there are none, with what is there instead."""
+def load_source(models: Sequence[str], base_models: Sequence[str] | None = None, best: bool = False) -> Source:
+    """Return the agents of `--model`. Raises FileNotFoundError or ValueError if there are none, with what is there instead.
+
+    base_models: those of `--base-model`. best: of a run the weights of its best evaluation, not the newest ones."""
     from jmarl.config.paths import expand_home
     from jmarl.models.hub.agents import open_agent
 
     paths = [Path(expand_home(model)) for model in models]
     if len(models) == 1 and is_run(paths[0]):
-        return load_run(paths[0], base_models)
+        return load_run(paths[0], base_models, best)
+    if best:
+        raise ValueError(f"--best is for the directory of a run with keep_best, and --model {' '.join(models)} is none")
     if base_models:
         raise ValueError(f"--base-model is for the directory of a run, and --model {' '.join(models)} is none")
     if len(models) == 1 and (paths[0] / "agent_0").is_dir():
@@ -89,15 +94,21 @@ def experiment_of(path: Path) -> ExperimentConfig | None:
     return experiment.replace(seeds=(), seed=seed, output_dir=str(path))
 
 
-def load_run(path: Path, base_models: Sequence[str] | None = None) -> Source:
-    """Return the newest agents of a run."""
+def load_run(path: Path, base_models: Sequence[str] | None = None, best: bool = False) -> Source:
+    """Return the newest agents of a run, or those of its best evaluation."""
     from jmarl.files.checkpoint import saved_steps
     from jmarl.files.run_directory import is_finished
-    from jmarl.files.run_files import CONFIG_FILE
+    from jmarl.files.run_files import CONFIG_FILE, read_best
 
     checkpoints, experiment = path / "checkpoints", experiment_of(path)
     step = max(saved_steps(checkpoints), default=None)
-    if (path / "models" / "agent_0").is_dir() and (step is None or is_finished(checkpoints, step)):
+    chosen = read_best(path) if best else None
+    if best and chosen is None:
+        raise ValueError(
+            f"{path} has no best weights: its run has no keep_best, or no evaluation of all episodes yet; leave --best out for "
+            "the newest ones"
+        )
+    if not best and (path / "models" / "agent_0").is_dir() and (step is None or is_finished(checkpoints, step)):
         cfg = experiment.train if experiment else None if step is None else config_of(checkpoints, step)
         return Source(load_directory(path), f"the models of {path}", cfg, experiment, path)
     if step is None:
@@ -108,7 +119,7 @@ def load_run(path: Path, base_models: Sequence[str] | None = None) -> Source:
             f"{path} has checkpoints and no {CONFIG_FILE}, so the models that it started from are unknown: name them with "
             "--base-model"
         )
-    return load_checkpoint(path, models, experiment)
+    return load_checkpoint(path, models, experiment, chosen)
 
 
 def config_of(checkpoints: Path, step: int) -> TrainConfig:
@@ -126,15 +137,17 @@ def train_config(meta: dict[str, Any]) -> TrainConfig:
     return TrainConfig.of(**known)
 
 
-def load_checkpoint(path: Path, models: Sequence[str], experiment: ExperimentConfig | None) -> Source:
-    """Return the agents in the newest intact checkpoint of a run. models: those that the run started from."""
+def load_checkpoint(path: Path, models: Sequence[str], experiment: ExperimentConfig | None, best: Best | None = None) -> Source:
+    """Return the agents in the newest intact checkpoint of a run, or in that of its best evaluation.
+
+    models: those that the run started from."""
     from jmarl.files.checkpoint import Checkpointer
     from jmarl.models.heads import without_value_head
     from jmarl.models.lora import describe
     from jmarl.team import Team, agents_of, team_changes
 
     with Checkpointer(path / "checkpoints", read_only=True) as saved:
-        arrays, meta, step = saved.read_arrays()
+        arrays, meta, step = saved.read_arrays(best and best.updates)
     roles = [len(members) for stack in meta["team"] for members in stack["members"]]
     models = list(models) * sum(roles) if len(models) == 1 else models
     team = Team.load(models, shared_weights=max(roles) > 1)
@@ -144,7 +157,7 @@ def load_checkpoint(path: Path, models: Sequence[str], experiment: ExperimentCon
     params = [without_value_head(x) for x in stacks_in(arrays, team, train_config(meta), meta["bases"])]
     adapters = params if describe(params[0]).rank else None
     cfg = experiment.train if experiment else train_config(meta)
-    text = f"the checkpoint of step {step} in {path}"
+    text = f"the checkpoint of step {step} in {path}" + (f", the best by {best.column} on its held-out tasks" if best else "")
     return Source(agents_of(team, params), text, cfg, experiment, path, adapters)
 
 
