@@ -157,7 +157,7 @@ def _run(
         batch, reward = play_probe(lora.join(base, state.params), items, step, PROBES[probe], model, cfg, algorithm)
         reference, agents = state.reference, batch.tokens.shape[0]
         keys = update_keys(cfg.run.seed, step, 0, agents) if reads_keys(algorithm) else None
-        given = Given(reference, batch, PerAgent(), None, keys, base)
+        given = Given(reference, batch, PerAgent(), jnp.full(agents, step), None, keys, base)
         state, metrics = update_agents(update, state._replace(reference=None), given)
         return (state._replace(reference=reference), step + 1), metrics | {"reward": reward}
 

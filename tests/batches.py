@@ -72,9 +72,10 @@ def stack_program(state, *, model, algorithm, active=None, keys=None):
     return dataclasses.replace(program, active=lambda step: active, keys=lambda step: keys)
 
 
-def update_stack(state, batch, **settings):
-    """The state and the metrics of a stack of agents after one update; the state is donated. settings: of `stack_program`."""
-    return stack_program(state, **settings)(state, batch, 0)
+def update_stack(state, batch, *, number=0, **settings):
+    """The state and the metrics of a stack of agents after one update; the state is donated. number: of the update; settings:
+    of `stack_program`."""
+    return stack_program(state, **settings)(state, batch, number)
 
 
 def put(array, index, value):

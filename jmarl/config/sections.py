@@ -280,11 +280,13 @@ class Optimizer(Section):
     learning_rate: Positive | tuple[Positive, ...] = 1e-5
     """Peak learning rate: one for all agents, or one per agent."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up: constant, or linear or cosine down to 0 at num_updates."""
+    """Learning rate after the warm-up: constant, or linear or cosine down to 0 at num_updates. It follows the number of the
+    update, also where optimizer steps are skipped; in alternating order that of an agent's own updates."""
     warmup_updates: Annotated[int, Range(0)] = 0
     """Updates over which the learning rate rises linearly."""
     weight_decay: NotNegative | tuple[NotNegative, ...] = 0.0
-    """Decoupled weight decay: one for all agents, or one per agent."""
+    """Decoupled weight decay of matrices; norms, biases and other vectors do not decay, as in transformers and TRL. One for all
+    agents, or one per agent."""
     momentum: Decay = 0.0
     """Momentum of sgd; 0 is off."""
     adam_b1: Annotated[float, Range(0, 1, high_open=True)] = 0.9

@@ -19,6 +19,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.platforms import gradient_memory, optimizer_step, platform_of
 from jmarl.models.sharding import DeviceMesh, constrain, place
 from jmarl.models.stack import is_placed
+from jmarl.models.weights import decays
 from jmarl.objectives.policy import initial_running
 from jmarl.types import PerAgent, StackState, TeamState
 
@@ -31,7 +32,8 @@ def single(name: str, value: Any) -> Any:
 
 
 def schedule(algorithm: Algorithm) -> optax.Schedule:
-    """Return the learning rate by optimizer step: linear warm-up, then constant, or linear or cosine down to 0."""
+    """Return the learning rate by position: linear warm-up, then constant, or linear or cosine down to 0. A position is
+    update * steps per update + step of the update, whether or not these steps are made."""
     settings, steps = algorithm.optimizer, algorithm.steps_per_update
     peak: float = single("learning_rate", settings.learning_rate)
     warmup_steps = settings.warmup_updates * steps
@@ -54,17 +56,17 @@ def agent_schedule(algorithm: Algorithm, agent: PerAgent) -> optax.Schedule:
 
 
 def make_optimizer(
-    algorithm: Algorithm, agent: PerAgent | None = None, norm: Float[Array, ""] | None = None
+    algorithm: Algorithm, rate: Any, agent: PerAgent | None = None, norm: Float[Array, ""] | None = None
 ) -> optax.GradientTransformation:
     """Return the optimizer of one agent.
 
-    agent: the agent's own numbers, which may be traced: other numbers are then no other program. norm: of the gradients, where
-    a device has only a part of them.
+    rate: the learning rate of the step. agent: the agent's own numbers, which may be traced: other numbers are then no other
+    program. norm: of the gradients, where a device has only a part of them.
     """
     agent, settings = agent or PerAgent(), algorithm.optimizer
     clip = single("max_grad_norm", settings.max_grad_norm) if agent.max_grad_norm is None else agent.max_grad_norm
     decay = single("weight_decay", settings.weight_decay) if agent.weight_decay is None else agent.weight_decay
-    return transformation(settings, agent_schedule(algorithm, agent), decay, clip, norm)
+    return transformation(settings, lambda _: rate, decay, clip, norm)
 
 
 def transformation(
@@ -74,16 +76,30 @@ def transformation(
     clip: Float[Array, ""] | float,
     norm: Float[Array, ""] | None = None,
 ) -> optax.GradientTransformation:
-    """Return a clip by the global norm and the optimizer; its last part is the learning rate, which counts steps."""
+    """Return a clip by the global norm and the optimizer; its last part is the learning rate, whose state counts the steps that
+    were made."""
     name = single("optimizer", settings.optimizer)
     if name == "adamw":
-        optimizer = optax.adamw(rate, settings.adam_b1, settings.adam_b2, settings.adam_eps, weight_decay=decay)
+        scale = optax.scale_by_adam(settings.adam_b1, settings.adam_b2, settings.adam_eps)
     elif name == "lion":
-        optimizer = optax.lion(rate, weight_decay=decay)
+        scale = optax.scale_by_lion()
     else:
-        momentum = optax.trace(settings.momentum) if settings.momentum else optax.identity()
-        optimizer = optax.chain(momentum, optax.add_decayed_weights(decay), optax.scale_by_learning_rate(rate))
+        scale = optax.trace(settings.momentum) if settings.momentum else optax.identity()
+    optimizer = optax.chain(scale, decay_matrices(decay), optax.scale_by_learning_rate(rate))
     return optax.chain(optax.clip_by_global_norm(clip) if norm is None else clip_by(norm, clip), optimizer)
+
+
+def decay_matrices(decay: Float[Array, ""] | float) -> optax.GradientTransformation:
+    """Return `optax.add_decayed_weights` for the leaves that `weights.decays` names. A mask of optax would be another tree of
+    states, which checkpoints of runs with and without it do not share."""
+
+    def add(grads: Any, params: Any) -> Any:
+        def one_leaf(path: tuple[jax.tree_util.DictKey, ...], grad: jax.Array, param: jax.Array) -> jax.Array:
+            return grad + decay * param if decays(".".join(key.key for key in path)) else grad
+
+        return jax.tree_util.tree_map_with_path(one_leaf, grads, params)
+
+    return optax.stateless(add)
 
 
 def clip_by(norm: Float[Array, ""], limit: Float[Array, ""] | float) -> optax.GradientTransformation:
@@ -97,7 +113,7 @@ def clip_by(norm: Float[Array, ""], limit: Float[Array, ""] | float) -> optax.Gr
 
 
 def steps_done(state: StackState) -> Int[Array | np.ndarray, "*agent"]:
-    """Return how many optimizer steps have changed the parameters of a stack, or of one agent: the learning rate's count."""
+    """Return how many optimizer steps have changed the parameters of a stack, or of one agent."""
     return state.opt_state[1][-1].count
 
 
@@ -114,7 +130,7 @@ def init_stack(
     skipped = jnp.zeros(agents, jnp.int32)
     if not learns:
         return place(StackState(params, (), None, skipped, running, None, base), mesh)
-    make_optimizer(algorithm)  # raises for settings with a value per agent
+    make_optimizer(algorithm, schedule(algorithm)(0))  # raises for settings with a value per agent
     settings = algorithm.optimizer
     plain = Optimizer(optimizer=single("optimizer", settings.optimizer), momentum=settings.momentum)
     opt_state, grads = _init_moments(params, plain, mesh, platform_of(params))
@@ -136,20 +152,23 @@ def apply_gradients(
     loss: Float[Array, ""],
     steps: Bool[Array, ""] | None = None,
     agent: PerAgent | None = None,
+    position: Int[Array, ""] | None = None,
     *,
     algorithm: Algorithm,
     model: ModelConfig | None = None,
 ) -> tuple[StackState, dict[str, Num[Array, ""]]]:
     """Make one optimizer step of one agent, if it makes one (`steps`; None: it does). A loss or gradient that is not finite
-    changes nothing and is counted. model: needed where a mesh divides its weights, and so the gradients."""
+    changes nothing and is counted. position: of the step in the schedule; None: the number of steps made so far. model: needed
+    where a mesh divides its weights, and so the gradients."""
     divided = model is not None and model.splits_weights
     norm = sharding.norm(grads) if divided else optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     ok = finite if steps is None else finite & steps
-    update = make_optimizer(algorithm, agent, norm if divided else None).update
+    position = steps_done(state) if position is None else position
+    rate = agent_schedule(algorithm, agent or PerAgent())(position)
+    update = make_optimizer(algorithm, rate, agent, norm if divided else None).update
     params, opt_state = optimizer_step(update, grads, state.opt_state, state.params, ok)
     skipped = state.skipped + ~finite
-    rate = agent_schedule(algorithm, agent or PerAgent())(steps_done(state))
     metrics = {"grad_norm": norm, "learning_rate": rate, "skipped": skipped}
     grads = None if state.grads is None else grads
     return state._replace(params=params, opt_state=opt_state, skipped=skipped, grads=grads), metrics

@@ -4,10 +4,11 @@ A setting of `PER_AGENT` may be a tuple with one number per agent of the team. T
 reads these numbers as arrays [A] (`types.PerAgent`): other numbers are no other program, and a sweep over them compiles once.
 The optimizer is part of the program: agents of one architecture have the same.
 
-Inactive agents play like the others and do not change: neither their parameters, moments, schedule and statistics nor those of
-an own critic. A stack without an active agent is not updated at all. A central critic always learns. Frozen agents are never
-active; in alternating order one agent is, each in turn for `alternate_every` updates, determined by the step. Left out: both
-for the roles of shared weights, which are one agent here."""
+Inactive agents play like the others and do not change: neither their parameters, moments and statistics nor those of an own
+critic. Their schedule stands too: its clock counts the updates in which it was the agent's turn. A stack without an active
+agent is not updated at all. A central critic always learns. Frozen agents are never active; in alternating order one agent is,
+each in turn for `alternate_every` updates, determined by the step. Left out: both for the roles of shared weights, which are
+one agent here."""
 
 from __future__ import annotations
 
@@ -45,13 +46,22 @@ def active_agents(run: Run, num_agents: int, step: Any) -> np.ndarray | None:
     return np.isin(np.arange(num_agents), learning)
 
 
+def updates_before(run: Run, num_agents: int, step: Any) -> np.ndarray:
+    """Return in how many of a run's first `step` updates it was each agent's turn to learn [N]: where it is in its schedule.
+    What an update has learned does not matter; for frozen agents the numbers have no meaning."""
+    if run.update_order == "simultaneous":
+        return np.full(num_agents, int(step), np.int32)
+    learning = learning_agents(run, num_agents)
+    cycles, remainder = divmod(int(step), run.alternate_every * len(learning))
+    turns = np.zeros(num_agents, np.int32)
+    turns[learning] = np.clip(remainder - run.alternate_every * np.arange(len(learning)), 0, run.alternate_every)
+    return cycles * run.alternate_every + turns
+
+
 def updates_per_agent(run: Run, num_agents: int) -> int:
     """Return in how many of a run's updates an agent learns (in alternating order the first one, which may have one turn more):
     the length of its schedule."""
-    if run.update_order == "simultaneous":
-        return run.num_updates
-    cycles, remainder = divmod(run.num_updates, run.alternate_every * len(learning_agents(run, num_agents)))
-    return cycles * run.alternate_every + min(remainder, run.alternate_every)
+    return int(updates_before(run, num_agents, run.num_updates).max())
 
 
 def settings_of_stack(

@@ -15,7 +15,7 @@ from jax.stages import Lowered
 
 from jmarl.algorithms import Algorithm
 from jmarl.config import Run
-from jmarl.learning.per_agent import active_agents, settings_of_stack
+from jmarl.learning.per_agent import active_agents, settings_of_stack, updates_before
 from jmarl.learning.step import AgentKeys, Given, Metrics, Update, reads_keys, update_agents
 from jmarl.memory import ProgramCall
 from jmarl.models import lora
@@ -35,6 +35,7 @@ class StackProgram:
     mesh: DeviceMesh | None  # that the stack is placed on
     agents: PerAgent
     active: Callable[[Any], np.ndarray | None]  # step -> agents [A] that learn in it; None: all always do
+    updates: Callable[[Any], np.ndarray]  # step -> position [A] of each agent in its schedule, in updates
     learns: bool  # whether an agent of the stack ever does; the state of others has no optimizer
     keys: Callable[[Any], AgentKeys | None]  # step -> keys [A] of dropout and of the order of minibatches, if there are any
     newest: list[Any] = dataclasses.field(default_factory=list, repr=False)  # shapes of the last call's arguments
@@ -69,11 +70,11 @@ class StackProgram:
         """Return the arrays that the compiled function takes."""
         trained = state._replace(reference=None, base=None)  # frozen: neither donated nor returned
         mask = None if active is None else jnp.asarray(active)
-        return trained, Given(state.reference, batch, self.agents, mask, self.keys(step), state.base)
+        return trained, Given(state.reference, batch, self.agents, self.updates(step), mask, self.keys(step), state.base)
 
     def moving(self, given: Given) -> dict[str, Any]:
         """Return the arguments that are new in each update, which each device of a mesh gets for its agents."""
-        return {name: getattr(given, name) for name in ("batch", "agents", "active", "keys")}
+        return {name: getattr(given, name) for name in ("batch", "agents", "updates", "active", "keys")}
 
     def last_call(self) -> list[ProgramCall]:
         """Describe the last call, to explain a lack of memory; empty before the first."""
@@ -130,13 +131,16 @@ def make_program(
     count = len(members)
     algorithm, agents = settings_of_stack(algorithm, run, members, team_size)
     objective = critic_objective(algorithm) if critic else objective_of(algorithm)
-    seeds = seeds or [run.seed]
+    seeds, first = seeds or [run.seed], [roles[0] for roles in members]
     always = critic and algorithm.row.critic == "central"
     learns = always or any(agent not in run.frozen_agents for roles in members for agent in roles)
 
     def active(step: Any) -> np.ndarray | None:
         agents = None if always else active_agents(run, team_size, step)
-        return None if agents is None else agents[[roles[0] for roles in members]]
+        return None if agents is None else agents[first]
+
+    def updates(step: Any) -> np.ndarray:
+        return np.full(count, int(step), np.int32) if always else updates_before(run, team_size, step)[first]
 
     def keys(step: Any) -> AgentKeys | None:
         if not reads_keys(algorithm):
@@ -145,7 +149,7 @@ def make_program(
         return jnp.concatenate(own) if len(own) > 1 else own[0]
 
     update = Update(model_on(mesh, model), objective, algorithm)
-    return StackProgram("update of critics" if critic else "update", update, mesh, agents, active, learns, keys)
+    return StackProgram("update of critics" if critic else "update", update, mesh, agents, active, updates, learns, keys)
 
 
 def update_keys(seed: int, step: Any, stack: int, agents: int) -> AgentKeys:

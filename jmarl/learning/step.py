@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key, Num, Shaped
 
 from jmarl.algorithms import Algorithm
-from jmarl.learning.optimizer import apply_gradients, steps_done
+from jmarl.learning.optimizer import apply_gradients
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import cast_all_but_value_head
@@ -123,6 +123,7 @@ class Given(NamedTuple):
     reference: Any  # of the KL term; None: there is none
     batch: Data
     agents: PerAgent
+    updates: Int[Array, " agent"]  # of the run in which each agent's turn to learn was before: the clock of its schedule
     active: AgentMask | None  # agents that learn in this update; None: all do
     keys: AgentKeys | None  # of dropout and of the order of minibatches; None: neither is used
     base: Any  # with LoRA the frozen parameters
@@ -144,7 +145,7 @@ def update_agents(update: Update, state: StackState, given: Given) -> tuple[Stac
     if algorithm.steps_per_update == 1:  # on the whole batch
         steps = has_rows if given.active is None else given.active & has_rows
         data = given.reference, given.batch, given.base, given.keys
-        state, metrics = optimizer_step(update, state, partial(agent_gradients, update), steps, given, *data)
+        state, metrics = optimizer_step(update, state, partial(agent_gradients, update), steps, given, given.updates, *data)
     else:
         state, metrics = several_steps(update, state, given)
     state, metrics = adapt_kl(state, metrics, has_rows, algorithm)
@@ -158,7 +159,7 @@ def several_steps(update: Update, state: StackState, given: Given) -> tuple[Stac
 
     Minibatches are drawn in another order in each epoch. Advantages and reference are those of the whole batch. An agent whose
     policy has moved by more than `target_kl` makes no further step. Metrics are means over the steps made; `steps` counts
-    them."""
+    them. The learning rate is that of the last step of the update, whether or not it was made."""
     settings, n = update.algorithm.optimizer, update.algorithm.optimizer.num_minibatches
     whole = state._replace(params=lora.join(given.base, state.params), reference=given.reference, opt_state=(), grads=None)
     inputs, batch_metrics = per_agent(partial(loss_inputs, update), settings.per_agent)(given.batch, whole, given.keys)
@@ -172,12 +173,13 @@ def several_steps(update: Update, state: StackState, given: Given) -> tuple[Stac
 
         def step(carry: tuple[StackState, AgentMask], part: Int[Array, ""]) -> tuple[tuple[StackState, AgentMask], tuple]:
             state, learns = carry
+            position = given.updates * update.algorithm.steps_per_update + number * n + part
             inputs = jax.tree.map(lambda x: x[:, part], parts)
             if inputs.dropout is not None:  # other keys in each step
-                inputs = inputs._replace(dropout=jax.vmap(jax.random.fold_in)(inputs.dropout, steps_done(state)))
+                inputs = inputs._replace(dropout=jax.vmap(jax.random.fold_in)(inputs.dropout, position))
             has_tokens = tokens[:, part] > 0  # without, Adam would move the agent by its momentum
             steps, limit = learns & has_tokens, settings.target_kl
-            state, metrics = optimizer_step(update, state, compute, steps, given, inputs, given.base, limit=limit)
+            state, metrics = optimizer_step(update, state, compute, steps, given, position, inputs, given.base, limit=limit)
             learns = learns if limit is None else learns & ~(metrics["kl_moved"] > limit)
             return (state, learns), (metrics, learns & has_tokens)
 
@@ -199,6 +201,7 @@ def optimizer_step(
     compute: Callable,
     steps: AgentMask,
     given: Given,
+    position: Int[Array, " agent"],
     *data: Any,
     limit: float | None = None,
 ) -> tuple[StackState, Metrics]:
@@ -213,33 +216,33 @@ def optimizer_step(
         compute: (state, *data) of one agent -> its gradients and metrics. Zeros stand for those of inactive agents.
         steps: agents that make a step.
         given: see `Given`; of it only `agents` and `active` are read.
+        position: of the step in each agent's schedule.
         data: further arguments of `compute`, [A, ...].
         limit: an agent makes no step if its policy has moved by more, in the metric `kl_moved`; None: no limit.
     """
 
-    def change(state: StackState, grads: Any, metrics: AgentMetrics, steps: Bool[Array, ""], agent: PerAgent) -> tuple:
+    def change(state: StackState, grads: Any, metrics: AgentMetrics, steps: Any, agent: PerAgent, position: Any) -> tuple:
         steps = steps if limit is None else steps & ~(metrics["kl_moved"] > limit)
         settings: Any = dict(algorithm=update.algorithm, model=update.model)
-        state, step_metrics = apply_gradients(state, grads, metrics["loss"], steps, agent, **settings)
+        state, step_metrics = apply_gradients(state, grads, metrics["loss"], steps, agent, position, **settings)
         return state, metrics | step_metrics
 
     active, mode = given.active, update.algorithm.optimizer.per_agent
     read = state._replace(opt_state=(), grads=None)  # all that `compute` reads
     if mode == "map" and state.grads is None:
 
-        def compute_one(state: StackState, active: Any, steps: Any, agent: Any, *data: Any) -> Any:
+        def compute_one(state: StackState, active: Any, steps: Any, agent: Any, position: Any, *data: Any) -> Any:
             return compute(state, *data) if active is None else only_active(compute, active, state, *data)
 
-        def change_one(state: StackState, computed: Any, active: Any, steps: Any, agent: PerAgent, *_: Any) -> Any:
-            grads, metrics = computed
-            return change(state, grads, metrics, steps, agent)
+        def change_one(state: StackState, computed: Any, active: Any, steps: Any, agent: Any, position: Any, *_: Any) -> Any:
+            return change(state, *computed, steps, agent, position)
 
-        return in_turn(compute_one, change_one, state, active, steps, given.agents, *data)
+        return in_turn(compute_one, change_one, state, active, steps, given.agents, position, *data)
     if active is None:
         grads, metrics = per_agent(compute, mode)(read, *data)
     else:
         grads, metrics = per_agent(partial(only_active, compute), mode)(active, read, *data)
-    return jax.vmap(change)(state, grads, metrics, steps, given.agents)
+    return jax.vmap(change)(state, grads, metrics, steps, given.agents, position)
 
 
 def only_active(compute: Callable, active: Bool[Array, ""], *arguments: Any) -> Any:

@@ -1,7 +1,8 @@
 """Describe each weight of a decoder once; all else follows from `WEIGHTS`.
 
 Shapes and initial values (`decoder`), the axes that a mesh divides (`sharding`), the tensors of files (`hub.hf_format`,
-`hub.gguf`), the layers that can have adapters (`lora`, `hub.peft`) and the number of parameters. No jax: the loader reads it.
+`hub.gguf`), the layers that can have adapters (`lora`, `hub.peft`), what weight decay shrinks (`learning.optimizer`) and the
+number of parameters. No jax: the loader reads it.
 
 Letters: V vocabulary, D model, F feed-forward, E experts, M feed-forward of an expert, K key-value heads, Q queries per
 key-value head, U these and their gates (2 Q, where attention is gated), P = U + 2 (also the key and the value of a key-value
@@ -76,6 +77,13 @@ WEIGHTS: dict[str, Weight] = {
 
 # Leaves that are not rounded to the compute dtype. They are small: exponents, and what files in bfloat16 have in float32, too.
 FLOAT32 = ("delta_rate", "delta_bias", "delta_norm")
+
+
+def decays(name: str) -> bool:
+    """Return whether weight decay shrinks a leaf, by its name among the trained parameters, e.g. ``layers.down``: matrices do,
+    also those of adapters and the value head; vectors (norms, biases, rates of recurrences) do not. The axis of layers is none
+    of a weight's own."""
+    return name != "value_bias" and (name not in WEIGHTS or " " in WEIGHTS[name].axes)
 
 
 def is_of(cfg: ModelConfig, kind: str, layer: int) -> bool:

@@ -67,10 +67,10 @@ def started(params, algorithm):
     return init_stack(jax.tree.map(jnp.array, params), algorithm)
 
 
-def run(params, batch, model, keys=None, active=None, **changes):
+def run(params, batch, model, keys=None, active=None, number=0, **changes):
     """The state and the metrics after one update. keys: of the order of minibatches; active: agents that learn."""
     algorithm = resolve(BASE.replace(**changes))
-    settings = dict(model=model, algorithm=algorithm, keys=keys, active=active)
+    settings = dict(model=model, algorithm=algorithm, keys=keys, active=active, number=number)
     return jax.device_get(update_stack(started(params, algorithm), batch, **settings))
 
 
@@ -132,6 +132,20 @@ def test_target_kl_holds_an_agent_that_has_moved(params, batch, model):
     got, metrics = run(params, equal, model, **HELD | dict(weight_decay=0.0))
     assert metrics["steps"].tolist() == [1, 4]
     assert_equal(unstack(got.params, 1), unstack(params, 1))
+
+
+def test_the_schedule_follows_the_update_whatever_is_skipped(params, batch, model):
+    """The second of two updates goes on at half of the peak, also of an agent that has made no step before, and ends at an
+    eighth of it where steps are left out: after `target_kl`, of a part without valid rows, and of an update without any."""
+    nothing = batch._replace(rewards=put(batch.rewards, np.s_[0], np.nan))
+    half = batch._replace(rewards=put(batch.rewards, np.s_[:, 1], np.nan))
+    for data, settings, made in ((batch, HELD, [1, 1]), (half, CUT, [2, 2]), (nothing, CUT, [0, 4])):
+        got, metrics = run(params, data, model, number=1, **settings)
+        assert metrics["steps"].tolist() == made and got.opt_state[1][-1].count.tolist() == made
+        np.testing.assert_allclose(metrics["learning_rate"], 1e-2 / 8, rtol=1e-6)
+    first, second = (run(params, batch, model, number=number, **HELD)[0].params for number in (0, 1))  # one step of each
+    moved = [unstack(after, 0)["final_norm"] - unstack(params, 0)["final_norm"] for after in (first, second)]
+    np.testing.assert_allclose(moved[1], moved[0] / 2, rtol=1e-3, atol=1e-7)
 
 
 def test_a_wide_target_lets_all_steps_through_and_an_inactive_agent_makes_none(params, batch, model, cut):

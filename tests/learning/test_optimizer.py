@@ -7,11 +7,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
 from jmarl.learning.optimizer import apply_gradients, init_stack, schedule
+from jmarl.models.weights import WEIGHTS
 
 
 def make(algorithm, agents=2):
@@ -56,6 +58,35 @@ def test_weight_decay_is_decoupled():
     np.testing.assert_allclose(new.params["b"], 2 - 0.1 * 0.5 * 2, rtol=1e-6)
 
 
+def test_norms_biases_and_rates_do_not_decay():
+    """Of any family, by their names; all other weights do, and so do both matrices of an adapter and a value head."""
+    layers = {name.removeprefix("layers."): np.ones((2, 3, 1)) for name in WEIGHTS if name.startswith("layers.")}
+    rest = {name: np.ones((2, 1)) for name in [*WEIGHTS, "value", "value_bias"] if "." not in name}
+    adapter = {"q_proj": {"a": np.ones((2, 3, 1)), "b": np.ones((2, 3, 1))}}
+    params = jax.tree.map(np.float32, rest | {"layers": layers | adapter})
+    algorithm = resolve(TrainConfig.of(learning_rate=0.1, weight_decay=0.5))
+    state, zeros = init_stack(jax.tree.map(jnp.array, params), algorithm), jax.tree.map(np.zeros_like, params)
+    new = stepper(algorithm)(state, zeros, np.zeros(2))[0].params
+    flat = {path[-1].key: float(x.max()) for path, x in jax.tree_util.tree_leaves_with_path(new)}
+    vectors = {name for name, x in flat.items() if x == 1}
+    assert vectors == {name for name in flat if "norm" in name or "bias" in name or name == "delta_rate"}
+    assert all(flat[name] == pytest.approx(0.95) for name in flat.keys() - vectors)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, dict(optimizer="lion"), dict(optimizer="sgd", momentum=0.5), dict(optimizer="sgd")], ids=str
+)
+def test_states_of_checkpoints_have_the_tree_of_optax(fields):
+    """Runs that began when all weights decayed resume: which of them do is no part of the state."""
+    algorithm = resolve(TrainConfig.of(**fields))
+    state, rate = init_stack({"w": jnp.ones((1, 3))}, algorithm), optax.constant_schedule(1.0)
+    momentum = optax.trace(0.5) if "momentum" in fields else optax.identity()
+    sgd = optax.chain(momentum, optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(rate))
+    kind = {"adamw": optax.adamw(rate), "lion": optax.lion(rate), "sgd": sgd}[fields.get("optimizer", "adamw")]
+    expected = optax.chain(optax.clip_by_global_norm(1.0), kind).init({"w": jnp.ones(3)})
+    assert jax.tree.structure(state.opt_state) == jax.tree.structure(expected)
+
+
 @pytest.mark.parametrize(
     "fields, expected",
     [
@@ -76,12 +107,12 @@ def test_schedules_closed_form(fields, expected):
 
 
 def test_the_logged_learning_rate_is_the_one_used():
-    """A skipped step does not move the schedule."""
+    """And that of its position in the schedule: the rate after a step that is skipped is that of the next position."""
     algorithm = resolve(TrainConfig.of(learning_rate=1.0, warmup_updates=4, adam_eps=1e-12, max_grad_norm=1e9))
     state, grads, apply = init_stack({"w": jnp.ones((1, 3))}, algorithm), {"w": np.ones((1, 3), np.float32)}, stepper(algorithm)
-    for rate, loss in [(0.25, 0.0), (0.5, np.nan), (0.5, 0.0), (0.75, 0.0)]:
+    for position, (rate, loss) in enumerate([(0.25, 0.0), (0.5, np.nan), (0.75, 0.0), (1.0, 0.0)]):
         before = np.asarray(state.params["w"])
-        state, metrics = apply(state, grads, np.float32([loss]))
+        state, metrics = apply(state, grads, np.float32([loss]), None, None, np.array([position]))
         assert metrics["learning_rate"].tolist() == [rate]
         expected = 0 if np.isnan(loss) else rate  # Adam's step with a constant gradient is the learning rate
         np.testing.assert_allclose(before - state.params["w"], expected, rtol=1e-4)

@@ -18,7 +18,7 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import RewardError, make_reward
 from jmarl.files.checkpoint import Checkpointer
 from jmarl.learning.optimizer import apply_gradients, init_stack, steps_done
-from jmarl.learning.per_agent import active_agents, settings_of_stack, updates_per_agent
+from jmarl.learning.per_agent import active_agents, settings_of_stack, updates_before, updates_per_agent
 from jmarl.learning.setup import make_setup
 from jmarl.learning.team_update import update_team
 from jmarl.models.stack import unstack
@@ -217,6 +217,9 @@ def test_whose_turn_it_is_follows_from_the_step():
     assert active_agents(BASE.run, 3, 0) is None
     counts = [sum(mask[agent] for mask in active) for agent in range(3)]
     assert counts == [4, 0, 3] and updates_per_agent(cfg.run, 3) == 4
+    for step in range(8):  # the clock of a schedule stands while it is the other agent's turn
+        before = updates_before(cfg.run, 3, step)
+        assert [before[agent] for agent in (0, 2)] == [sum(mask[agent] for mask in active[:step]) for agent in (0, 2)]
 
 
 @pytest.mark.long

@@ -87,9 +87,9 @@ def copy(tree):
     return jax.tree.map(jnp.array, tree)
 
 
-def step(state, batch, model, cfg=PLAIN):
+def step(state, batch, model, cfg=PLAIN, number=0):
     """Return the state and the metrics of `update_stack` on the host; the argument is not donated."""
-    return jax.device_get(update_stack(copy(state), batch, model=model, algorithm=resolve(cfg)))
+    return jax.device_get(update_stack(copy(state), batch, number=number, model=model, algorithm=resolve(cfg)))
 
 
 def assert_close_trees(got, expected, tolerance=1e-5):
@@ -157,16 +157,19 @@ def test_three_updates_equal_torch(params, batch, model, directories, cfg):
 
     settings = cfg.optimizer
     state, losses, norms = init_stack(copy(params), resolve(cfg)), [], []
-    for _ in range(3):
-        state, metrics = step(state, batch, model, cfg)
+    for number in range(3):
+        state, metrics = step(state, batch, model, cfg, number)
         losses.append(metrics["loss"])
         norms.append(metrics["grad_norm"])
     for a, directory in enumerate(directories):
         network, reference = (AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32) for _ in range(2))
         before = {name: w.detach().clone() for name, w in network.named_parameters()}
-        adam = torch.optim.AdamW(network.parameters(), 1.0, eps=settings.adam_eps, weight_decay=settings.weight_decay)
+        decay = {2: settings.weight_decay, 1: 0.0}  # norms and biases do not decay
+        groups = [{"params": [w], "weight_decay": decay[w.ndim]} for w in network.parameters()]
+        adam = torch.optim.AdamW(groups, 1.0, eps=settings.adam_eps)
         for k in range(3):
-            adam.param_groups[0]["lr"] = settings.learning_rate * ((k + 1) / 3 if settings.warmup_updates else 1)
+            for group in adam.param_groups:
+                group["lr"] = settings.learning_rate * ((k + 1) / 3 if settings.warmup_updates else 1)
             adam.zero_grad()
             loss = torch_loss(network, reference, batch, a, cfg)
             loss.backward()
