@@ -1,13 +1,14 @@
-"""What may change when a run resumes, and what must not: settings, team, environment, data and reward."""
+"""What may change when a run resumes, and what must not: settings, team, environment, data, held-out items and reward."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from typing import Any
 
 from jmarl.config import CHANGES, SECTIONS, TrainConfig, flat
-from jmarl.files.fingerprint import difference
+from jmarl.files.fingerprint import difference, doubts
 from jmarl.team import team_changes
 
 # Settings of files, logs, evaluations and devices, and the length of the run. `mesh` puts the same weights on other devices,
@@ -26,7 +27,7 @@ ADVISED = {
     "critic_learning_rate", "max_grad_norm",
 }  # fmt: skip
 # What completions that have begun early (async_steps) depend on.
-CHANGES_PENDING = {"long_prompts", "max_new_tokens", "num_prompts", "num_generations", "compute_dtype", *CHANGES}
+CHANGES_PENDING = {"long_prompts", "max_new_tokens", "num_prompts", "num_generations", "compute_dtype", *CHANGES} - {"held_out"}
 UNRECORDED = {"resume", "resume_step", "allow_changed", "progress"}
 
 
@@ -52,8 +53,9 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
         errors.append("bases: the frozen weights of LoRA differ from those that the adapters were trained on")
     if old.get("initial", new.get("initial")) != new.get("initial"):
         errors.append("initial: other weights before training, which are the reference")
+    # A checkpoint of an older version lacks newer fingerprints, or entries of them: those are not compared.
     given = {name: (old.get(name, new.get(name, {})), new.get(name, {})) for name in (*CHANGES, "options")}
-    fingerprints = {name: difference(name, *given[name]) for name in ("data", "reward")}
+    fingerprints = {name: difference(name, *given[name]) for name in ("data", "held_out", "reward")}
     (before, now), (options_before, options) = given["environment"], given["options"]
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     texts = [f"{name} {before.get(name)!r} -> {now.get(name)!r}" for name in changed]
@@ -69,6 +71,12 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
             hint += "\ngive what the run began with, which its config.yaml has, or choose another output_dir for a new run"
         raise CannotGoOn(
             f"cannot resume from step {step} in {cfg.run.output_dir}: it was made with other settings:{lines}{hint}"
+        )
+    if unsure := doubts(*given["reward"]):
+        warnings.warn(
+            f"the reward or environment may have other parameters than before step {step}: {', '.join(unsure)}. The source of "
+            "the code with this whole number cannot be seen, so it may also be a counter: define it in a file",
+            stacklevel=2,
         )
     before, now = (x.get("error_handling", {}) for x in (old, new))
     errors_now = {name: f"{name} of rewards: {before[name]!r} -> {now[name]!r}" for name in before.keys() & now.keys()}

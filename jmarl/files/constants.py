@@ -1,24 +1,33 @@
-"""Find the constants that functions and objects of the user read, for fingerprints: of their modules, closures, defaults and
-constructors. What a method or an inner function writes again (a counter) is no constant.
+"""Find the constants that functions and objects of the user read, for fingerprints: of their modules, closures, defaults,
+constructors and attributes. What a method or an inner function writes again (a counter) is no constant, see `writes`.
 
 Constants of a module are compared by the source of their assignments, so that what only this process knows (a time, a cache) is
-no difference. Left out: modules without source, as of a notebook; values that come from files or the environment; assignments
-inside a top-level if or try; whole numbers in closures, which may say in which call something happens.
+no difference; those of a notebook, which has no such source, by their values. Attributes are compared where code of the user
+reads them by name: settings of a whole run also say where it is written. Left out: values of a module that come from files or
+the environment; assignments inside a top-level if or try.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dis
 import functools
 import inspect
+import os
 import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-FILLS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear", "appendleft"}
+from jmarl.files.writes import CONSTRUCTORS, FILLS, source_of, writes_in
+
+READS_ALL = {"getattr", "vars", "asdict", "astuple", "__dict__", "model_dump", "_asdict", "attrgetter"}  # by names unseen
+GENERATED = {
+    f"__{name}__" for name in ("repr", "eq", "lt", "le", "gt", "ge", "hash", "setattr", "delattr", "getstate", "replace")
+}
+INTERFACE = {"reset", "step", "observe", "tasks", "solve"}  # methods of environments, which this library calls
 PLAIN = bool | int | float | str | bytes
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
@@ -28,12 +37,13 @@ def codes(code: types.CodeType) -> list[types.CodeType]:
     return [code, *(inner for x in code.co_consts if isinstance(x, types.CodeType) for inner in codes(x))]
 
 
-def is_plain(value: Any) -> bool:
-    """Whether a value is a number, a text, None, or a container of such."""
-    if isinstance(value, Mapping):
-        return all(is_plain(x) for pair in value.items() for x in pair)
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(map(is_plain, value))
+def is_plain(value: Any, outer: tuple[int, ...] = ()) -> bool:
+    """Whether a value is a number, a text, None, or a container of such. outer: ids of the containers around it."""
+    if value is os.environ:
+        return False
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        parts = [x for pair in value.items() for x in pair] if isinstance(value, Mapping) else value
+        return id(value) not in outer and all(is_plain(x, (*outer, id(value))) for x in parts)
     return value is None or isinstance(value, PLAIN)
 
 
@@ -54,18 +64,23 @@ def functions_of(value: Any) -> list[types.FunctionType]:
     """Return a function, or the functions in the body of a class."""
     members = vars(value).values() if isinstance(value, type) else [value]
     plain = [member.__func__ if isinstance(member, staticmethod | classmethod) else member for member in members]
+    plain += [x for member in members if isinstance(member, property) for x in (member.fget, member.fset)]
+    plain += [member.func for member in members if isinstance(member, functools.cached_property | functools.partialmethod)]
+    plain += [member.__wrapped__ for member in members if isinstance(member, functools._lru_cache_wrapper)]
     return [function for function in plain if isinstance(function, types.FunctionType)]
 
 
 def named_by(function: types.FunctionType) -> list[Any]:
-    """Return the functions and classes of the user that a function names, also as `module.name`."""
+    """Return the functions and classes of the user that a function names, also as `module.name`; then its objects."""
     names = [name for code in codes(function.__code__) for name in code.co_names]
     values = [function.__globals__.get(name) for name in names]
     modules = [x for x in values if isinstance(x, types.ModuleType) and is_of_user(x.__name__)]
     values += [vars(module).get(name) for module in modules for name in names]
     values = [x.func if isinstance(x, functools.partial) else x for x in values]
     values = [x.__wrapped__ if isinstance(x, functools._lru_cache_wrapper) else x for x in values]
-    return [x for x in values if isinstance(x, types.FunctionType | type) and is_of_user(x.__module__)]
+    code = [x for x in values if isinstance(x, types.FunctionType | type) and is_of_user(x.__module__)]
+    objects = [x.__self__ if isinstance(x, types.MethodType) else x for x in values]
+    return code + [x for x in objects if not isinstance(x, types.FunctionType | type) and is_of_user(type(x).__module__)]
 
 
 def constants_of(function: types.FunctionType) -> dict[str, Any]:
@@ -82,6 +97,100 @@ def constants_of(function: types.FunctionType) -> dict[str, Any]:
     values = {**closure, **defaults, **(function.__kwdefaults__ or {})}
     own = {name: value for name, value in values.items() if value is not None and is_plain(value)}
     return _read_from(_assignments(_source(function.__module__)), names) | own
+
+
+def variables_of(function: types.FunctionType) -> dict[str, Any]:
+    """Return what else a function reads: whole numbers and objects of its closure that no code writes, objects among its
+    defaults, its attributes, and the plain values of a notebook that it names."""
+    code, own = function.__code__, constants_of(function)
+    inside = codes(code)
+    written = _written("STORE_DEREF", inside) | _filled(inside)
+    around = function.__qualname__.partition(".<locals>")[0] + "."
+    written |= {name for where, name in writes_in(source_of(code)).variables if where.startswith(around)}
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    values = {name: _content(cell) for name, cell in cells if name not in written}
+    arguments = code.co_varnames[: code.co_argcount]
+    values |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
+    values |= function.__kwdefaults__ or {}
+    if is_of_user(function.__module__) and not _source(function.__module__):
+        names = {name for part in inside for name in part.co_names} - _written("STORE_GLOBAL", inside)
+        found = {name: function.__globals__[name] for name in sorted(names & function.__globals__.keys())}
+        values |= {name: value for name, value in found.items() if isinstance(value, PLAIN | tuple) and is_plain(value)}
+    return {name: value for name, value in values.items() if name not in own}
+
+
+def _is_called(cls: type, function: types.FunctionType, reads: set[str]) -> bool:
+    """Whether a method of a class may be called, if code reads these names."""
+    name, from_library = function.__name__, any(not is_of_user(base.__module__) for base in cls.__mro__[:-1])
+    special = name.startswith("__") and name not in GENERATED.union(CONSTRUCTORS)
+    return special or (from_library and name not in CONSTRUCTORS) or name in reads | INTERFACE
+
+
+class Code(NamedTuple):
+    """What the functions of the user that a reward reaches do with attributes."""
+
+    reads: frozenset[str]  # names of attributes; with one of READS_ALL, any
+    writes: frozenset[tuple[str, str]]  # class whose method writes an attribute of its own, empty for others, and its name
+
+
+def code_of(functions: Iterable[types.FunctionType], members: Iterable[tuple[type, types.FunctionType]]) -> Code:
+    """Return what code does with attributes.
+
+    functions: that are called; members: those of classes, of which some are: special ones, those of an environment, those that
+    called ones name, and where a library has a base of the class, any."""
+    called, reads, rest, grows = [*functions], set[str](), [*members], True
+    while grows:
+        reads |= {name for function in called for code in codes(function.__code__) for name in code.co_names}
+        more = [pair for pair in rest if _is_called(*pair, reads)]
+        called += [function for _, function in more]
+        rest, grows = [pair for pair in rest if pair not in more], bool(more)
+    writes: set[tuple[str, str]] = set()
+    for function in called:
+        source, name = source_of(function.__code__), function.__qualname__
+        if source:
+            own = [x for x in writes_in(source).attributes if x.function == name or x.function.startswith(f"{name}.<locals>")]
+            writes |= {(x.owner, x.name) for x in own}
+        elif function.__name__ not in CONSTRUCTORS:
+            writes |= {("", attribute) for attribute in _written("STORE_ATTR", codes(function.__code__))}
+    return Code(frozenset(reads), frozenset(writes))
+
+
+def attributes_of(value: Any, code: Code) -> dict[str, Any]:
+    """Return the attributes of an object, or of a class, that the user's code reads and does not write.
+
+    Also left out: what a constructor or the body of a class computes without arguments, which the source of the class covers.
+    """
+    is_class = isinstance(value, type)
+    classes = [x for x in (value.__mro__ if is_class else type(value).__mro__) if is_of_user(x.__module__)]
+    names = {"", *(x.__qualname__ for x in classes)}
+    left_out = {name for owner, name in code.writes if owner in names}
+    for cls in classes:
+        sources = {source for f in functions_of(cls) if (source := source_of(f.__code__))} | {_source(cls.__module__)}
+        left_out |= {name for source in sources for owner, name in writes_in(source).computed if owner in names}
+    read = state_of(value).keys() if code.reads & READS_ALL else code.reads
+    return {name: x for name, x in state_of(value).items() if name in read and name not in left_out}
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, of its dict or of slots; of a class those that are no functions or descriptors."""
+    state = dict(getattr(value, "__dict__", {}))
+    if isinstance(value, type):
+        return {name: x for name, x in state.items() if not (name.startswith("__") or callable(x) or hasattr(x, "__get__"))}
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            with contextlib.suppress(AttributeError):
+                state.setdefault(name, object.__getattribute__(value, name))
+    return {name: x for name, x in state.items() if not name.startswith("__")}
+
+
+def is_seen(value: Any) -> bool:
+    """Whether the source of all code that may write a variable of a function, or an attribute of an object, can be read."""
+    if isinstance(value, types.FunctionType):
+        return bool(source_of(value.__code__))
+    methods = [f for cls in type(value).__mro__ if is_of_user(cls.__module__) for f in functions_of(cls)]
+    own = [f for f in methods if f.__name__ == "__call__" or not f.__name__.startswith("__")]  # others may be generated
+    return all(source_of(f.__code__) for f in own)
 
 
 def options_of(value: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -125,8 +125,8 @@ def check_equal(cfg: TrainConfig, data: Any, team: Team) -> None:
 
 
 def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, Any, TrainConfig]:
-    """Check the arguments of a run. Returns the task with an `Environment` and lists of the items that fit the agents'
-    contexts, the fingerprint of all that was given, and the settings with the context, see `Run.long_context`."""
+    """Check the arguments of a run. Returns the task with an `Environment` and lists of what fits the agents' contexts, the
+    fingerprints of all that was given, and the settings with the context, see `Run.long_context`."""
     if task.env is None:
         check_fit(cfg, wandb_config)
         check_data(task.items, cfg)
@@ -136,17 +136,22 @@ def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | 
         check_team(team, cfg)
         keep_programs(say if cfg.run.progress else None)
         is_long = partial(data_needs_long_context, team, [*task.items, *task.held_out], cfg)
-        return task, fingerprint.of_data(task.items), in_chosen_context(team, cfg, is_long)
+        return task, of_rows(task.items, task.held_out), in_chosen_context(team, cfg, is_long)
     env = environment_of(team, task.env, cfg)
     items, held_out = read_rows(task.items), read_rows(() if task.held_out is None else task.held_out)
     check_run(items, cfg, wandb_config)
     require([HELD_OUT], facts(cfg, held_out=held_out))
     keep_programs(say if cfg.run.progress else None)
     check_team(team, cfg)
-    data = fingerprint.of_data(items)
+    data = of_rows(items, held_out)
     cfg = in_chosen_context(team, cfg, partial(needs_long_context, team, env, [*items, *held_out], cfg))
     items, held_out, overlap = items_that_fit(team.in_context(cfg.run.long_context), env, items, held_out, cfg)
     return task._replace(env=env, items=items, held_out=held_out, overlap=overlap), data, cfg
+
+
+def of_rows(items: Iterable[Any], held_out: Iterable[Any]) -> dict[str, Any]:
+    """Return the fingerprints of the items of a run and of its held-out items."""
+    return {"data": fingerprint.of_data(items), "held_out": fingerprint.of_data(held_out)}
 
 
 def in_chosen_context(team: Team, cfg: TrainConfig, is_long: Callable[[], bool]) -> TrainConfig:
@@ -223,11 +228,12 @@ def policy_algorithm(cfg: TrainConfig) -> Algorithm:
     return resolve(policy_config(cfg) if find_row(cfg.algorithm).learned else cfg)
 
 
-def identity_of(setup: Setup, state: TeamState, env: Environment | None, data: Any) -> dict[str, Any]:
-    """Return what must not change when a run resumes, as JSON values: team, critics, environment, data, reward and, if they are
-    the reference of preferences, the weights before training. Of LoRA the digests of the bases are compared instead.
+def identity_of(setup: Setup, state: TeamState, env: Environment | None, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must not change when a run resumes, as JSON values: team, critics, environment, data, held-out items, reward
+    and, if they are the reference of preferences, the weights before training. Of LoRA the digests of the bases are compared
+    instead.
 
-    state: at step 0. data: fingerprint of all items or examples.
+    state: at step 0. data: see `of_rows`.
     """
     algorithm = setup.algorithm
     has_reference = algorithm.row.margin in ("own", "joint") and not algorithm.preference.reference_free
@@ -235,7 +241,7 @@ def identity_of(setup: Setup, state: TeamState, env: Environment | None, data: A
     identity = {
         "team": setup.team.describe(),
         "critics": Team(setup.critics.specs).describe(),
-        "data": data,
+        **data,
         "initial": [lora.digest(stack) for stack in policies(state)] if compared else [],
     }
     if env is None:
