@@ -20,7 +20,8 @@ from jmarl.envs.base import Environment
 from jmarl.envs.data import shared_line
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.models.hub.prompt_warnings import warn_of_prompts
-from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, naming, protected_prompt, text_start
+from jmarl.models.hub.template import render
+from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, messages_of, naming, text_start
 from jmarl.rollout.play import check_number_of_agents
 from jmarl.team import StackSpec, Team
 
@@ -142,7 +143,8 @@ def lengths_of_long(spec: StackSpec, texts: Iterable[str], room: int, chat: Chat
     lengths = {}
     for prompt in texts:
         with naming(named):
-            text = protected_prompt(spec.tokenizer, prompt, chat).plain
+            is_chat = chat or isinstance(prompt, ChatPrompt)
+            text = render(spec.tokenizer, messages_of(prompt), chat) if is_chat else prompt
             if text and len(text.encode("utf-8", "replace")) + added <= room:
                 continue
             count = len(encode_prompt(spec.tokenizer, prompt, chat, stop=stop))

@@ -14,8 +14,9 @@ from typing import Any
 from jmarl.config import Chat
 from jmarl.envs.formats.native_calls import FORMAT_HINT
 from jmarl.envs.tools.tool_calls import MAX_MESSAGE, SPECIAL_TOKENS, format_message, parse_message
-from jmarl.models.hub.special_tokens import Protected, encode_protected
+from jmarl.models.hub.special_tokens import TOOLS
 from jmarl.models.hub.template import TemplateRefusal, render
+from jmarl.models.hub.template import encode_messages as encode
 from jmarl.models.hub.tokenize import without_end
 from jmarl.serving.errors import invalid
 from jmarl.team import StackSpec
@@ -34,7 +35,7 @@ def encode_messages(spec: StackSpec, messages: Sequence[Mapping[str, Any]], tool
         chat: what the template reads besides.
     """
     try:
-        row = encode_protected(spec.tokenizer, _render(spec.tokenizer, messages, tools, chat))
+        row = _encode(spec.tokenizer, messages, tools, chat)
     except RecursionError:
         raise invalid("messages or tools are nested too deeply", "messages") from None
     except ValueError as error:  # a refusal of the template, in one sentence
@@ -44,25 +45,23 @@ def encode_messages(spec: StackSpec, messages: Sequence[Mapping[str, Any]], tool
     return without_end(row, spec.stop, least=1)
 
 
-def _render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Tools, chat: Chat) -> Protected:
+def _encode(tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Tools, chat: Chat) -> list[int]:
     has_calls = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
     with_tools = dataclasses.replace(chat, template_kwargs={**chat.template_kwargs, "tools": [*tools]}) if tools else chat
     if not tools and not has_calls:
-        return render(tokenizer, messages, chat)
+        return encode(tokenizer, messages, chat, outside=True)
     try:
         if writes_tools(tokenizer, chat):
-            return render(tokenizer, messages, with_tools)
+            return encode(tokenizer, messages, with_tools, outside=True)
     except TemplateRefusal:  # of the roles: they are written as text
         pass
-    return render(tokenizer, as_text(messages, tools), chat)
+    return encode(tokenizer, as_text(messages, tools), chat, outside=True)
 
 
 def writes_tools(tokenizer: Any, chat: Chat) -> bool:
     """Return whether the chat template writes tools, and does not drop them."""
-    probe = [{"type": "function", "function": {"name": "probe", "description": "-", "parameters": {"type": "object"}}}]
-    user = [{"role": "user", "content": "-"}]
-    kwargs = {**chat.template_kwargs, "tools": probe}
-    return "probe" in render(tokenizer, user, dataclasses.replace(chat, template_kwargs=kwargs)).plain
+    user, kwargs = [{"role": "user", "content": "-"}], {**chat.template_kwargs, "tools": TOOLS}
+    return "probe" in render(tokenizer, user, dataclasses.replace(chat, template_kwargs=kwargs))
 
 
 def as_text(messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[dict[str, str]]:

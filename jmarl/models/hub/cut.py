@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from jmarl.config import Chat, as_chat
-from jmarl.models.hub.special_tokens import encode_protected
+from jmarl.models.hub.special_tokens import encode_text
 from jmarl.models.hub.template import MARKER, render
 from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, encode_prompt, known_ends, without_end
 
@@ -95,8 +95,6 @@ def cut_messages(
 
 def template_ids(tokenizer: Any, chat: bool | Chat = True, stop: Collection[int] | None = None) -> tuple[list[int], list[int]]:
     """Return the token ids of the chat template before and after a user's message. stop: as for `encode_prompt`."""
-    text = render(tokenizer, [{"role": "user", "content": MARKER}], as_chat(chat))
-    before, _, after = text.text.partition(MARKER)
-    ids = encode_protected(tokenizer, text._replace(text=after))
-    ids = without_end(ids, known_ends(tokenizer) if stop is None else stop)
-    return encode_protected(tokenizer, text._replace(text=before)), ids
+    before, _, after = render(tokenizer, [{"role": "user", "content": MARKER}], as_chat(chat)).partition(MARKER)
+    ids = without_end(encode_text(tokenizer, after), known_ends(tokenizer) if stop is None else stop)
+    return encode_text(tokenizer, before), ids

@@ -8,6 +8,7 @@ results, reasoning beside the content, names, weights, and content that is a lis
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,15 @@ ROLES = ("system", "user", "assistant")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 MRLM_ROLES = {"environment": "user"}  # which chat templates do not know
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")  # columns of data that is not only text
+NAME = re.compile(r"[A-Za-z0-9_-]+")  # what a role must be: chat templates write it among their control tokens
 NOTES = ("metadata",)  # of MRLM's messages: no chat template reads it
+
+
+def check_role(role: Any) -> str:
+    """Return a role. Raises ValueError unless it is a `NAME`."""
+    if not isinstance(role, str) or not NAME.fullmatch(role):
+        raise ValueError(f"a message has the role {role!r:.80}: a role is a name of letters, digits, _ and -; give user")
+    return str(role)
 
 
 def is_chat(value: Any) -> bool:

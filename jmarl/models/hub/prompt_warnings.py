@@ -8,12 +8,13 @@ from typing import Any
 
 from jmarl.config import Chat, as_chat
 from jmarl.models.hub.special_tokens import special_tokens
-from jmarl.models.hub.template import refuses_system
+from jmarl.models.hub.template import plain_turns, refuses_system
 from jmarl.models.hub.tokenize import ChatPrompt, as_prompt
 
 
 def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, agent: int) -> None:
-    """Warn once of messages with a role that an agent's template refuses, and once of texts that hold a template already."""
+    """Warn once of messages with a role that an agent's template refuses, of texts that hold a template already, and of turns
+    that are plain text."""
     chat, prompts = as_chat(chat), [as_prompt(prompt) for prompt in prompts]
     roles = {message["role"] for prompt in prompts if isinstance(prompt, ChatPrompt) for message in prompt.messages}
     if "system" in roles and refuses_system(tokenizer, chat):
@@ -22,6 +23,8 @@ def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, a
             "the user; this warning appears once",
             stacklevel=2,
         )
+    if chat or roles:
+        warn_of_plain_turns(tokenizer, chat, agent)
     begins_turn = sorted(special_tokens(tokenizer).of_turns) if chat else ()
     texts = (prompt.lstrip() for prompt in prompts if isinstance(prompt, str) and not isinstance(prompt, ChatPrompt))
     if begins_turn and (begin := next((token for text in texts for token in begins_turn if text.startswith(token)), "")):
@@ -30,4 +33,19 @@ def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, a
             "the text of a message, in which special tokens are plain text; give messages, the text without a template, or "
             "chat=False; this warning appears once",
             stacklevel=2,
+        )
+
+
+def warn_of_plain_turns(tokenizer: Any, chat: Chat, agent: int) -> None:
+    """Warn once of a chat template whose messages begin with plain text."""
+    try:
+        begin = plain_turns(tokenizer, str(tokenizer.chat_template), chat)
+    except ValueError:  # no template, or one for other conversations: encoding a prompt says so
+        return
+    if begin is not None:
+        warnings.warn(
+            f"the chat template of agent {agent} begins messages with the plain text {begin.strip()!r:.60}, which messages may "
+            "write too: an agent, tool or client can forge messages of others; use a model whose template has special tokens "
+            "for that; this warning appears once",
+            stacklevel=3,
         )

@@ -1,12 +1,9 @@
-"""Encode text so that only a chat template, or the user, writes special tokens: what a message contains is text.
+"""Find the control tokens of a tokenizer, and encode texts in which only some spellings of them are tokens.
 
-The special tokens in a message's content are protected before the template is applied: a stand-in replaces one character of
-each, so that the tokens in the template's text are those of the template alone. A text without such a spelling is encoded as
-the tokenizer does. Otherwise a copy of the tokenizer encodes it, in which the tokens of the template have secret names and the
-others are text.
-
-Special are a tokenizer's special tokens, and added tokens that its chat template writes. An assistant's message may spell those
-of the latter that do not begin or end messages, such as <think> and <tool_call>: these are a model's own words.
+Control tokens are a tokenizer's special tokens, and added tokens that its chat template writes. Those that the template writes
+only inside an assistant's own message, such as <think> and <tool_call>, are a model's own words; all others are of turns. A
+text in which all control tokens may stand is encoded as the tokenizer does. Otherwise a copy of the tokenizer encodes it, in
+which control tokens have secret names and everything else is text.
 
 Some tokenizers have special tokens without a row in their model's embeddings: that of Gemma 3 1B, which reads no images, has
 one for images. They are taken out of the tokenizer (`tokenizer_for`), so that their spelling is text as any other.
@@ -17,47 +14,47 @@ import json
 import re
 import secrets
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.weight_files import read_json, write_json
 
-STAND_INS = range(0xF0000, 0x10FFFE)  # characters for private use
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
-Message = Mapping[str, Any]
+MESSAGE_ROLES = ("system", "user", "tool", "developer", "function", "environment")  # probed besides those a template names
+ANY_ROLE = "1029384756"  # which no template names
+CALL = {"type": "function", "id": "012345678", "function": {"name": "probe", "arguments": {"a": "-"}}}
+TOOL = {"name": "probe", "description": "-", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+TOOLS = ({"type": "function", "function": TOOL},)
 
 
 class SpecialTokens(NamedTuple):
-    """The tokens of a tokenizer that contents must not write."""
+    """The control tokens of a tokenizer."""
 
     ids: Mapping[str, int]
     of_turns: frozenset[str]  # those that an assistant's message must not write either
-    heads: frozenset[str]  # proper beginnings of them
+    numbers: frozenset[int]  # the ids, without that of unknown characters
+    turn_numbers: frozenset[int]  # those of turns
+    unknown: str  # the token of unknown characters, if it is one of them
+    letters: re.Pattern[str]  # letters and digits, and the characters of tokens that have none
+    essential: frozenset[str]  # characters of which each token has one: its first that is neither letter nor digit
+    heads: frozenset[str]  # proper beginnings of the tokens
     tails: frozenset[str]  # proper ends
     longest: int
 
-    def without(self, allowed: Collection[str]) -> "SpecialTokens":
-        """Return all but some of them."""
-        return _tokens({text: i for text, i in self.ids.items() if text not in allowed}, self.of_turns)
-
-
-class Protected(NamedTuple):
-    """A text with stand-ins for some characters."""
-
-    text: str
-    characters: Mapping[str, str] = {}  # stand-in -> character
-    spells: bool = False  # whether it spells a special token that is text
-
     @property
-    def plain(self) -> str:
-        """The text without stand-ins. Lone surrogates are escaped."""
-        return encodable(self.restore(self.text))
+    def own(self) -> frozenset[str]:
+        """Those that an assistant's message may write."""
+        return frozenset(self.ids) - self.of_turns
 
-    def restore(self, text: str) -> str:
-        """Return a text with the characters in place of their stand-ins."""
-        return text.translate({ord(stand_in): x for stand_in, x in self.characters.items()}) if self.characters else text
+
+class Span(NamedTuple):
+    """A control token in a text."""
+
+    start: int
+    end: int
+    id: int
 
 
 def encodable(text: str) -> str:
@@ -65,148 +62,110 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def special_tokens(tokenizer: Any) -> "SpecialTokens":
-    """Return the tokens that contents of messages must not write."""
+def special_tokens(tokenizer: Any) -> SpecialTokens:
+    """Return the control tokens of a tokenizer with its chat template."""
     return _special_tokens(tokenizer, str(tokenizer.chat_template or ""), len(tokenizer))
 
 
 @functools.lru_cache(maxsize=64)
-def _special_tokens(tokenizer: Any, template: str, size: int) -> "SpecialTokens":
-    added = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if str(token)}
-    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    written = "" if not template else _plain_conversation(tokenizer)
-    turns = frozenset(text for text in added if text in special or text in written)
-    return _tokens({text: i for text, i in added.items() if text in turns or text in template}, turns)
-
-
-def _plain_conversation(tokenizer: Any) -> str:
-    messages = [{"role": role, "content": "-"} for role in ("user", "assistant", "user")]
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False)
-    except Exception:  # a template for other conversations, or a broken one: only the tokenizer says what is special
-        return ""
-
-
-def _tokens(ids: Mapping[str, int], of_turns: frozenset[str]) -> "SpecialTokens":
+def _special_tokens(tokenizer: Any, template: str, size: int) -> SpecialTokens:
+    tokens = [(i, str(token), token.special) for i, token in tokenizer.added_tokens_decoder.items()]
+    added = {text: i for i, text, special in tokens if text.strip() or (text and special)}  # blanks are no control tokens
+    special = {text for _, text, special in tokens if special}
+    turns = frozenset(special | (_of_turns(tokenizer, template, added.keys() - special) if template else set()))
+    ids = {text: i for text, i in added.items() if text in turns or text in template}
+    numbers = frozenset(ids.values()) - {tokenizer.unk_token_id}
+    turn_numbers = numbers.intersection(ids[text] for text in turns)
+    letter, sign = r"[^\W_]", r"""[^\w\s"\\]"""
+    bare = {x for text in ids if not re.search(letter, text) for x in text if not x.isspace()}
+    letters = re.compile(f"(?:{'|'.join([letter, *map(re.escape, sorted(bare))])})+")
+    essential = frozenset((re.findall(sign, text) or text.split() or [" "])[0][0] for text in ids)
     heads = frozenset(text[:i] for text in ids for i in range(1, len(text)))
     tails = frozenset(text[i:] for text in ids for i in range(1, len(text)))
-    return SpecialTokens(ids, of_turns.intersection(ids), heads, tails, max(map(len, ids), default=0))
+    longest, of_turns = max(map(len, ids), default=0), turns.intersection(ids)
+    unknown = tokenizer.unk_token if tokenizer.unk_token in ids else ""
+    return SpecialTokens(ids, of_turns, numbers, turn_numbers, unknown, letters, essential, heads, tails, longest)
+
+
+def _of_turns(tokenizer: Any, template: str, added: Collection[str]) -> set[str]:
+    """Return the added tokens that a chat template writes around messages of any role, but not only inside an assistant's own.
+
+    Roles are those of `MESSAGE_ROLES`, the words in the template's quotes, and any other that completes a token.
+    """
+
+    def written(*messages: Any, **more: Any) -> set[str]:
+        try:
+            conversation = [{"content": "-", **({"role": m} if isinstance(m, str) else m)} for m in messages]
+            text = tokenizer.apply_chat_template(conversation, tokenize=False, **more)
+        except Exception:  # a template for other conversations, or a broken one
+            return set()
+        if ANY_ROLE not in text:
+            return {token for token in added if token in text}
+        return {token for token in added if any(token in text.replace(ANY_ROLE, w) for w in re.findall(r"[\w-]+", token))}
+
+    calling = {"role": "assistant", "tool_calls": [CALL]}
+    answer = {"role": "tool", "tool_call_id": "012345678", "name": "probe"}
+    called = written("user", calling)
+    turns = written("user", "assistant", "user") | (written("user", calling, answer, "user") - called)
+    for role in {*MESSAGE_ROLES, ANY_ROLE, *re.findall(r"""['"]([A-Za-z0-9_-]{2,32})['"]""", template)} - {"assistant"}:
+        turns |= written(role, "user", "assistant", "user") | written("user", "assistant", role, "user")
+    own = called | written("user", add_generation_prompt=True) - turns
+    return turns | (written("user", tools=[*TOOLS]) - own)
 
 
 def spelled(tokenizer: Any, text: str) -> frozenset[str]:
-    """Return the special tokens that a text spells."""
+    """Return the control tokens that a text spells."""
     tokens = special_tokens(tokenizer).ids
     return frozenset(match[1] for match in _finder(frozenset(tokens)).finditer(text)) if tokens else frozenset()
-
-
-# --- contents ----------------------------------------------------------------------------------------------------------
-
-
-def protect_messages(tokenizer: Any, messages: list[Message]) -> tuple[list[Message], Protected]:
-    """Return messages whose texts write no special token, alone or together with what stands beside them.
-
-    Also returns a `Protected` without text, which knows the stand-ins.
-    """
-    tokens = special_tokens(tokenizer)
-    own = tokens.without(tokens.ids.keys() - tokens.of_turns)
-    stand_ins = StandIns("".join(_texts(messages)))
-
-    def protect(value: Any, tokens: SpecialTokens, key: str = "") -> Any:
-        if isinstance(value, str):
-            return stand_ins.protect(value, tokens, joins=key in ("content", "text"))
-        if isinstance(value, Mapping):
-            return {key: protect(x, tokens, key) for key, x in value.items()}
-        return [protect(x, tokens, key) for x in value] if isinstance(value, list | tuple) else value
-
-    result = [protect(message, own if message["role"] == "assistant" else tokens) for message in messages]
-    return result, Protected("", stand_ins.characters, stand_ins.spells)
-
-
-def protect_text(tokenizer: Any, text: str, allowed: Collection[str] = (), own: bool = False) -> Protected:
-    """Return a text that writes no special tokens but the allowed ones.
-
-    own: it is an assistant's message, which may write tokens that do not begin or end messages.
-    """
-    tokens, stand_ins = special_tokens(tokenizer), StandIns(text)
-    allowed = {*allowed, *(tokens.ids.keys() - tokens.of_turns)} if own else allowed
-    protected = stand_ins.protect(text, tokens.without(allowed) if allowed else tokens, joins=False)
-    return Protected(protected, stand_ins.characters, stand_ins.spells)
-
-
-class StandIns:
-    """Stand-ins for the characters of some texts, none of which they contain. texts: all of them, one after the other."""
-
-    def __init__(self, texts: str):
-        self.free: Iterator[str] = (chr(i) for i in STAND_INS if chr(i) not in texts)
-        self.by_character: dict[str, str] = {}
-        self.spells = False
-
-    @property
-    def characters(self) -> dict[str, str]:
-        """stand-in -> character."""
-        return {stand_in: character for character, stand_in in self.by_character.items()}
-
-    def protect(self, text: str, tokens: SpecialTokens, joins: bool) -> str:
-        """Return a text with stand-ins for the first character of each special token.
-
-        joins: also of parts of one at its ends, which text beside it could complete.
-        """
-        starts = {match.start() for match in _finder(frozenset(tokens.ids)).finditer(text)} if tokens.ids else set()
-        self.spells |= bool(starts)
-        if joins and (core := text.strip()):
-            first = text.index(core)
-            sizes = range(1, min(len(core), tokens.longest) + 1)
-            inside = len(core) < tokens.longest and any(core in token for token in tokens.ids)
-            if inside or any(core[:size] in tokens.tails for size in sizes):
-                starts.add(first)
-            starts |= {first + len(core) - size for size in sizes if core[-size:] in tokens.heads}
-        characters = list(text)
-        for i in starts:
-            if characters[i] not in self.by_character:
-                self.by_character[characters[i]] = next(self.free)
-            characters[i] = self.by_character[characters[i]]
-        return "".join(characters)
 
 
 @functools.lru_cache(maxsize=64)
 def _finder(tokens: frozenset[str]) -> re.Pattern[str]:
     """Return an expression that matches where a token begins, also inside another."""
     first = "".join(sorted({re.escape(token[0]) for token in tokens}))
-    return re.compile(f"(?=[{first}])(?=({_any_of(tokens)}))")
+    return re.compile(f"(?=[{first}])(?=({any_of(tokens)}))")
 
 
-def _any_of(tokens: Collection[str]) -> str:
+def any_of(tokens: Collection[str]) -> str:
+    """Return an expression that matches the longest of some texts."""
     return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
-
-
-@functools.lru_cache(maxsize=64)
-def _scanner(tokens: frozenset[str]) -> re.Pattern[str]:
-    """Return an expression that matches the tokens in a text, the longest at each place."""
-    return re.compile(_any_of(tokens))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(part)
 
 
 # --- encoding ----------------------------------------------------------------------------------------------------------
 
 
-def encode_protected(tokenizer: Any, protected: Protected) -> list[int]:
-    """Return the token ids of a text: special tokens where it spells one without stand-ins, and text everywhere else."""
+def control_ids(tokenizer: Any, ids: Iterable[int]) -> list[int]:
+    """Return the control tokens among token ids, in order."""
+    numbers = special_tokens(tokenizer).numbers
+    return [i for i in ids if i in numbers]
+
+
+def control_spans(tokenizer: Any, text: str) -> list[Span]:
+    """Return where a text spells control tokens, as its tokenizer reads it."""
     tokens = special_tokens(tokenizer)
-    ids = tokenizer.encode(protected.plain, add_special_tokens=False, verbose=False)
-    if not tokens.ids:
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    spans = [Span(*x, i) for i, x in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True) if x[0] < x[1]]
+    return [x for x in spans if x.id in tokens.numbers or text[x.start : x.end].strip() == tokens.unknown != ""]
+
+
+def encode_text(tokenizer: Any, text: str, allowed: Collection[str] | None = None) -> list[int]:
+    """Return the token ids of a text in which only some control tokens are tokens, and other spellings are text.
+
+    allowed: these; None: all that it spells.
+    """
+    tokens, text = special_tokens(tokenizer), encodable(text)
+    ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+    if allowed is None:
         return ids
-    numbers = {*tokens.ids.values()} - {tokenizer.unk_token_id}
-    meant = [tokens.ids[x] for x in _scanner(frozenset(tokens.ids)).findall(protected.text)]
-    if not protected.spells and [i for i in ids if i in numbers] == [i for i in meant if i in numbers]:
+    numbers = {tokens.ids[token] for token in allowed if token in tokens.ids}
+    if numbers.issuperset(control_ids(tokenizer, ids)) and (tokens.unknown in {*allowed, ""} or tokens.unknown not in text):
         return ids
-    return _copy_of(tokenizer, str(tokenizer.chat_template or ""), len(tokenizer)).encode(protected)
+    return encode_spans(tokenizer, text, [span for span in control_spans(tokenizer, text) if span.id in numbers])
+
+
+def encode_spans(tokenizer: Any, text: str, spans: Sequence[Span]) -> list[int]:
+    """Return the token ids of a text in which only the spans are control tokens."""
+    return _copy_of(tokenizer, str(tokenizer.chat_template or ""), len(tokenizer)).encode(text, spans)
 
 
 @functools.lru_cache(maxsize=16)
@@ -215,37 +174,36 @@ def _copy_of(tokenizer: Any, template: str, size: int) -> "_Copy":
 
 
 class _Copy:
-    """A copy of a tokenizer in which special tokens are text, and a secret name of each is the token."""
+    """A copy of a tokenizer in which control tokens are text, and a secret name of each is the token."""
 
     def __init__(self, tokenizer: Any):
         from tokenizers import AddedToken, Tokenizer
 
-        self.ids = special_tokens(tokenizer).ids
+        ids = special_tokens(tokenizer).ids
         tree = json.loads(tokenizer.backend_tokenizer.to_str())
-        added = {token["content"]: token for token in tree["added_tokens"]}
-        for text, token in added.items():
-            token["special"] = text in self.ids
+        for token in tree["added_tokens"]:
+            token["special"] = token["content"] in ids
         self.backend = Tokenizer.from_str(json.dumps(tree))
         self.backend.no_padding()
         self.backend.no_truncation()
         self.backend.encode_special_tokens = True  # encode their spelling as text
         prefix = secrets.token_hex(16)  # which no text spells
-        self.names = {text: f"{prefix}_{i}_" for i, text in enumerate(self.ids)}
-        flags = ("lstrip", "rstrip")
-        self.backend.add_tokens(
-            [AddedToken(name, normalized=False, **{x: added[text][x] for x in flags}) for text, name in self.names.items()]
-        )
-        self.of_names = {self.backend.token_to_id(name): self.ids[text] for text, name in self.names.items()}
-        self.text_of = {i: text for text, i in self.ids.items() if text != tokenizer.unk_token}
+        self.names = {i: f"{prefix}_{i}_" for i in ids.values()}
+        self.backend.add_tokens([AddedToken(name, normalized=False) for name in self.names.values()])
+        self.of_names = {self.backend.token_to_id(name): i for i, name in self.names.items()}
+        self.text_of = {i: text for text, i in ids.items() if text != tokenizer.unk_token}
 
-    def encode(self, protected: Protected) -> list[int]:
-        """Return the token ids of a text, see `encode_protected`."""
-        named = _scanner(frozenset(self.ids)).sub(lambda match: self.names[match[0]], protected.text)
-        ids = self.backend.encode(encodable(protected.restore(named)), add_special_tokens=False).ids
+    def encode(self, text: str, spans: Sequence[Span]) -> list[int]:
+        """Return the token ids of a text, see `encode_spans`."""
+        parts, end = [], 0
+        for span in spans:
+            parts += [text[end : span.start], self.names[span.id]]
+            end = span.end
+        ids = self.backend.encode("".join([*parts, text[end:]]), add_special_tokens=False).ids
         return [i for token in ids for i in self._written(token)]
 
     def _written(self, token: int) -> list[int]:
-        """Return the ids for a token of the copy. The model may have a special token among its words: its letters then."""
+        """Return the ids for a token of the copy. The model may have a control token among its words: its letters then."""
         if token in self.of_names:
             return [self.of_names[token]]
         if token not in self.text_of:

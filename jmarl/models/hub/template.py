@@ -1,69 +1,242 @@
 """Apply chat templates to messages, whatever roles and orders a template refuses, and with a clock that stands still.
 
 A template that refuses or leaves out the role system gets the instruction in the first user message; one that wants user and
-assistant in turn gets neighbors of one role as one message. What it refuses otherwise is an error. Contents are protected
-(`special_tokens`), so that they write no special tokens. Left out: templates of the tokenizer's own by name (tool_use).
+assistant in turn gets neighbors of one role as one message. What it refuses otherwise is an error.
+
+What messages and tools say is text. Whatever a template does to it, the control tokens of a conversation, in order, are those
+of the same conversation with neutral contents, in which letters and digits are x: `encode_messages` compares the token ids of
+both. Where they differ, a template gets stand-ins for characters of the contents, which it can neither edit nor complete. An
+assistant's message may write tokens that the template writes nowhere else (`SpecialTokens.own`). Left out: templates of the
+tokenizer's own by name (tool_use), and templates whose turns are plain text, which contents may write too (`plain_turns`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
+import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+import secrets
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
 
 from jmarl.config import Chat
-from jmarl.models.hub.special_tokens import Message, Protected, protect_messages
+from jmarl.models.hub.messages import NAME
+from jmarl.models.hub.special_tokens import (
+    TOOLS,
+    any_of,
+    control_ids,
+    control_spans,
+    encodable,
+    encode_spans,
+    encode_text,
+    special_tokens,
+)
 
-MARKER = "\u241e"  # a character that no chat template writes
+Message = Mapping[str, Any]
+Change = Callable[[str], str]
+MARKER = str(10**30 + secrets.randbelow(10**30))  # a text that nobody knows
+FIXED = ("role", "type", "id", "tool_call_id")  # fields that stay as they are, where they are names
+STAND_INS = range(0xF0000, 0x10FFFE)  # characters for private use
+MARK = "\u241e"  # a character that no chat template writes
+ESCAPED = '"\\'  # a template that writes JSON must see them
 
 
 class TemplateRefusal(ValueError):
     """A chat template refuses messages."""
 
 
-def render(tokenizer: Any, messages: Sequence[Message], chat: Chat, add_generation_prompt: bool = True) -> Protected:
-    """Apply the chat template to messages, up to the beginning of the assistant's answer.
+def render(tokenizer: Any, messages: Sequence[Message], chat: Chat, add_generation_prompt: bool = True) -> str:
+    """Return the chat template's text of messages, up to the beginning of the assistant's answer, without protection.
 
     Raises ValueError if there is no template, and TemplateRefusal if it refuses the messages.
     """
-    if tokenizer.chat_template is None:
-        raise ValueError(
-            "this tokenizer has no chat template (a base model?): use chat=False and prompts that are texts, or set "
+    talk = _Conversation(tokenizer, messages, chat)
+    try:
+        return talk.written(add_generation_prompt=add_generation_prompt)
+    except TemplateError:  # of what messages say
+        return talk.written(talk.neutral, add_generation_prompt=add_generation_prompt)
+
+
+def encode_messages(
+    tokenizer: Any, messages: Sequence[Message], chat: Chat, *, follows: bool = False, outside: bool = False
+) -> list[int]:
+    """Return the token ids of messages in the chat template, up to the beginning of the assistant's answer.
+
+    Args:
+        tokenizer: the tokenizer.
+        messages: with role and content, and what else the template reads.
+        chat: what the template reads besides. Its tools are contents as well.
+        follows: return what follows the text of an assistant's message, which comes before the messages.
+        outside: raise TemplateRefusal for contents that make control tokens however they are encoded. Otherwise they are
+            neutral then, and a warning says so.
+    """
+    talk = _Conversation(tokenizer, messages, chat, follows)
+    try:
+        reference = encode_text(tokenizer, talk.written(talk.neutral))
+    except TemplateError as error:
+        raise talk.refusal(str(error)) from error
+    for encode in (talk.encode, talk.encode_essential, talk.encode_opaque):
+        try:
+            ids = encode()
+        except TemplateError:  # of what messages say
+            continue
+        if talk.agree(ids, reference):
+            return ids
+    problem = "what a message says becomes control tokens of the chat template"
+    if outside:
+        raise TemplateRefusal(f"{problem}: change the texts of the messages and tools")
+    warnings.warn(f"{problem}, whichever way it is encoded: its letters are read as x; use another template", stacklevel=2)
+    return reference
+
+
+class _Conversation:
+    """Messages in the form that a chat template accepts, and the tools of a chat, whose texts can be changed."""
+
+    def __init__(self, tokenizer: Any, messages: Sequence[Message], chat: Chat, follows: bool = False):
+        if tokenizer.chat_template is None:
+            raise ValueError(
+                "this tokenizer has no chat template (a base model?): use chat=False and prompts that are texts, or set "
+                "tokenizer.chat_template"
+            )
+        self.tokenizer, self.tokens, self.chat, self.follows = tokenizer, special_tokens(tokenizer), chat, follows
+        self.roles = tuple(message["role"] for message in messages)
+        kwargs = dict(chat.template_kwargs) | ({"tools": TOOLS} if chat.template_kwargs.get("tools") else {})
+        probed = dataclasses.replace(chat, template_kwargs=kwargs)
+        if all(message.keys() <= {"role", "content"} for message in messages):
+            form, problem = _accepted(tokenizer, str(tokenizer.chat_template), self.roles, probed, follows)
+        else:
+            form, problem = _form(tokenizer, messages, probed, follows)
+        if form is None:
+            raise self.refusal(problem)
+        self.messages = FORMS[form](each_text([*messages], encodable))
+        self.tools = each_text(chat.template_kwargs.get("tools"), encodable)
+
+    def refusal(self, problem: str) -> TemplateRefusal:
+        """Return the error for messages that a template refuses."""
+        return TemplateRefusal(
+            f"the chat template refuses messages of the roles {', '.join(self.roles)} ({problem}): "
+            "change the prompt (formatters, roles, system prompts), use prompts that are texts and chat=False, or set "
             "tokenizer.chat_template"
         )
-    first_error, left_out = None, ""
-    protected, stand_ins = protect_messages(tokenizer, [*messages])
-    for variant in _variants(protected):
-        try:
-            text = _apply(tokenizer, variant, chat, add_generation_prompt)
-        except TemplateError as error:
-            first_error = first_error or error
-            continue
-        left_out = _left_out(tokenizer, str(tokenizer.chat_template), tuple(message["role"] for message in variant), chat)
-        if not left_out:
-            return stand_ins._replace(text=text)
-    roles = ", ".join(message["role"] for message in messages)
-    raise TemplateRefusal(
-        f"the chat template refuses messages of the roles {roles} ({first_error or f'it leaves out the role {left_out}'}): "
-        "change the prompt (formatters, roles, system prompts), use prompts that are texts and chat=False, or set "
-        "tokenizer.chat_template"
-    ) from first_error
+
+    def written(self, change: Change | None = None, others: Change | None = None, *, add_generation_prompt: bool = True) -> str:
+        """Apply the template. Raises TemplateError.
+
+        Args:
+            change: made to all texts, except the tokens that an assistant's message may write.
+            others: made in its place to tools, and messages of other roles.
+            add_generation_prompt: whether the assistant's answer begins at the end.
+        """
+        messages, tools = self.messages, self.tools
+        if change is not None:
+            others, own = others or change, _except(self.tokens.own, change)
+            changes = [own if message["role"] == "assistant" else others for message in messages]
+            messages = [each_text(message, x) for message, x in zip(messages, changes, strict=True)]
+            tools = each_text(tools, others)
+        kwargs = dict(self.chat.template_kwargs) | ({"tools": tools} if tools else {})
+        chat = dataclasses.replace(self.chat, template_kwargs=kwargs)
+        before = _BEFORE if self.follows else []
+        text = _apply(self.tokenizer, [*before, *messages], chat, add_generation_prompt)
+        return text.partition(MARKER)[2] if self.follows else text
+
+    def neutral(self, text: str) -> str:
+        """Return a text with x in place of letters and digits, and of what is in control tokens that have none."""
+        return self.tokens.letters.sub(lambda match: "x" * len(match[0]), text)
+
+    def encode(self) -> list[int]:
+        """Return the token ids of the texts as they are. Raises TemplateError, as the next two do."""
+        text, unknown = self.written(), self.tokens.unknown
+        return self.encode_essential() if unknown and unknown in text else encode_text(self.tokenizer, text)
+
+    def encode_essential(self) -> list[int]:
+        """Return the token ids where contents have stand-ins for one character of each control token."""
+        return self._encode_with(self.tokens.essential)
+
+    def encode_opaque(self) -> list[int]:
+        """Return the token ids where contents have stand-ins for all characters that a template need not see."""
+        characters = set[str]()
+        each_text([self.messages, self.tools], lambda text: characters.update(text) or text)
+        return self._encode_with({x for x in characters if not x.isspace() and x not in ESCAPED and ord(x) not in STAND_INS})
+
+    def _encode_with(self, characters: set[str]) -> list[int]:
+        """Return the token ids where stand-ins, which are never parts of control tokens, take the place of characters.
+
+        If texts contain so many characters for private use that none is free, a replacement character takes their place.
+        """
+        used = set[str]()
+        each_text([self.messages, self.tools], lambda text: used.update(text) or text)
+        free = (x for x in map(chr, STAND_INS) if x not in used)
+        table = dict(zip(map(ord, sorted(characters)), itertools.chain(free, itertools.repeat("\ufffd")), strict=False))
+        text = self.written(lambda x: x.translate(table))
+        back = {ord(stand_in): chr(x) for x, stand_in in table.items() if ord(stand_in) in STAND_INS}
+        return encode_spans(self.tokenizer, text.translate(back), control_spans(self.tokenizer, text))
+
+    def agree(self, ids: Sequence[int], reference: Sequence[int]) -> bool:
+        """Return whether the control tokens of ids are those of the reference, which is neutral.
+
+        Those that only an assistant's message has may differ there: a template may write <think> because of /no_think.
+        """
+        given, meant = (control_ids(self.tokenizer, row) for row in (ids, reference))
+        if given == meant:
+            return True
+        turns, meant_turns = (self._by_turn(row) for row in (given, meant))
+        if [turn for turn, _ in turns] != [turn for turn, _ in meant_turns]:
+            return False
+        different = {i for i, (a, b) in enumerate(zip(turns, meant_turns, strict=True)) if a != b}
+        text = self.written(self.neutral, lambda text: re.sub(r"\S", MARK, self.neutral(text), count=1))
+        spans = [span for span in control_spans(self.tokenizer, text) if span.id in self.tokens.turn_numbers]
+        if [span.id for span in spans] != [turn for turn, _ in turns[1:]]:
+            return False
+        ends = [0, *(span.start for span in spans), len(text)]
+        return not any(MARK in text[ends[i] : ends[i + 1]] for i in different)
+
+    def _by_turn(self, controls: Sequence[int]) -> list[tuple[int | None, list[int]]]:
+        """Return each token of turns with those after it that only an assistant's message has."""
+        result: list[tuple[int | None, list[int]]] = [(None, [])]
+        for i in controls:
+            if i in self.tokens.turn_numbers:
+                result.append((i, []))
+            else:
+                result[-1][1].append(i)
+        return result
+
+
+_BEFORE = [{"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}]
 
 
 @functools.lru_cache(maxsize=256)
-def _left_out(tokenizer: Any, template: str, roles: tuple[str, ...], chat: Chat) -> str:
-    """Return a role of which the template leaves out a message, user or system; empty if it writes them all."""
-    messages = [{"role": role, "content": f"{MARKER}{i}{MARKER}"} for i, role in enumerate(roles)]
-    try:
-        text = _apply(tokenizer, messages, chat, True)
-    except TemplateError:  # a template that reads what messages say
-        return ""
-    return next((m["role"] for m in messages if m["role"] != "assistant" and m["content"] not in text), "")
+def _accepted(tokenizer: Any, template: str, roles: tuple[str, ...], chat: Chat, follows: bool) -> tuple[int | None, str]:
+    return _form(tokenizer, [{"role": role} for role in roles], chat, follows)
+
+
+def _form(tokenizer: Any, messages: Sequence[Message], chat: Chat, follows: bool) -> tuple[int | None, str]:
+    """Return which of `FORMS` a template accepts without losing a message, user or system; None, and why, if there is none."""
+    messages = [{**message, "content": f"{MARKER}{i}{MARKER}"} for i, message in enumerate(messages)]
+    before, problem, tried = _BEFORE if follows else [], "", list[list[Message]]()
+    for number, form in enumerate(FORMS):
+        if (variant := form([*before, *messages])) in tried:
+            continue
+        tried.append(variant)
+        if variant[: len(before)] != before:
+            problem = problem or "the assistant's message goes on after its completion: begin with the user"
+            continue
+        try:
+            text = _apply(tokenizer, variant, chat, True)
+        except TemplateError as error:
+            problem = problem or str(error)
+            continue
+        text = text.partition(MARKER)[2] if follows else text
+        lost = [m["role"] for m in messages if m["role"] != "assistant" and m["content"] not in text]
+        if not lost:
+            return number, ""
+        problem = problem or f"it leaves out the role {lost[0]}"
+    return None, problem
 
 
 def refuses_system(tokenizer: Any, chat: Chat) -> bool:
@@ -75,6 +248,15 @@ def refuses_system(tokenizer: Any, chat: Chat) -> bool:
         return True
 
 
+@functools.lru_cache(maxsize=64)
+def plain_turns(tokenizer: Any, template: str, chat: Chat) -> str | None:
+    """Return the text with which messages begin, if no control token is in it, so that contents may write it; else None."""
+    text = render(tokenizer, [{"role": role, "content": MARKER} for role in ("user", "assistant", "user")], chat)
+    turns = special_tokens(tokenizer).turn_numbers
+    plain = (part for part in text.split(MARKER)[1:3] if turns.isdisjoint(encode_text(tokenizer, part)))
+    return next(plain, None)
+
+
 def answer_start(tokenizer: Any, chat: Chat) -> str:
     """Return the white space that the template writes before an assistant's text, and a model writes in its completion."""
     return _answer_start(tokenizer, str(tokenizer.chat_template), chat)
@@ -83,8 +265,8 @@ def answer_start(tokenizer: Any, chat: Chat) -> str:
 @functools.lru_cache(maxsize=64)
 def _answer_start(tokenizer: Any, template: str, chat: Chat) -> str:
     user = {"role": "user", "content": "-"}
-    answered = render(tokenizer, [user, {"role": "assistant", "content": MARKER}], chat, False).plain.partition(MARKER)[0]
-    asked = render(tokenizer, [user], chat).plain
+    answered = render(tokenizer, [user, {"role": "assistant", "content": MARKER}], chat, False).partition(MARKER)[0]
+    asked = render(tokenizer, [user], chat)
     start = answered.removeprefix(asked)
     return start if answered.startswith(asked) and not start.strip() else ""
 
@@ -147,17 +329,6 @@ def _with_clock(template: str, date: datetime.date) -> str:
     return f"{{% macro strftime_now(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}{{{{ '' }}}}{first_line}"
 
 
-def _variants(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Yield messages that say the same, from those given to those that most templates accept."""
-    yield [*messages]
-    without_system = _without_system(messages)
-    if without_system != [*messages]:
-        yield without_system
-    for variant in ([*messages], without_system):
-        if (merged := _merged(variant)) != variant:
-            yield merged
-
-
 def _without_system(messages: Sequence[Message]) -> list[Message]:
     """Put the texts of role system at the beginning of the next message of the user."""
     result, instructions = list[Message](), list[str]()
@@ -181,3 +352,35 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
         else:
             result.append(message)
     return result
+
+
+FORMS = (list, _without_system, _merged, lambda messages: _merged(_without_system(messages)))  # of messages, that say the same
+
+
+# --- contents ----------------------------------------------------------------------------------------------------------
+
+
+def each_text(value: Any, change: Change, key: str = "") -> Any:
+    """Return messages, or a value in them, with another text for each one. Roles, names of fields, types and ids stay.
+
+    key: of the value.
+    """
+    if isinstance(value, str):
+        return value if key in FIXED and NAME.fullmatch(value) else change(value)
+    if isinstance(value, Mapping):
+        result: dict[str, Any] = {}
+        for name, part in value.items():
+            changed = name if NAME.fullmatch(name) else change(name)
+            while changed in result:
+                changed += "x"
+            result[changed] = each_text(part, change, name)
+        return result
+    return [each_text(x, change, key) for x in value] if isinstance(value, list | tuple) else value
+
+
+def _except(own: frozenset[str], change: Change) -> Change:
+    """Return a change that leaves some tokens as they are."""
+    if not own:
+        return change
+    parts = re.compile(f"({any_of(own)})")
+    return lambda text: "".join(x if i % 2 else change(x) for i, x in enumerate(parts.split(text)))

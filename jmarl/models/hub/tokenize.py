@@ -2,7 +2,7 @@
 
 Host world, no jax. Only prompts are encoded: training uses the sampled tokens of a completion, which are never decoded and
 encoded again. A prompt that does not fit raises an error, since a cut prompt is another task; callers that want it cut use
-`cut`. `template` applies chat templates, and `special_tokens` encodes what they write.
+`cut`. `template` applies chat templates, and `special_tokens` encodes texts.
 Text becomes tokens and text again without a change, unless the tokenizer normalizes it (NFC, lower case) or has no token for a
 character. Left out: padding (the sampler's buckets do it).
 """
@@ -20,6 +20,9 @@ from jmarl.config import Chat, as_chat
 from jmarl.models.hub.messages import read_prompt
 from jmarl.models.hub.special_tokens import Protected, encode_protected, protect_text
 from jmarl.models.hub.template import MARKER, TemplateRefusal, after_opening, answer_start, render
+from jmarl.models.hub.messages import check_role, read_prompt
+from jmarl.models.hub.special_tokens import encode_text, special_tokens
+from jmarl.models.hub.template import TemplateRefusal, answer_start, encode_messages, render
 
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
@@ -32,13 +35,13 @@ class ChatPrompt(str):
     As a text, for logs, keys of dicts and critics, it is each message after its role: "[user] Hello".
 
     Args:
-        messages: dicts with role and content.
+        messages: dicts with role and content. Raises ValueError for a role that is not a name, see `messages.check_role`.
     """
 
     messages: tuple[dict[str, str], ...]
 
     def __new__(cls, messages: Iterable[Mapping[str, Any]]) -> ChatPrompt:
-        own = tuple({"role": m["role"], "content": m["content"]} for m in messages)
+        own = tuple({"role": check_role(m["role"]), "content": m["content"]} for m in messages)
         prompt = super().__new__(cls, "\n".join(f"[{m['role']}] {m['content']}" for m in own))
         prompt.messages = own
         return prompt
@@ -70,24 +73,11 @@ def by_agent(texts: Iterable[str]) -> str:
 def chat_prompt(tokenizer: Any, text: str, system: str | None = None) -> str:
     """Apply the chat template to a user's message, up to the beginning of the assistant's answer."""
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return render(tokenizer, [*messages, {"role": "user", "content": text}], Chat(True)).plain
+    return render(tokenizer, [*messages, {"role": "user", "content": text}], Chat(True))
 
 
-def protected_prompt(
-    tokenizer: Any, prompt: str, chat: bool | Chat = False, system: str | None = None, special: Collection[str] | None = None
-) -> Protected:
-    """Return the text to encode for a prompt: in the chat template, unless it is a text and `chat` is off.
-
-    special: the special tokens that it may write without a template; None: all that it spells.
-    """
-    chat = as_chat(chat)
-    if chat or isinstance(prompt, ChatPrompt):
-        first = [] if system is None else [{"role": "system", "content": system}]
-        return render(tokenizer, [*first, *_messages(prompt)], chat)
-    return Protected(prompt) if special is None else protect_text(tokenizer, prompt, special)
-
-
-def _messages(prompt: str) -> Sequence[Mapping[str, str]]:
+def messages_of(prompt: str) -> Sequence[Mapping[str, str]]:
+    """Return the messages of a prompt; a text is one of the user."""
     return prompt.messages if isinstance(prompt, ChatPrompt) else [{"role": "user", "content": prompt}]
 
 
@@ -107,10 +97,12 @@ def encode_prompt(
     stop: the tokens that end completions; None: those that the tokenizer knows.
     """
     prompt = as_prompt(prompt)
-    text = protected_prompt(tokenizer, prompt, chat, system, special)
-    row = encode_protected(tokenizer, text)
-    if not (as_chat(chat) or isinstance(prompt, ChatPrompt)):
-        start = text_start(tokenizer)
+    chat = as_chat(chat)
+    if chat or isinstance(prompt, ChatPrompt):
+        first = [] if system is None else [{"role": "system", "content": system}]
+        row = encode_messages(tokenizer, [*first, *messages_of(prompt)], chat)
+    else:
+        row, start = encode_text(tokenizer, prompt, special), text_start(tokenizer)
         row = row if tokenizer.bos_token_id is not None and row[:1] == [tokenizer.bos_token_id] else [*start, *row]
     return without_end(
         row, known_ends(tokenizer) if stop is None else stop, least=1
@@ -229,26 +221,17 @@ def encode_follow_up(
     last: the last token of the completion. If it ends completions, the end of the message is not written a second time.
     stop: the tokens that end completions; None: those that the tokenizer knows.
     """
-    text, stop = as_prompt(text), known_ends(tokenizer) if stop is None else stop
-    if not (as_chat(chat) or isinstance(text, ChatPrompt)):
-        protected = Protected(text) if special is None else protect_text(tokenizer, text, special)
-        return without_end(encode_continuation(tokenizer, protected), stop)
-    new = encode_protected(tokenizer, chat_follow_up(tokenizer, text, chat))
-    new = new[1:] if new[:1] == [*last] or ({*last} & {*stop} and {*new[:1]} & {*stop}) else new
+    text, stop, chat = as_prompt(text), known_ends(tokenizer) if stop is None else stop, as_chat(chat)
+    if not (chat or isinstance(text, ChatPrompt)):
+        return without_end(encode_continuation(tokenizer, text, special), stop)
+    new = encode_messages(tokenizer, messages_of(text), chat, follows=True)
+    if {*last} & {*stop}:
+        end = next((i for i, token in enumerate(new) if token in stop), None)
+        if end is not None and not _decode(tokenizer, new[:end]).strip():  # the template may write blanks before it
+            new = new[end + 1 :]
+    elif new[:1] == [*last]:
+        new = new[1:]
     return without_end(new, stop)
-
-
-def chat_follow_up(tokenizer: Any, text: str, chat: bool | Chat = True) -> Protected:
-    """Return the chat template's text after an assistant's message to which the user answers `text`.
-
-    It is the end of the assistant's message, the user's (or those of a `ChatPrompt`), and the beginning of the assistant's next
-    message.
-    """
-    messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}, *_messages(text)]
-    written = render(tokenizer, messages, as_chat(chat))
-    if f"{MARKER}\n\n" in written.text and messages[2]["role"] == "assistant":
-        raise TemplateRefusal("the chat template refuses a message of the assistant after its completion: begin with the user")
-    return written._replace(text=written.text.partition(MARKER)[2])
 
 
 # --- completions -------------------------------------------------------------------------------------------------------
@@ -284,11 +267,10 @@ def encode_answer(tokenizer: Any, text: str, chat: bool | Chat = False, special:
     special: the special tokens that it may write without a chat; None: all that it spells.
     """
     if not chat:
-        return encode_continuation(tokenizer, Protected(text) if special is None else protect_text(tokenizer, text, special))
+        return encode_continuation(tokenizer, text, special)
     text = after_opening(tokenizer, text, as_chat(chat))
-    protected, start = protect_text(tokenizer, text, own=True), answer_start(tokenizer, as_chat(chat))
-    start = "" if text.startswith(start) else start
-    return encode_continuation(tokenizer, protected._replace(text=start + protected.text))
+    start = answer_start(tokenizer, as_chat(chat))
+    return encode_continuation(tokenizer, text if text.startswith(start) else start + text, special_tokens(tokenizer).own)
 
 
 def encode_completion(
@@ -319,18 +301,21 @@ def message_end(tokenizer: Any, chat: bool | Chat) -> int | None:
 
 @functools.lru_cache(maxsize=64)
 def _message_end(tokenizer: Any, template: str, chat: Chat) -> int | None:
-    return next(iter(encode_protected(tokenizer, chat_follow_up(tokenizer, "-", chat))), None)
+    return next(iter(encode_messages(tokenizer, messages_of("-"), chat, follows=True)), None)
 
 
-def encode_continuation(tokenizer: Any, protected: Protected) -> list[int]:
-    """Return the token ids of a text that follows another one, without the blank that SentencePiece puts before a text."""
+def encode_continuation(tokenizer: Any, text: str, special: Collection[str] | None = None) -> list[int]:
+    """Return the token ids of a text that follows another one, without the blank that SentencePiece puts before a text.
+
+    special: the special tokens that it may write; None: all that it spells.
+    """
     if _adds_blank(tokenizer):
         for anchor in ("\n", ".", "a"):
             head = tokenizer.encode(anchor, add_special_tokens=False)
-            ids = encode_protected(tokenizer, protected._replace(text=anchor + protected.text))
+            ids = encode_text(tokenizer, anchor + text, special)
             if ids[: len(head)] == head:
                 return ids[len(head) :]
-    return encode_protected(tokenizer, protected)
+    return encode_text(tokenizer, text, special)
 
 
 @functools.lru_cache(maxsize=64)

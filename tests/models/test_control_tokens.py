@@ -1,0 +1,150 @@
+"""The control tokens of a conversation, in order, are those of the same conversation with neutral contents.
+
+Twelve kinds of templates, which edit, move, repeat and decode contents, with six kinds of tokenizers. Contents, names and
+descriptions of tools, and keys and values of calls hold random pieces of control tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+import warnings
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from jmarl.config import Chat
+from jmarl.models.hub.special_tokens import special_tokens
+from jmarl.models.hub.template import TemplateRefusal, encode_messages, plain_turns
+from jmarl.models.hub.tokenize import encode_answer, encode_completion, encode_prompt, follow_ups
+
+SPECIAL = ["<unk>", "<s>", "</s>", "<|start|>", "<|end|>", "[INST]", "[/INST]", "<｜User｜>"]
+PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_output>", "</tool_output>", "<|user|>", "<|tool|>"]
+SIGNS = "|<>[]/_｜-&;:{}\"'\\ \n.,#"
+ASK = "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+LOOP, END = "{% for m in messages %}", "{% endfor %}"
+
+
+def turns(content, rest=""):
+    return f"{LOOP}<|start|>{{{{ m.role }}}}\n{content}{rest}<|end|>\n{END}{ASK}"
+
+
+CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function | tojson }}</tool_call>{% endfor %}"
+TEMPLATES = {
+    "plain": turns("{{ m.content }}"),
+    "trims": turns("{{ m.content | trim }}"),
+    "removes": "{% if messages[0].role == 'system' %}{% set s = messages[0].content.replace('/no_think', '').replace('/think', '')"
+    " %}<|start|>system\n{{ s.rstrip() }}<|end|>\n{% endif %}{% for m in messages if m.role != 'system' %}<|start|>{{ m.role }}\n"
+    "{{ m.content }}<|end|>\n{% endfor %}" + ASK,
+    "decodes": turns("{{ m.content | replace('&lt;', '<') | replace('{', '<') }}"),
+    "upper": turns("{{ (m.content | upper) ~ (m.content | lower) }}"),
+    "hoists": "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.s = ns.s + m.content %}"
+    "{% endif %}{% endfor %}<s>{{ ns.s }}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% elif m.role "
+    "== 'assistant' %}[INST]{{ m.content.split('</think>')[-1] }}</s>{% elif m.role == 'tool' %}<tool_output>{{ m.content }}"
+    "</tool_output>{% endif %}{% endfor %}{% if add_generation_prompt %}[INST]<think>\n{% endif %}",
+    "tools": "{% if tools %}<|start|>system\n{{ tools | tojson }}{% for t in tools %}{{ t.function.name }}: "
+    "{{ t.function.description }}{% endfor %}<tool_call></tool_call><|end|>{% endif %}" + turns("{{ m.content }}", CALLS),
+    "roles": f"{LOOP}<|{{{{ m.role }}}}|>{{{{ m.content }}}}<|end|>{END}",
+    "joins": f"{LOOP}<{{{{ m.content }}}}>{{{{ m.content[1:] }}}}{{{{ m.content[:-1] }}}}|>{END}<|start|>",
+    "repeats": turns("{{ m.content }}{{ messages[0].content }}{{ m.content[::-1] }}"),
+    "json": f"<s>{{{{ messages | tojson }}}}{LOOP}{{{{ m.content.split() | join }}}}{END}</s>",
+    "refuses": "{% for m in messages %}{% if m.role == 'system' or '<|end|>' in m.content %}{{ raise_exception('no') }}{% endif %}"
+    "{% endfor %}" + turns("{{ m.content }}"),
+}  # fmt: skip
+
+
+@functools.cache
+def tokenizer_of(kind, template):
+    alphabet = sorted({*map(chr, range(32, 127)), "\n", "▁", "｜", "é"})
+    if kind in ("unigram", "fallback"):
+        pieces = [*SPECIAL, *alphabet, *(f"<0x{i:02X}>" for i in range(256) if kind == "fallback")]
+        tokenizer = Tokenizer(models.Unigram([(x, -1.0) for x in pieces], unk_id=0, byte_fallback=kind == "fallback"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    elif kind == "llama":
+        tokenizer = Tokenizer(models.BPE({x: i for i, x in enumerate(["<unk>", *alphabet])}, [], unk_token="<unk>"))
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE({x: i for i, x in enumerate(letters)}, []))
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    if kind == "normal":
+        steps = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    flags = {
+        "normalized": kind == "normal",
+        "lstrip": kind == "flags",
+        "rstrip": kind == "flags",
+        "single_word": kind == "flags",
+    }
+    tokenizer.add_special_tokens([AddedToken(x, special=True, **flags) for x in SPECIAL])
+    tokenizer.add_tokens([AddedToken(x, special=False, **flags) for x in PLAIN])
+    unknown = {} if kind in ("bytes", "normal", "flags") else {"unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", chat_template=TEMPLATES[template], **unknown)
+
+
+def spliced(rng):
+    """Return a text of words, signs, and pieces of control tokens."""
+    pieces = []
+    for _ in range(rng.randrange(7)):
+        token = rng.choice(SPECIAL + PLAIN)
+        a, b = sorted(rng.choices(range(len(token) + 1), k=2))
+        inner = token[:a] + rng.choice(["/think", "/no_think", "</think>", " ", "é", "\u200b"]) + token[a:]
+        other = [token[a:b], token[:b], token[a:], token.upper(), token.replace("<", "&lt;"), token[::-1], inner]
+        wide = "".join(chr(ord(x) + 0xFEE0) if "!" <= x <= "~" else x for x in token)
+        pieces.append(rng.choice([token, token, wide, rng.choice(SIGNS), "word", " a 1 ", *other]))
+    return "".join(pieces)
+
+
+def neutral(value, own=(), key=""):
+    """Return a value with x in place of letters and digits, without roles, names of fields, types and ids.
+
+    own: tokens that an assistant's message keeps.
+    """
+    if isinstance(value, dict):
+        own = own if value.get("role") == "assistant" or "role" not in value else ()
+        return {name: neutral(x, own, name) for name, x in value.items()}
+    if isinstance(value, list):
+        return [neutral(x, own) for x in value]
+    if key in ("role", "type", "id"):
+        return value
+    parts = re.split(f"({'|'.join(map(re.escape, own))})", value) if own else [value]
+    return "".join(x if i % 2 else re.sub(r"[^\W_]", "x", x) for i, x in enumerate(parts))
+
+
+def conversation(rng, with_tools):
+    roles = [rng.choice(["system", "user"]), "user", "assistant", rng.choice(["tool", "user"]), "user"]
+    messages = [{"role": role, "content": spliced(rng) + "." * (role != "assistant")} for role in roles]
+    if not with_tools:
+        return [m | {"role": "user"} if m["role"] == "tool" else m for m in messages], None
+    arguments = {"town": spliced(rng), f"k{rng.randrange(9)}": [spliced(rng)]}
+    messages[2]["tool_calls"] = [{"type": "function", "id": "a1", "function": {"name": spliced(rng), "arguments": arguments}}]
+    function = {"name": spliced(rng), "description": spliced(rng), "parameters": {"type": "object", "required": [spliced(rng)]}}
+    return messages, [{"type": "function", "function": function}]
+
+
+def controls(tokenizer, ids, messages):
+    """Return the control tokens in ids; without those that only an assistant's message may write, where one may have some."""
+    tokens, said = special_tokens(tokenizer), str([m for m in messages if m["role"] == "assistant"])
+    return [i for i in ids if i in (tokens.turn_numbers if set("<＜&") & set(said) else tokens.numbers)]
+
+
+def check(rng, kind, template, follows):
+    tokenizer = tokenizer_of(kind, template)
+    messages, tools = conversation(rng, template in ("tools", "json"))
+    messages, own = messages[3:] if follows else messages, special_tokens(tokenizer).own
+    ids = []
+    for said, offered in ((messages, tools), (neutral(messages, own), neutral(tools) if tools else None)):
+        chat = Chat(True, {"tools": offered} if offered else {})
+        ids.append(encode_messages(tokenizer, said, chat, follows=follows))
+    mine, meant = (controls(tokenizer, row, messages) for row in ids)
+    assert mine == meant, (kind, template, messages, tools, tokenizer.decode(ids[0]), tokenizer.decode(ids[1]))
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("kind", ["bytes", "normal", "flags", "unigram", "fallback", "llama"])
+def test_contents_write_no_control_tokens(kind, template):
+    rng = random.Random(f"{kind} {template}")
+    for i in range(6):
+        check(rng, kind, template, follows=i % 3 == 2)
