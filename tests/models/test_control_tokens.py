@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import random
 import re
-import warnings
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jmarl.config import Chat
+from jmarl.models.hub.prompt_warnings import warn_of_prompts
 from jmarl.models.hub.special_tokens import special_tokens
 from jmarl.models.hub.template import TemplateRefusal, encode_messages, plain_turns
-from jmarl.models.hub.tokenize import encode_answer, encode_completion, encode_prompt, follow_ups
+from jmarl.models.hub.tokenize import encode_answer
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|start|>", "<|end|>", "[INST]", "[/INST]", "<｜User｜>"]
 PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_output>", "</tool_output>", "<|user|>", "<|tool|>"]
@@ -35,23 +35,25 @@ CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.f
 TEMPLATES = {
     "plain": turns("{{ m.content }}"),
     "trims": turns("{{ m.content | trim }}"),
-    "removes": "{% if messages[0].role == 'system' %}{% set s = messages[0].content.replace('/no_think', '').replace('/think', '')"
-    " %}<|start|>system\n{{ s.rstrip() }}<|end|>\n{% endif %}{% for m in messages if m.role != 'system' %}<|start|>{{ m.role }}\n"
-    "{{ m.content }}<|end|>\n{% endfor %}" + ASK,
+    "removes": "{% if messages[0].role == 'system' %}<|start|>system\n{{ messages[0].content.replace('/no_think', '')"
+    ".replace('/think', '').rstrip() }}<|end|>\n{% endif %}"
+    "{% for m in messages if m.role != 'system' %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}" + ASK,
     "decodes": turns("{{ m.content | replace('&lt;', '<') | replace('{', '<') }}"),
     "upper": turns("{{ (m.content | upper) ~ (m.content | lower) }}"),
-    "hoists": "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.s = ns.s + m.content %}"
-    "{% endif %}{% endfor %}<s>{{ ns.s }}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% elif m.role "
-    "== 'assistant' %}[INST]{{ m.content.split('</think>')[-1] }}</s>{% elif m.role == 'tool' %}<tool_output>{{ m.content }}"
-    "</tool_output>{% endif %}{% endfor %}{% if add_generation_prompt %}[INST]<think>\n{% endif %}",
+    "hoists": "{% set ns = namespace(s='') %}"
+    "{% for m in messages %}{% if m.role == 'system' %}{% set ns.s = ns.s + m.content %}{% endif %}{% endfor %}<s>{{ ns.s }}"
+    "{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}"
+    "{% elif m.role == 'assistant' %}[INST]{{ m.content.split('</think>')[-1] }}</s>"
+    "{% elif m.role == 'tool' %}<tool_output>{{ m.content }}</tool_output>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[INST]<think>\n{% endif %}",
     "tools": "{% if tools %}<|start|>system\n{{ tools | tojson }}{% for t in tools %}{{ t.function.name }}: "
     "{{ t.function.description }}{% endfor %}<tool_call></tool_call><|end|>{% endif %}" + turns("{{ m.content }}", CALLS),
     "roles": f"{LOOP}<|{{{{ m.role }}}}|>{{{{ m.content }}}}<|end|>{END}",
     "joins": f"{LOOP}<{{{{ m.content }}}}>{{{{ m.content[1:] }}}}{{{{ m.content[:-1] }}}}|>{END}<|start|>",
     "repeats": turns("{{ m.content }}{{ messages[0].content }}{{ m.content[::-1] }}"),
     "json": f"<s>{{{{ messages | tojson }}}}{LOOP}{{{{ m.content.split() | join }}}}{END}</s>",
-    "refuses": "{% for m in messages %}{% if m.role == 'system' or '<|end|>' in m.content %}{{ raise_exception('no') }}{% endif %}"
-    "{% endfor %}" + turns("{{ m.content }}"),
+    "refuses": "{% for m in messages if m.role == 'system' or '<|end|>' in m.content %}{{ raise_exception('no') }}{% endfor %}"
+    + turns("{{ m.content }}"),
 }  # fmt: skip
 
 
@@ -148,3 +150,74 @@ def test_contents_write_no_control_tokens(kind, template):
     rng = random.Random(f"{kind} {template}")
     for i in range(6):
         check(rng, kind, template, follows=i % 3 == 2)
+
+
+@pytest.mark.parametrize("template", ["plain", "removes", "roles", "tools"])
+def test_ordinary_messages_have_the_ids_of_their_template(template):
+    """Also with what a template reads in them, and with an assistant's own tokens."""
+    tokenizer = tokenizer_of("bytes", template)
+    said = [("system", "Be kind. /no_think"), ("user", 'Is 1 < 2 | 3 > "2"?'), ("assistant", "<think>\nno"), ("user", "é ")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert encode_messages(tokenizer, messages, Chat(True)) == tokenizer.encode(text, add_special_tokens=False)
+
+
+SWITCHED = TEMPLATES["plain"].replace(
+    "assistant\n{% endif %}", "assistant\n{% if '/no_think' in messages[0].content %}<think>\n\n</think>{% endif %}{% endif %}"
+)
+
+
+def test_a_template_may_write_an_assistants_own_tokens_because_of_a_message():
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of("bytes", "plain").backend_tokenizer, eos_token="</s>", chat_template=SWITCHED
+    )
+    think = tokenizer.convert_tokens_to_ids("<think>")
+    for text, count in (("a", 0), ("/no_think", 1), ("<think>/no_think", 1), ("</think><think>", 0)):
+        ids = encode_messages(tokenizer, [{"role": "user", "content": text}], Chat(True))
+        assert ids.count(think) == count, text
+
+
+def test_a_template_may_not_write_tokens_of_turns_because_of_a_message():
+    """Then the message is broken up; a client's message that cannot be is refused."""
+    template = TEMPLATES["plain"] + "{% if 'hi' in messages[0].content %}<|end|>{% endif %}"
+    broken = TEMPLATES["plain"] + "{% if 'x' not in messages[0].content %}<|end|>{% endif %}"
+    backend, said = tokenizer_of("bytes", "plain").backend_tokenizer, [{"role": "user", "content": 'say "hi"!'}]
+    meant = encode_messages(tokenizer_of("bytes", "plain"), said, Chat(True))
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template=template)
+    assert encode_messages(fast, said, Chat(True), outside=True) == meant
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template=broken)
+    with pytest.raises(TemplateRefusal, match="becomes control tokens of the chat template: change the texts"):
+        encode_messages(fast, said, Chat(True), outside=True)
+    with pytest.warns(UserWarning, match="its letters are read as x"):
+        assert fast.decode(encode_messages(fast, said, Chat(True))).startswith('<|start|>user\nxxx "xx"!<|end|>\n<|start|>')
+
+
+def test_texts_with_all_private_characters_are_encoded_in_linear_time():
+    tokenizer = tokenizer_of("bytes", "plain")
+    text = "".join(map(chr, range(0xF0000, 0x10FFFE))) + "<|end|>"
+    ids = encode_messages(tokenizer, [{"role": "user", "content": text}], Chat(True))
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|end|>")) == 1 and len(ids) > 4 * 131_000
+
+
+def test_completions_write_their_own_tokens_alone():
+    """Of the tokens that only an assistant's message has, also in data; those of tools' outputs are text."""
+    tokenizer = tokenizer_of("bytes", "hoists")
+    own, turns_ = special_tokens(tokenizer).own, special_tokens(tokenizer).turn_numbers
+    assert own == {"<think>", "</think>"}
+    ids = encode_answer(tokenizer, "<think>a</think><tool_output>b</tool_output></s>", chat=True)
+    assert not turns_ & {*ids} and ids[0] == tokenizer.convert_tokens_to_ids("<think>")
+
+
+@pytest.mark.parametrize("template", ["plain", "hoists", "roles"])
+def test_templates_with_tokens_for_turns_are_not_warned_of(template):
+    assert plain_turns(tokenizer_of("bytes", template), TEMPLATES[template], Chat(True)) is None
+
+
+@pytest.mark.parametrize("begin", ["### Response:", "<|assistant|>"])
+def test_a_template_whose_turns_are_plain_text_is_warned_of(begin):
+    template = f"<s>{LOOP}### {{{{ m.role }}}}: {{{{ m.content }}}}\n{END}{begin}"
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of("bytes", "plain").backend_tokenizer, eos_token="</s>", chat_template=template
+    )
+    with pytest.warns(UserWarning, match="template of agent 2 begins messages with the plain text '### assistant:'"):
+        warn_of_prompts(fast, ["Hi"], True, 2)

@@ -38,6 +38,7 @@ class SpecialTokens(NamedTuple):
     turn_numbers: frozenset[int]  # those of turns
     unknown: str  # the token of unknown characters, if it is one of them
     letters: re.Pattern[str]  # letters and digits, and the characters of tokens that have none
+    inner: re.Pattern[str]  # the inside of a text without their characters
     essential: frozenset[str]  # characters of which each token has one: its first that is neither letter nor digit
     heads: frozenset[str]  # proper beginnings of the tokens
     tails: frozenset[str]  # proper ends
@@ -79,12 +80,14 @@ def _special_tokens(tokenizer: Any, template: str, size: int) -> SpecialTokens:
     letter, sign = r"[^\W_]", r"""[^\w\s"\\]"""
     bare = {x for text in ids if not re.search(letter, text) for x in text if not x.isspace()}
     letters = re.compile(f"(?:{'|'.join([letter, *map(re.escape, sorted(bare))])})+")
+    outside = f"[^\0{re.escape(''.join({x for text in ids for x in text if x != 'x' and not x.isspace()}))}]"
+    inner = re.compile(f"(?<={outside}){outside}+(?={outside})" if ids else r"(?!)")
     essential = frozenset((re.findall(sign, text) or text.split() or [" "])[0][0] for text in ids)
     heads = frozenset(text[:i] for text in ids for i in range(1, len(text)))
     tails = frozenset(text[i:] for text in ids for i in range(1, len(text)))
     longest, of_turns = max(map(len, ids), default=0), turns.intersection(ids)
     unknown = tokenizer.unk_token if tokenizer.unk_token in ids else ""
-    return SpecialTokens(ids, of_turns, numbers, turn_numbers, unknown, letters, essential, heads, tails, longest)
+    return SpecialTokens(ids, of_turns, numbers, turn_numbers, unknown, letters, inner, essential, heads, tails, longest)
 
 
 def _of_turns(tokenizer: Any, template: str, added: Collection[str]) -> set[str]:
@@ -143,9 +146,10 @@ def control_ids(tokenizer: Any, ids: Iterable[int]) -> list[int]:
 def control_spans(tokenizer: Any, text: str) -> list[Span]:
     """Return where a text spells control tokens, as its tokenizer reads it."""
     tokens = special_tokens(tokenizer)
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    spans = [Span(*x, i) for i, x in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True) if x[0] < x[1]]
-    return [x for x in spans if x.id in tokens.numbers or text[x.start : x.end].strip() == tokens.unknown != ""]
+    numbers, unknown = tokens.numbers | {tokens.ids.get(tokens.unknown)}, tokenizer.unk_token_id
+    encoded = tokenizer(text, add_special_tokens=False, verbose=False)
+    spans = [Span(*encoded.token_to_chars(n), i) for n, i in enumerate(encoded["input_ids"]) if i in numbers]
+    return [x for x in spans if x.id != unknown or text[x.start : x.end].strip() == tokens.unknown]
 
 
 def encode_text(tokenizer: Any, text: str, allowed: Collection[str] | None = None) -> list[int]:

@@ -78,9 +78,10 @@ def encode_messages(
     """
     talk = _Conversation(tokenizer, messages, chat, follows)
     try:
-        reference = encode_text(tokenizer, talk.written(talk.neutral))
+        meant = talk.written(talk.neutral)
     except TemplateError as error:
         raise talk.refusal(str(error)) from error
+    reference = control_ids(tokenizer, encode_text(tokenizer, talk.tokens.inner.sub("", meant)))  # the same, and shorter
     for encode in (talk.encode, talk.encode_essential, talk.encode_opaque):
         try:
             ids = encode()
@@ -92,7 +93,7 @@ def encode_messages(
     if outside:
         raise TemplateRefusal(f"{problem}: change the texts of the messages and tools")
     warnings.warn(f"{problem}, whichever way it is encoded: its letters are read as x; use another template", stacklevel=2)
-    return reference
+    return encode_text(tokenizer, meant)
 
 
 class _Conversation:
@@ -177,12 +178,12 @@ class _Conversation:
         back = {ord(stand_in): chr(x) for x, stand_in in table.items() if ord(stand_in) in STAND_INS}
         return encode_spans(self.tokenizer, text.translate(back), control_spans(self.tokenizer, text))
 
-    def agree(self, ids: Sequence[int], reference: Sequence[int]) -> bool:
-        """Return whether the control tokens of ids are those of the reference, which is neutral.
+    def agree(self, ids: Sequence[int], meant: list[int]) -> bool:
+        """Return whether the control tokens of ids are those meant, of neutral contents.
 
         Those that only an assistant's message has may differ there: a template may write <think> because of /no_think.
         """
-        given, meant = (control_ids(self.tokenizer, row) for row in (ids, reference))
+        given = control_ids(self.tokenizer, ids)
         if given == meant:
             return True
         turns, meant_turns = (self._by_turn(row) for row in (given, meant))
