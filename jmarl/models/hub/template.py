@@ -291,8 +291,8 @@ def _opening(tokenizer: Any, template: str, chat: Chat) -> str:
     """Return what the generation prompt writes after the assistant's header: where a template writes it before every answer,
     from the first token behind the special ones, as <think> is one."""
     user, answer = {"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}
-    asked = render(tokenizer, [user], chat).plain
-    answered = (render(tokenizer, [user, answer, *later], chat, False).plain for later in ([], [user]))
+    asked = render(tokenizer, [user], chat)
+    answered = (render(tokenizer, [user, answer, *later], chat, False) for later in ([], [user]))
     headers = [text.partition(MARKER)[0] for text in answered if MARKER in text]
     if opening := max((asked.removeprefix(x) for x in headers if asked.startswith(x)), key=len, default=""):
         return opening

@@ -17,12 +17,9 @@ from typing import Any
 import numpy as np
 
 from jmarl.config import Chat, as_chat
-from jmarl.models.hub.messages import read_prompt
-from jmarl.models.hub.special_tokens import Protected, encode_protected, protect_text
-from jmarl.models.hub.template import MARKER, TemplateRefusal, after_opening, answer_start, render
 from jmarl.models.hub.messages import check_role, read_prompt
 from jmarl.models.hub.special_tokens import encode_text, special_tokens
-from jmarl.models.hub.template import TemplateRefusal, answer_start, encode_messages, render
+from jmarl.models.hub.template import TemplateRefusal, after_opening, answer_start, encode_messages, render
 
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
