@@ -75,6 +75,15 @@ def test_units_of_roots_are_ignored():
         assert check_completion(r"3\sqrt{2}", text).status == "correct"
 
 
+def test_powers_of_ten_are_no_products_of_variables():
+    for text in ("1.2x10^3", "1.2x10^{3}", "12e2", "1.2e+3", "12000e-1"):
+        assert (
+            read_gold(text, "number") == read_gold("n = " + text, "number")
+            and check_completion(text, "1200").status == "correct"
+        )
+        assert check_completion(f"{text}, 5", "5, 1200", "set").status == "correct"
+
+
 def test_thousands_with_thin_spaces_are_one_number():
     for text in (r"1{,}234{,}500", r"1,\!234,\!500", r"1,\! 234,\! 500", r"1\,234\,500", "1\u2009234\u2009500"):
         assert read_gold(text, "number")[0][1][0].exact == 1_234_500

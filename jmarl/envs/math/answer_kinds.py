@@ -7,8 +7,18 @@ import math
 import re
 from typing import NamedTuple
 
-from jmarl.envs.math.numbers import CHANGING_WORDS, Unreadable, Value, equal_values, normalize, parse_bare_number, parse_number
-from jmarl.envs.math.relations import COEFFICIENT, NAME_OF_RELATION, PRODUCT
+from jmarl.envs.math.numbers import (
+    CHANGING_WORDS,
+    COEFFICIENT,
+    NAME_OF_RELATION,
+    PRODUCT,
+    Unreadable,
+    Value,
+    equal_values,
+    normalize,
+    parse_bare_number,
+    parse_number,
+)
 
 MAX_ANSWER_LENGTH = 200  # characters
 

@@ -44,8 +44,7 @@ from typing import NamedTuple
 
 from jmarl.envs.math.answer_kinds import MAX_ANSWER_LENGTH, ParsedAnswer, parse_answer, same_answer
 from jmarl.envs.math.expressions import is_rational
-from jmarl.envs.math.numbers import CHANGING_WORDS, NUMERAL, Unreadable, normalize, parse_number
-from jmarl.envs.math.relations import is_equation
+from jmarl.envs.math.numbers import CHANGING_WORDS, NUMERAL, Unreadable, is_equation, normalize, parse_number
 
 MAX_COMPLETION_TAIL = 4000  # characters at the end of a completion that are searched
 
