@@ -77,11 +77,8 @@ def test_units_of_roots_are_ignored():
 
 def test_powers_of_ten_are_no_products_of_variables():
     for text in ("1.2x10^3", "1.2x10^{3}", "12e2", "1.2e+3", "12000e-1"):
-        assert (
-            read_gold(text, "number") == read_gold("n = " + text, "number")
-            and check_completion(text, "1200").status == "correct"
-        )
-        assert check_completion(f"{text}, 5", "5, 1200", "set").status == "correct"
+        assert read_gold(text, "number") == read_gold("n = " + text, "number")
+        assert check_completion(text, "1200").status == "correct"
 
 
 def test_thousands_with_thin_spaces_are_one_number():
