@@ -24,6 +24,7 @@ from jmarl.logs.tables import escape
 from jmarl.shadows import explaining
 
 WANDB_ID = "wandb_id.txt"  # in the run directory
+STEP = "jmarl/step"  # column of rows in a W&B run that a script began
 REWARD_TAG = "reward/mean"  # shown by the progress bar and TensorBoard's HPARAMS tab
 
 
@@ -111,10 +112,14 @@ class TensorBoard(Sink):
 class Wandb(Sink):
     """One W&B run for all attempts of a run: its id is in the run directory, written before the first attempt begins.
 
+    Where a script or a sweep has begun a run of W&B itself, rows go into that run, which stays open. The script logs there too,
+    so the steps of W&B are not those of jmarl: each row has its step in the column `STEP`, by which W&B draws it. A run with
+    another id, or with `reinit`, is one beside it.
+
     Rows of repeated updates are not sent again, because steps of W&B never go back; they are equal, or in `metrics.jsonl`.
 
     Args:
-        num_logged: steps whose rows earlier attempts have written, for W&B offline, which does not know them.
+        num_logged: steps whose rows earlier attempts have written, where W&B does not say it: offline, or in a script's run.
     """
 
     def __init__(self, run_dir: Path, hparams: Mapping[str, Any], config: Mapping[str, Any], num_logged: int = 0):
@@ -126,23 +131,41 @@ class Wandb(Sink):
             raise ImportError("wandb_config was given, but W&B is not installed: pip install 'jmarl[wandb]'") from error
         file = run_dir / WANDB_ID
         before = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
-        run_id = str(config.get("id") or before or secrets.token_hex(4))
+        settings = dict(hparams) | dict(config.get("config") or {})
+        active = getattr(self.wandb, "run", None)
+        self.is_own = active is None or "reinit" in config or config.get("id", active.id) != active.id
+        run_id = str(config.get("id") or before or secrets.token_hex(4)) if self.is_own else str(active.id)
         if run_id != before:
             temporary = file.with_suffix(".tmp")
             temporary.write_text(f"{run_id}\n", encoding="utf-8")
             temporary.replace(file)
-        settings = dict(hparams) | dict(config.get("config") or {})
-        own = {"dir": str(run_dir), "id": run_id, "resume": "allow"}
-        self.run = self.wandb.init(**own | dict(config) | {"config": settings})
-        self.first = max(int(self.run.step), num_logged if self.run.offline and run_id == before else 0)
+        if self.is_own:
+            own = {"dir": str(run_dir), "id": run_id, "resume": "allow"} | ({} if active is None else {"reinit": "create_new"})
+            self.run = self.wandb.init(**own | dict(config) | {"config": settings})
+            self.first = max(int(self.run.step), num_logged if self.run.offline and run_id == before else 0)
+        else:
+            self.run, self.first = active, num_logged if run_id == before else 0
+            self.run.config.update({"jmarl": settings}, allow_val_change=True)
+            self.run.define_metric(STEP)
+        self._defined = {STEP}
 
     def write(self, step: int, row: dict[str, float]) -> None:
         if step >= self.first or "eval/updates" in row:  # an evaluation has its number of updates in its row
-            self.run.log(row, step=max(step, self.first))
+            self._log(step, row)
 
     def histogram(self, step: int, name: str, values: np.ndarray) -> None:
         if step >= self.first:
-            self.run.log({name: self.wandb.Histogram(values)}, step=step)
+            self._log(step, {name: self.wandb.Histogram(values)})
 
     def close(self) -> None:
-        self.run.finish()
+        if self.is_own:
+            self.run.finish()
+
+    def _log(self, step: int, row: dict[str, Any]) -> None:
+        if self.is_own:  # rewards may have logged there too, with later steps
+            self.run.log(row, step=max(step, self.first, int(self.run.step)))
+            return
+        for name in row.keys() - self._defined:
+            self.run.define_metric(name, step_metric=STEP)
+            self._defined.add(name)
+        self.run.log(row | {STEP: step})

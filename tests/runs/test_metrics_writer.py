@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from jmarl.logs import samples, terminal
 from jmarl.logs.metrics_writer import MetricsWriter, flatten, read_rows
-from jmarl.logs.sinks import WANDB_ID
+from jmarl.logs.sinks import STEP, WANDB_ID
 from jmarl.logs.tables import escape, joint_actions_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -498,6 +498,36 @@ def test_all_attempts_of_a_run_are_one_run_of_wandb_whose_steps_do_not_go_back(t
     with writer(tmp_path, tensorboard=False, start_step=6, wandb_config=given) as out:
         out.write(6, {"loss": 1.0})
     assert sent[-1][0] == "mine" == (tmp_path / WANDB_ID).read_text().strip()
+
+
+@pytest.mark.filterwarnings("default")  # W&B's own
+def test_rows_go_into_the_run_of_wandb_that_a_script_began_and_it_stays_open(tmp_path, monkeypatch):
+    """The script logs before, between the rows and after; W&B counts steps of its own, and rows have theirs in a column. A
+    second attempt in the same run sends no row again. A run with another id is one beside it."""
+    wandb = pytest.importorskip("wandb", reason="pip install 'jmarl[wandb]'")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+    sent, log = [], wandb.sdk.wandb_run.Run.log
+    monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log", lambda run, row: sent.append((run.id, row)) or log(run, row))
+    script = wandb.init(mode="offline", project="mine", dir=str(tmp_path), id="script")
+    for number in range(9):
+        script.log({"mine": number})
+    for start in (0, 1):
+        with writer(tmp_path / "run", tensorboard=False, start_step=start, wandb_config={"mode": "offline"}) as out:
+            for step in range(start, start + 2):
+                out.write(step, {"loss": 0.5})
+                script.log({"mine": -step})
+            assert out.log_errors == 0
+    assert (tmp_path / "run" / WANDB_ID).read_text() == "script\n" and wandb.run is script
+    assert [row for run, row in sent if "loss" in row] == [{"loss": 0.5, STEP: step} for step in range(3)]
+    monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log", log)
+    given = {"mode": "offline", "id": "beside", "dir": str(tmp_path)}
+    with writer(tmp_path / "other", tensorboard=False, wandb_config=given) as out:
+        out.write(0, {"loss": 0.5})
+    assert (tmp_path / "other" / WANDB_ID).read_text() == "beside\n" and wandb.run is script
+    script.log({"after": 1.0})
+    assert {name: script.summary[name] for name in (STEP, "loss", "after")} == {STEP: 2, "loss": 0.5, "after": 1.0}
+    script.finish()
 
 
 def test_wandb_receives_rows_and_its_failures_are_counted(tmp_path, monkeypatch):
