@@ -211,16 +211,17 @@ def run(kind="plain", reward=first_words, items=ITEMS, held_out=ITEMS[:2], **fie
 
 
 class Signalling:
-    """`first_words`, which sends a signal to this process in its n-th call; 0: never."""
+    """`first_words`, which sends a signal to this process in its n-th call; 0: never. It counts down, so that a run resumes with
+    another number."""
 
     __name__ = "first_words"
 
     def __init__(self, at, number=signal.SIGINT):
-        self.at, self.number, self.calls = at, number, 0
+        self.calls_left, self.number = at, number
 
     def __call__(self, a, b, batch_items, rng):
-        self.calls += 1
-        if self.calls == self.at:
+        self.calls_left -= 1
+        if self.calls_left == 0:
             os.kill(os.getpid(), self.number)
         return first_words(a, b, batch_items, rng)
 
@@ -229,10 +230,12 @@ class Signalling:
 def test_an_update_without_a_valid_reward_may_be_the_first_after_a_resume(tmp_path):
     """The uninterrupted run warns and continues, and so does the resumed one."""
 
-    def reward(calls, at):
+    def reward(calls, calls_left):
         def of(a, b, batch_items, rng):
+            nonlocal calls_left
             calls.append(1)
-            if len(calls) == at:
+            calls_left -= 1
+            if calls_left == 0:
                 os.kill(os.getpid(), signal.SIGINT)
             return [None] * len(a) if len(calls) == 5 else first_words(a, b, batch_items, rng)  # of the fourth update
 

@@ -161,7 +161,7 @@ def test_every_kind_of_run_goes_on_with_other_shapes(interrupted, kind, changes)
     _, parts, updates = interrupted(kind)
     for settings in changes:
         updates += 1
-        fields = SMALL | settings | dict(num_updates=updates, output_dir=str(parts), resume=True)
+        fields = SMALL | settings | dict(num_updates=updates, output_dir=str(parts), resume=True, allow_changed="held_out")
         assert int(run(kind, reward=Signalling(0), held_out=(), **fields).state.step) == updates
 
 
