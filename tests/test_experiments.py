@@ -16,6 +16,7 @@ from experiments import report
 from experiments.debate import DebateConfig
 from experiments.environments import ListConfig, row
 from experiments.offline import OfflineConfig
+from experiments.plot_runs import Plot, draw_panels, draw_together
 from experiments.story_length import StoryConfig
 from jmarl import load_reward_model
 from jmarl.algorithms import ALGORITHMS
@@ -186,3 +187,25 @@ def test_the_hint_how_to_resume_keeps_all_other_flags(tmp_path, monkeypatch):
     hint = report.resume_hint(TrainConfig.of(output_dir=str(tmp_path)))
     kept = ["--remat", "auto", "--name", "a --resume b", "--micro-batches", "auto", "--resume"]
     assert shlex.split(hint)[-len(kept) :] == kept and hint.count("--resume") == 2
+
+
+def test_plots_show_what_a_run_has(tmp_path):
+    """Rewards of rollouts, losses and accuracies of given data. What cannot be compared or is missing is said in a sentence."""
+    pytest.importorskip("matplotlib", reason="pip install 'jmarl[plot]'")
+    columns = {"rollouts": "reward/mean", "dpo": "loss", "empty": "tokens"}
+    for name, column in columns.items():
+        (tmp_path / name).mkdir()
+        rows = [{"step": i, column: 1.0 - i, "agent_0/accuracy": 0.5, "agent_0/length": 3.0} for i in range(2)]
+        rows.append({"step": 1, "eval/updates": 2, f"eval/{column}": 0.5, "eval/accuracy": 0.7})
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rollouts, dpo, empty = (tmp_path / name for name in columns)
+    drawn = {}
+    for name, rows in {"rollouts": (rollouts, rollouts), "dpo": (dpo,)}.items():
+        left, right = draw_together(Plot(rows)).axes
+        drawn[name] = [(axes.get_ylabel(), [line.get_ydata().tolist() for line in axes.lines]) for axes in (left, right)]
+    assert drawn["dpo"] == [("loss", [[1, 0], [0.5], [0.5]]), ("accuracy", [[0.5, 0.5], [0.7]])]
+    assert drawn["rollouts"][0][0] == "reward" and drawn["rollouts"][1][1][0] == [3, 3]
+    assert [axes.get_ylabel() for axes in draw_panels(Plot((dpo, rollouts))).axes] == ["loss", "reward"]
+    for runs, message in (((dpo, rollouts), "dpo learned from given data .*--each"), ((empty,), "empty has no column loss")):
+        with pytest.raises(SystemExit, match=message):
+            draw_together(Plot(runs))
