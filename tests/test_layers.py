@@ -65,7 +65,7 @@ DEVICE = {
     "learning.batches", "learning.optimizer", "learning.step", "learning.program",
 }  # fmt: skip
 NOT_ON_DEVICE = {
-    "transformers", "tokenizers", "datasets", "safetensors", "huggingface_hub", "tensorboardX", "rich", "os", "io",
+    "transformers", "tokenizers", "datasets", "safetensors", "huggingface_hub", "tensorboard", "rich", "os", "io",
     "time", "datetime", "logging", "pathlib", "shutil", "tempfile", "subprocess", "random", "threading",
 }  # fmt: skip
 NOT_CALLED_ON_DEVICE = {"open", "print", "input"}

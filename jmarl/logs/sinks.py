@@ -1,7 +1,7 @@
 """The logs that `metrics_writer` writes to: their common base, TensorBoard, and Weights & Biases.
 
-TensorBoard events are written here, not by tensorboardX's `SummaryWriter`: if its background thread dies on a full disk, its
-queue fills up and the next call blocks forever; and its record writer leaves partial records.
+TensorBoard events are written here, of TensorBoard's own protocol buffers: writers such as tensorboardX import torch if it is
+installed (seconds, and 200 MB), and one whose background thread dies on a full disk blocks the run forever.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from jmarl.shadows import explaining
 WANDB_ID = "wandb_id.txt"  # in the run directory
 STEP = "jmarl/step"  # column of rows in a W&B run that a script began
 REWARD_TAG = "reward/mean"  # shown by the progress bar and TensorBoard's HPARAMS tab
+NUM_BINS = 64  # of histograms
 
 
 class Sink(abc.ABC):
@@ -61,15 +62,14 @@ class TensorBoard(Sink):
     """An event file in the run directory, whose name TensorBoard shows as the name of the run."""
 
     def __init__(self, run_dir: Path, hparams: Mapping[str, Any], start_step: int):
-        # Imported here, because tensorboardX imports torch (two seconds) if it is installed.
-        with explaining():
-            from tensorboardX import summary
-            from tensorboardX.proto import event_pb2, summary_pb2
-            from tensorboardX.record_writer import masked_crc32c
+        with explaining():  # imported here, because few processes need it
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+            from tensorboard.plugins.text.summary_v2 import text_pb
 
         event: Any = event_pb2  # generated modules, whose classes a type checker does not see
         protos: Any = summary_pb2
-        self.summary, self.protos, self.event, self.checksum = summary, protos, event.Event, masked_crc32c
+        self.protos, self.event, self.text_pb, self.checksum = protos, event.Event, text_pb, masked_crc32c
         # TensorBoard reads the files of a run in the order of their names; nanoseconds separate two of the same second.
         now = time.time_ns()
         name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}.{os.getpid()}"
@@ -77,10 +77,11 @@ class TensorBoard(Sink):
         self._add(file_version="brain.Event:2")
         restart = event.SessionLog(status=event.SessionLog.START)
         self._add(step=start_step, session_log=restart)  # TensorBoard hides earlier events from this step on
-        experiment, start, self.end = summary.hparams(dict(hparams), {REWARD_TAG: 0.0})
+        experiment, start, self.end = hparams_values(hparams)
+        for value in (experiment, start):
+            self._add(step=start_step, summary=protos.Summary(value=[value]))
         rows = "\n".join(f"| {escape(name)} | {escape(str(value))} |" for name, value in hparams.items())
-        for item in (experiment, start, summary.text("hparams", f"| name | value |\n| --- | --- |\n{rows}")):
-            self._add(step=start_step, summary=item)
+        self.text(start_step, "hparams", f"| name | value |\n| --- | --- |\n{rows}")
 
     def _add(self, **fields: Any) -> None:
         """Append an event as a record of the TFRecord format: length, its checksum, data, their checksum."""
@@ -94,19 +95,49 @@ class TensorBoard(Sink):
         self._add(step=step, summary=self.protos.Summary(value=values))
 
     def text(self, step: int, name: str, markdown: str) -> None:
-        self._add(step=step, summary=self.summary.text(name, markdown))
+        self._add(step=step, summary=self.text_pb(f"{name}/text_summary", markdown))
 
     def histogram(self, step: int, name: str, values: np.ndarray) -> None:
-        self._add(step=step, summary=self.summary.histogram(name, values, bins="auto", max_bins=64))
+        low, high = float(values.min()), float(values.max())
+        is_one = high - low <= 1e-9 * max(abs(low), abs(high))  # numbers cannot divide so short a range
+        counts, edges = np.histogram(values, 1 if is_one else NUM_BINS)
+        moments = {"num": values.size, "sum": values.sum(), "sum_squares": (values**2).sum()}
+        buckets = {"bucket_limit": edges[1:].tolist(), "bucket": counts.tolist()}
+        histo = self.protos.HistogramProto(min=low, max=high, **moments, **buckets)
+        self._add(step=step, summary=self.protos.Summary(value=[self.protos.Summary.Value(tag=name, histo=histo)]))
 
     def lost_file(self) -> Path | None:
         return self.file.lost_file()
 
     def close(self) -> None:
         try:
-            self._add(summary=self.end)
+            self._add(summary=self.protos.Summary(value=[self.end]))
         finally:
             self.file.close()
+
+
+def hparams_values(hparams: Mapping[str, Any]) -> list[Any]:
+    """Return what TensorBoard's HPARAMS tab reads of a run: the names of the settings and the reward, the settings, its end."""
+    from tensorboard.compat.proto import summary_pb2
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+    api, plugin, summary = (vars(module) for module in (api_pb2, plugin_data_pb2, summary_pb2))  # generated modules
+    kinds = {bool: ("bool_value", "BOOL"), int: ("number_value", "FLOAT64"), float: ("number_value", "FLOAT64")}
+    kinds |= {str: ("string_value", "STRING")}
+    known = {name: (value, *kinds[type(value)]) for name, value in hparams.items() if type(value) in kinds}
+    start = plugin["SessionStartInfo"]()
+    for name, (value, field, _) in known.items():
+        setattr(start.hparams[name], field, value)
+    infos = [api["HParamInfo"](name=name, type=f"DATA_TYPE_{kind}") for name, (_, _, kind) in known.items()]
+    reward = api["MetricInfo"](name=api["MetricName"](tag=REWARD_TAG))
+    parts = {
+        metadata.EXPERIMENT_TAG: {"experiment": api["Experiment"](hparam_infos=infos, metric_infos=[reward])},
+        metadata.SESSION_START_INFO_TAG: {"session_start_info": start},
+        metadata.SESSION_END_INFO_TAG: {"session_end_info": plugin["SessionEndInfo"](status="STATUS_SUCCESS")},
+    }
+    written = {tag: metadata.create_summary_metadata(plugin["HParamsPluginData"](**part)) for tag, part in parts.items()}
+    tensor = metadata.NULL_TENSOR  # TensorBoard reads only the metadata
+    return [summary["Summary"].Value(tag=tag, metadata=data, tensor=tensor) for tag, data in written.items()]
 
 
 class Wandb(Sink):

@@ -20,7 +20,7 @@ STATUS = Path("/proc/self/status")  # on Linux
 def parts_of_process(team: Team, cfg: TrainConfig) -> dict[str, int]:
     """Return the bytes of each part. Call it after the run's programs were compiled, and before anything runs."""
     if cfg.run.output_dir and cfg.run.tensorboard:
-        from tensorboardX import summary  # noqa: F401  (the run imports it too, and it imports a lot)
+        from tensorboard.plugins.text import summary_v2  # noqa: F401  (the run imports it too)
     gguf = [agent for agent in team.agents if agent.name.endswith(".gguf")]  # other files are read a layer at a time
     loaded = {agent.name: agent.params for agent in gguf}
     return {"Python, JAX and its compiler": peak_of_process()} | ({"weights as loaded": nbytes(loaded)} if loaded else {})

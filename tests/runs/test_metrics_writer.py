@@ -98,6 +98,17 @@ def test_hyperparameters_text_and_histograms_reach_tensorboard(tmp_path):
     assert tags["histograms"] == ["rewards"] and seen.Histograms("rewards")[0].histogram_value.num == 3
     plugin = seen.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"learning_rate" in plugin and b"loss/clip_eps_low" in plugin and b"on" in plugin
+    assert {f"_hparams_/{name}" for name in ("experiment", "session_start_info", "session_end_info")} <= {*tags["tensors"]}
+
+
+@pytest.mark.parametrize("values", [[2.0], [0.1 + 0.2, 0.3], [-1e9, 0.0, 1e9], [*range(1000)]])
+def test_a_histogram_counts_each_value_once_whatever_their_range(tmp_path, values):
+    with writer(tmp_path) as out:
+        out.histogram(0, "rewards", values)
+    (event,) = events(tmp_path).Histograms("rewards")
+    seen = event.histogram_value
+    assert sum(seen.bucket) == seen.num == len(values) and (seen.min, seen.max) == (min(values), max(values))
+    assert len(seen.bucket) == len(seen.bucket_limit) <= 64 and seen.bucket_limit[-1] >= max(values)
 
 
 def test_an_unwritable_run_directory_is_an_error_at_the_start(tmp_path):
@@ -118,6 +129,7 @@ def run(where):
     return out.log_errors
 
 assert run(sys.argv[1]) == 0  # and imports what it needs
+assert not {"torch", "tensorflow"} & {*sys.modules}
 if os.getuid() == 0:  # for whom permissions do not hold
     os.setgroups([])
     os.setgid(65534)
@@ -233,7 +245,7 @@ def test_lone_surrogates_reach_every_log_as_replacement_characters(tmp_path):
     line = (tmp_path / "metrics.jsonl").read_bytes().decode()
     assert json.loads(line) == {"step": 0, "reward/\ufffd": 1.0, "reward/😀": 2.0} and '\\ud83d"' not in line
     seen = events(tmp_path)
-    assert "reward/\ufffd" in seen.Tags()["scalars"] and seen.Tags()["histograms"] == ["values_"]
+    assert "reward/\ufffd" in seen.Tags()["scalars"] and seen.Tags()["histograms"] == ["values\ufffd"]
     assert seen.Tensors("name\ufffd/text_summary")[0].tensor_proto.string_val[0].decode() == "text\ufffd"
 
 
