@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from jmarl.models.config import ModelConfig
 
 CURVE_ROWS = 12  # of a card
-CURVE = {"reward/mean": "reward", "loss": "loss", "eval/reward": "held-out reward"}  # column of metrics.jsonl -> of the card
+CURVE = {  # column of metrics.jsonl -> of the card
+    "reward/mean": "reward", "reward/invalid": "without a reward", "loss": "loss", "eval/reward": "held-out reward",
+    "eval/reward/invalid": "held out without a reward",
+}  # fmt: skip
+COUNTS = ("reward/invalid", "eval/reward/invalid")  # on the card where there are any
 NOT_ON_CARD = ("output_dir", "progress", "resume", "resume_step", "allow_changed", "replay_rollout", "algorithm")
 TORCH_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -280,7 +284,8 @@ def curve_lines(path: Path) -> list[str]:
     rows = sorted((number, row) for number, row in steps.items() if row)
     if not rows:
         return []
-    names = [name for name in CURVE if any(name in row for _, row in rows) and (name != "loss" or not has(rows, "reward/mean"))]
+    names = [name for name in CURVE if has(rows, name) and (name != "loss" or not has(rows, "reward/mean"))]
+    names = [name for name in names if name not in COUNTS or any(row.get(name) for _, row in rows)]
     if len(rows) > CURVE_ROWS:
         chosen = sorted({round(i * (len(rows) - 1) / (CURVE_ROWS - 1)) for i in range(CURVE_ROWS)})
         rows = [rows[i] for i in chosen]

@@ -45,6 +45,7 @@ class Candidates(NamedTuple):
     rewards: np.ndarray  # [P, G] mean over agents; NaN where invalid
     prompt_ids: Rows  # [N][P] token ids of the team's prompts
     ids: list[list[list[list[int]]]]  # [N][P][G] token ids as sampled; of other models' texts by the team's tokenizers
+    fault: str = ""  # as in `Turn`
 
 
 def play_items(
@@ -69,7 +70,7 @@ def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:
         )
     prompt_ids = tokenize_first_turn(team, turn.prompts, cfg.sampling, cfg.episodes)
     ids = tokens_of(team, turn.completions, len(turn.items))
-    return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, ids)
+    return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, ids, turn.fault)
 
 
 def encode_foreign(

@@ -130,7 +130,7 @@ class Rounds:
             randomness = Randomness(self.cfg.run.seed, number, PROPOSE)
             rollout = play_items(self.team, params, items, self.env, self.cfg, randomness)
             own, other = candidates_of(self.team, rollout, self.cfg), None
-            fault = fault or rollout.turns[0].fault
+            fault = fault or own.fault
             own_rewards.append(own.rewards)
             if self.comparator is not None:
                 other = self.comparator.answer(params, items, self.env, number, round_)

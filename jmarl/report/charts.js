@@ -173,9 +173,10 @@ function readOut(values, cursor, series, toX, at) {
   const update = series[0].curve.x[nearest(series[0])];
   for (const name of ["x1", "x2"]) cursor.setAttribute(name, toX(update));
   cursor.setAttribute("visibility", "visible");
-  const lines = series.map((entry) => [entry, entry.curve.mean[nearest(entry)]]).sort(([, a], [, b]) => (b ?? -Infinity) - (a ?? -Infinity));
-  values.replaceChildren(make("div", {}, `update ${number(update)}`), ...lines.map(([{ label, stroke, dash }, value]) =>
-    make("div", {}, sample(stroke, dash), `${number(value)} ${label}`)));
+  const line = (entry) => [entry, entry.curve.mean[nearest(entry)], entry.curve.runs && entry.curve.runs[nearest(entry)]];
+  const lines = series.map(line).sort(([, a], [, b]) => (b ?? -Infinity) - (a ?? -Infinity));
+  values.replaceChildren(make("div", {}, `update ${number(update)}`), ...lines.map(([{ label, stroke, dash }, value, runs]) =>
+    make("div", {}, sample(stroke, dash), `${number(value)} ${label}${ofRuns(runs)}`)));
   values.hidden = false;
 }
 

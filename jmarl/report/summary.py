@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.columns import INTERVAL
 from jmarl.config import ExperimentConfig, TaskConfig, TeamConfig, TrainConfig, flat
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.report.load import IDENTITY, Group, Run
 
 MAX_POINTS = 400  # of a curve: more cannot be seen
 NOT_DRAWN = {"step", "eval/updates"}
-INTERVAL = "_ci95"
 
 
 def curves(group: Group) -> dict[str, dict[str, list[float | None]]]:
     """Return each column as a curve: `x`, numbers of updates; `mean` over the runs; `interval`, half of the 95 % interval.
 
-    With one run the interval is the one that its row has (held-out results), or null.
+    With one run the interval is the one that its row has (held-out results), or null. Where some means are not of all runs,
+    `runs` are the numbers of runs.
     """
     columns: dict[str, None] = {}
     for run in group.runs:
@@ -46,8 +47,10 @@ def curve(values: Sequence[dict[float, float]], own: Sequence[dict[float, float]
     mean, interval = mean_and_interval(table)
     if len(values) == 1:
         interval = np.array([own[0].get(updates, math.nan) for updates in x])
-    arrays = [thin(array) for array in (np.array(x), mean, interval)]
-    return dict(zip(("x", "mean", "interval"), (plain(array) for array in arrays), strict=True))
+    arrays = {"x": np.array(x), "mean": mean, "interval": interval}
+    if (known := np.isfinite(table).sum(-1)).min(initial=len(values)) < len(values) > 1:
+        arrays["runs"] = known.astype(float)
+    return {name: plain(thin(array)) for name, array in arrays.items()}
 
 
 def thin(values: np.ndarray) -> np.ndarray:
@@ -66,13 +69,13 @@ def plain(values: np.ndarray) -> list[float | None]:
 
 
 def held_out(columns: dict[str, dict[str, list[float | None]]]) -> dict[str, list[list[float | None]]]:
-    """Return each held-out column at its first and last evaluation: updates, mean and half of its 95 % interval (over runs, or
-    with one run over prompts). columns: see `curves`."""
+    """Return each held-out column at its first and last evaluation: updates, mean, half of its 95 % interval (over runs, or
+    with one run over prompts), and of how many runs it is, if some are not of all. columns: see `curves`."""
     table = {}
     for name, drawn in columns.items():
         if name.startswith("eval/") and drawn["x"]:
-            ends = [(drawn["x"][i], drawn["mean"][i], drawn["interval"][i]) for i in (0, -1)]
-            table[name.removeprefix("eval/")] = [list(end) for end in ends]
+            parts = [drawn["x"], drawn["mean"], drawn["interval"], drawn.get("runs", [None])]
+            table[name.removeprefix("eval/")] = [[part[i] for part in parts] for i in (0, -1)]
     return table
 
 

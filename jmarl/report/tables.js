@@ -3,7 +3,8 @@
 const PHASES = ["sampling", "rewards", "data", "update", "checkpoint", "evaluation", "compiling", "idle"];
 const NAME_OF = { "reward/mean": "reward", "eval/reward": "held-out reward" };
 
-const withInterval = ([, mean, half]) => `${number(mean)}${half === null ? "" : ` ± ${number(half)}`}`;
+const ofRuns = (runs) => (runs === undefined || runs === null ? "" : ` (of ${number(runs)} run${runs === 1 ? "" : "s"})`);
+const withInterval = ([, mean, half, runs]) => `${number(mean)}${half === null ? "" : ` ± ${number(half)}`}${ofRuns(runs)}`;
 const cell = (text) => make("td", { class: "number" }, text);
 const head = (text) => make("th", { class: "number" }, text);
 const note = (text) => make("p", { class: "note" }, text);

@@ -120,6 +120,17 @@ def test_curves_of_seeds_are_their_mean_and_interval(tmp_path):
     assert goodput(group) == {"sampling": 36.0, "update": 12.0}
 
 
+def test_means_say_of_how_many_runs_they_are(tmp_path):
+    """One of three seeds ended after two updates, so it has no number in the others."""
+    for seed in (0, 1, 2):
+        write_run(tmp_path / f"seed_{seed}", seed, steps=4 - 2 * (seed == 2))
+    (group,) = load_groups([tmp_path])
+    columns = curves(group)
+    assert columns["reward/mean"]["runs"] == [3, 3, 2, 2] and columns["reward/mean"]["mean"][-1] == 0.875
+    first, last = held_out(columns)["reward"]
+    assert (first[3], last) == (3, [4, 1.25, pytest.approx(12.7062 / 2, rel=1e-4), 2])
+
+
 def test_runs_of_equal_settings_are_a_group_and_others_differ(tmp_path):
     paths = [write_run(tmp_path / "x-0", 0), write_run(tmp_path / "x-1", 1), write_run(tmp_path / "y", 0, 5e-4)]
     groups = load_groups(paths)

@@ -1,0 +1,157 @@
+"""Rows of runs: names of users and of the library side by side, and how many episodes a held-out figure is of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jmarl.algorithms import ALGORITHMS
+from jmarl.config import TrainConfig
+from jmarl.envs.base import Step, TextEnvironment
+from jmarl.envs.rewards import make_reward
+from jmarl.evaluation.evaluate import Evaluation, numbers, summarize
+from jmarl.rl.losses import policy_gradient, preference
+from jmarl.rollout.turns import Rollout, Turn
+from jmarl.runs.checks import check_fit, check_settings
+from jmarl.runs.train import train
+from jmarl.team import make_team
+from tests.house import HOUSE, ITEMS
+
+GROUP = HOUSE["num_generations"]
+
+
+@pytest.fixture(scope="module")
+def pair(random_agent, tiny_config, tiny_tokenizer):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)]
+
+
+def run(pair, reward, eval_items=(), eval_metrics=None, **changes):
+    team, params = make_team(pair)
+    cfg = TrainConfig.of(**HOUSE | dict(eval_generations=GROUP) | changes)
+    return train(team, reward, ITEMS, cfg, params=params, eval_items=eval_items, eval_metrics=eval_metrics)
+
+
+def rows_of(directory: Path) -> tuple[list[dict], list[dict]]:
+    """Return the rows of updates and of evaluations."""
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "eval/updates" not in row], [row for row in rows if "eval/updates" in row]
+
+
+class Game(TextEnvironment):
+    """From its `late`-th step on it returns names that the library writes."""
+
+    roles, reward_range, max_turns = ("a", "b"), (-5.0, 5.0), 1
+
+    def __init__(self, late: int):
+        self.late, self.steps = late, 0
+
+    def reset(self, task, rng):
+        return {}, [task["prompt"]] * 2
+
+    def step(self, state, messages, rng):
+        self.steps += 1
+        parts = {"win": len(messages[0]) / 100} | ({"invalid": -1.0} if self.steps > self.late else {})
+        return Step(state, [None] * 2, sum(parts.values()), True, {"moves_skipped": 1.0}, parts=parts)
+
+
+# --- names -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_taken_is_refused_before_the_first_update(pair):
+    def mean(a, b):
+        return [1.0] * len(a)
+
+    with pytest.raises(ValueError, match="'mean' is not allowed as the name of a reward function.* such as 'mean_own'"):
+        run(pair, mean)
+    with pytest.raises(ValueError, match="'invalid' is not allowed as the name of a part of the reward"):
+        run(pair, Game(0))
+    with pytest.raises(ValueError, match="'invalid' is not allowed as the name of a part of the reward"):
+        run(pair, Game(0), eval_items=ITEMS)
+    with pytest.raises(ValueError, match="'reward' is not allowed as the name of a metric of an evaluation"):
+        run(pair, lambda a, b: [1.0] * len(a), eval_items=ITEMS, eval_metrics=lambda items, rollout: {"reward": 1.0})
+
+
+def test_a_name_that_comes_later_gets_a_suffix(pair, tmp_path):
+    """And a measure called skipped is no optimizer step that was left out."""
+    with pytest.warns(UserWarning, match="the name reward/invalid is taken .* so your number is reward/invalid_own"):
+        run(pair, Game(len(ITEMS) * GROUP), output_dir=str(tmp_path), stop_after_nonfinite=1, save_every=0)
+    updates, _ = rows_of(tmp_path)
+    assert [row["reward/invalid"] for row in updates] == [0, 0]
+    assert "reward/invalid_own" not in updates[0] and np.isfinite(updates[1]["reward/invalid_own"])
+    assert [row["measures/moves_skipped"] for row in updates] == [1, 1]
+
+
+@pytest.mark.parametrize(("data", "taken"), [("rollouts", "grad_norm"), ("rollouts", "length"), ("pairs", "chosen")])
+def test_a_metric_of_an_own_loss_must_not_have_the_name_of_a_column(monkeypatch, data, taken):
+    base, loss = ("magrpo", policy_gradient) if data == "rollouts" else ("dpo", preference)
+
+    def own(name, *arrays, **options):
+        value, metrics = loss(*arrays, **options)
+        return value, metrics | {name: arrays[0]}
+
+    check = check_settings if data == "rollouts" else partial(check_fit, wandb_config=None)
+    for name in ("mine", taken):
+        monkeypatch.setitem(ALGORITHMS, "mine", dataclasses.replace(ALGORITHMS[base], loss=partial(own, name)))
+        if name == "mine":
+            check(TrainConfig.of(algorithm="mine"))
+            continue
+        with pytest.raises(ValueError, match=f"'{taken}' is not allowed as the name of a metric of the loss of 'mine'"):
+            check(TrainConfig.of(algorithm="mine"))
+
+
+# --- counts ----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_says_how_many_episodes_have_no_reward(pair, tmp_path):
+    """Items, rollout and rows are as given for metrics, whatever an earlier call did to them."""
+    seen = []
+
+    def reward(a, b, prompts):
+        return [None if prompt == "no judge" else 1.0 for prompt in prompts]
+
+    def metrics(items, rollout):
+        seen.append((repr(items), rollout.turns[0].rewards.tolist()))
+        items[0]["list"].append(1)
+        rollout.turns[0].rewards[:] = 7
+        return {"longer": 0.5}
+
+    held_out = [{"prompt": "good", "list": []}, {"prompt": "no judge", "list": []}]
+    directory = dict(output_dir=str(tmp_path), save_every=0)
+    with pytest.warns(UserWarning, match="3 of 6 held-out episodes have no valid reward .*; .* returned None"):
+        result = run(pair, make_reward(reward, num_agents=2, on_error="mask"), held_out, metrics, **directory)
+    _, evaluations = rows_of(tmp_path)
+    assert [row["eval/updates"] for row in evaluations] == [0, 2]
+    for row in evaluations:
+        assert (row["eval/reward"], row["eval/episodes"], row["eval/reward/invalid"]) == (1, 6, 3)
+        assert row["eval/reward/reward"] == 1 and row["eval/longer"] == 0.5
+    assert result.after.mean == 1 and len(seen) == 2 and seen[0][0] == seen[1][0] == repr(held_out)
+    np.testing.assert_equal(seen[0][1], seen[1][1])
+
+
+def evaluation(rewards, parts, measures, **notes) -> Evaluation:
+    """Return the evaluation of episodes of one turn. rewards: [P, J]."""
+    joint = np.array(rewards, float)[..., None]
+    tables = ({name: np.array(x, float).ravel() for name, x in table.items()} for table in (parts, measures))
+    empty: dict = dict(prompts=[], acts=None, texts=[], parents=None, items=np.arange(len(joint)), encoded=(), completions=())
+    names = dict(joint=np.zeros((joint.shape[1], 1), int), rewards=joint, invalid=0, fault="", max_nodes=2)
+    turn = Turn(**empty, **names, **dict(zip(("parts", "measures"), tables, strict=True)))
+    return summarize(Rollout(1, (turn,), (joint,), (joint,), notes=notes))
+
+
+def test_a_figure_of_other_episodes_has_their_number_beside_it():
+    """A part of an invalid episode is in no mean, so the parts add up; pass@2 is of prompts with two known samples."""
+    nan = float("nan")
+    parts, measures = {"win": [[2, 9], [4, 6]]}, {"solved": [[1, nan], [0, 1]], "x": [[1, 1], [1, 1]], "y": [[3, nan], [3, 3]]}
+    with pytest.warns(UserWarning, match="1 of 4 held-out episodes have no valid reward"):
+        row = numbers(evaluation([[2, nan], [4, 6]], parts, measures, **{"reward/raised": 1.0, "prefilled_tokens": 9.0}))
+    assert (row["eval/reward"], row["eval/episodes"], row["eval/reward/invalid"], row["eval/reward/raised"]) == (3.5, 4, 1, 1)
+    assert row["eval/reward/win"] == 4 and "eval/reward/win_episodes" not in row
+    assert (row["eval/measures/x"], row["eval/measures/x_episodes"]) == (1, 4)
+    assert row["eval/measures/y"] == 3 and "eval/measures/y_episodes" not in row, "of the three that have a reward"
+    assert (row["eval/pass@1"], row["eval/pass@2"], row["eval/pass@2_episodes"]) == (0.75, 1, 2)
+    assert "eval/pass@1_episodes" not in row and "eval/prefilled_tokens" not in row
