@@ -330,15 +330,15 @@ def closing_line(result: "TrainResult | FitResult") -> str:
 
     if isinstance(result, TrainResult):
         name, values = "reward", result.rewards
-        ends = [end and end.mean for end in (result.before, result.after)]
+        ends = [end and end.mean_text for end in (result.before, result.after)]
     else:
         name, values = "loss", result.losses
-        ends = [end and end["loss"] for end in (result.before, result.after)]
+        ends = [end and f"{end['loss']:.3f}" for end in (result.before, result.after)]
     updates = int(result.state.step)
     parts = [f"{plural(updates, 'update')} made" + ", then interrupted" * result.interrupted]
     parts += [f"{name} of the last one {values[-1]:.3f}" if values else "none of them now"]
     words = ("before training", f"after {plural(updates, 'update')}")
-    held_out = [f"{value:.3f} {when}" for value, when in zip(ends, words, strict=True) if value is not None]
+    held_out = [f"{value} {when}" for value, when in zip(ends, words, strict=True) if value is not None]
     return ", ".join(parts) + (f"; held-out {name} {', '.join(held_out)}" if held_out else "")
 
 

@@ -30,6 +30,12 @@ GROUPS = {  # of numbers in the result -> heading in the table
 }
 
 
+COUNTS = {  # columns of a rollout -> what they count
+    "reward/raised": "rewards raised an error or were late", "reward/truncated": "episodes were truncated",
+    "long_prompts": "prompts were too long",
+}  # fmt: skip
+
+
 class Scores(NamedTuple):
     """The results of the episodes of one seed, [P, K] by task and episode of the task."""
 
@@ -38,6 +44,7 @@ class Scores(NamedTuple):
     parts: dict[str, Any]  # parts of the reward, summed over turns
     measures: dict[str, Any]  # other numbers, of the last turn that has them
     solved: dict[str, Any]  # what is called solved, in the last turn
+    counts: dict[str, float]  # see COUNTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +105,7 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
     keys = [json.dumps(task, sort_keys=True, default=str) for task in tasks]
     returns: list[Any] = []
     parts, measures, solved = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    counts = dict.fromkeys(COUNTS, 0.0)
     start, batches = time.monotonic(), split_batches(tasks, args.batch_size)
     to_stderr(f"seed {seed}: {plural(args.num_episodes, 'episode')}, {len(batches[0]) * args.num_generations} at a time")
     for part, batch in enumerate(batches):
@@ -106,10 +114,12 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
         parts.append(episode_parts(rollout))
         measures.append(last_measures(rollout))
         solved.append(last_solved(rollout))
+        counts = {name: count + rollout.notes.get(name, 0.0) for name, count in counts.items()}
         done = np.concatenate(returns)
         mean, _ = by_task(keys[: len(done)], done)
         to_stderr(f"seed {seed}: {done.size}/{args.num_episodes} episodes, mean {mean:.4g}, {time.monotonic() - start:.0f} s")
-    return Scores(keys, np.concatenate(returns), *(by_name(tables, returns) for tables in (parts, measures, solved)))
+    tables = by_name(parts, returns), by_name(measures, returns), by_name(solved, returns)
+    return Scores(keys, np.concatenate(returns), *tables, counts)
 
 
 def by_name(tables: Sequence[dict[str, Any]], returns: Sequence[Any]) -> dict[str, Any]:
@@ -148,7 +158,8 @@ def summary(scores: Sequence[Scores]) -> dict[str, Any]:
             for name, x in table.items()
         }
 
-    return row | {"parts": means(parts), "measures": means(measures)}
+    counts = {name: sum(one.counts[name] for one in scores) for name in COUNTS}
+    return row | {"parts": means(parts), "measures": means(measures), "counts": counts}
 
 
 def by_task(keys: Sequence[str], values: Any) -> tuple[float, float]:
@@ -189,4 +200,5 @@ def table(result: dict[str, Any]) -> str:
         lines.append("no success rate: no measure and no part of the reward is called solved")
     if result["invalid_episodes"]:
         lines.append(f"{plural(result['invalid_episodes'], 'episode')} had no valid reward: not counted")
+    lines += [f"{count:.0f} {COUNTS[name]}" for name, count in result["counts"].items() if count]
     return "\n".join([*lines, "± is the 95 % interval over tasks"])

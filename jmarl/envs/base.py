@@ -35,8 +35,9 @@ line, `make("my_module:Guess")` does.
 `reset` and `step` are functions of their arguments alone: draw random numbers from `rng` only, and keep what an episode needs
 in its state. Then the steps of a batch can be computed in any order, in other processes, and twice, with the same result.
 
-`info` and `parts` are for the log, as `measures/NAME` and `reward/NAME`; parts must add up to the reward. If `solved` is one of
-them and is 0 or 1, evaluations show a success rate.
+`info` and `parts` are for the log, as `measures/NAME` and `reward/NAME`; parts must add up to the reward. Names that the
+library writes itself are refused, such as a part `mean` (see `jmarl.columns`). If `solved` is one of them and is 0 or 1,
+evaluations show a success rate.
 
 See `messages.SimulatedEnvironment` for environments that keep the state in the object, and `reward_environment` for a task that
 is a plain reward function. This file leaves out how episodes are played side by side: see `vector` and `pool`.

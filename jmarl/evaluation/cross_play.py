@@ -82,7 +82,7 @@ def cross_play(
     actions = [[text for runs in pairings for text in chosen[runs[a]][a]] for a in range(n)]
     result = world.step([state for _ in pairings for state in states for _ in joint], actions, rng).result
     rewards = result.rewards.reshape(*(len(teams),) * n, len(items), len(joint), n)
-    return CrossPlay(tuple(names), rewards, texts, next(iter(result.faults.values()), ""))
+    return CrossPlay(tuple(names), rewards, texts, next(iter(result.faults.values()), ""), result.num_raised)
 
 
 def check_prompts(prompts: Sequence[Sequence[str | None]], num_agents: int) -> None:

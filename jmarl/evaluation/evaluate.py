@@ -37,9 +37,21 @@ class Evaluation(NamedTuple):
     interval: float  # half of the 95 % interval of the mean, over prompts
     rollout: Rollout
     notes: Mapping[str, float] = {}  # further metrics
+    episodes: int = 0
+    invalid: int = 0  # episodes without a valid return, which are in no mean of it
 
     def __repr__(self) -> str:  # without the rollout
-        return f"Evaluation(mean={self.mean:.4g}, interval={self.interval:.2g})"
+        return f"Evaluation(mean={self.mean:.4g}, interval={self.interval:.2g}{', ' * bool(self.invalid)}{self.share})"
+
+    @property
+    def mean_text(self) -> str:
+        """The mean, and of how many episodes it is if not of all."""
+        return f"{self.mean:.3f}" + (f" ({self.share})" if self.invalid else "")
+
+    @property
+    def share(self) -> str:
+        """Of how many episodes the mean is, as text; empty if it is of all."""
+        return f"{self.episodes - self.invalid} of {self.episodes} episodes" if self.invalid else ""
 
 
 def evaluate(
@@ -114,7 +126,7 @@ def summarize(rollout: Rollout) -> Evaluation:
             + (f"; {fault}" if fault else ""),
             stacklevel=3,
         )
-    return Evaluation(float(mean), float(interval), rollout)
+    return Evaluation(float(mean), float(interval), rollout, episodes=returns.size, invalid=invalid)
 
 
 def returns_of(rollout: Rollout) -> np.ndarray:
@@ -197,10 +209,9 @@ def numbers(result: Evaluation) -> dict[str, float]:
     prompts; and its notes. A figure of another number of episodes than the return has that number beside it, as
     `eval/NAME_episodes`.
     """
-    rollout, returns = result.rollout, returns_of(result.rollout)
-    valid = int(np.isfinite(returns).sum())
-    row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval, "eval/episodes": float(returns.size)}
-    row["eval/reward/invalid"] = float(returns.size - valid)
+    rollout, valid = result.rollout, result.episodes - result.invalid
+    row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
+    row |= {"eval/episodes": float(result.episodes), "eval/reward/invalid": float(result.invalid)}
     row |= {f"eval/{name}": rollout.notes[name] for name in COUNTS if name in rollout.notes}
 
     def add(name: str, mean: Any, known: Any) -> None:

@@ -26,7 +26,8 @@ class CrossPlay(NamedTuple):
     names: tuple[str, ...]  # [k] of the runs
     rewards: np.ndarray  # [k, ..., k, P, J, N]; at [i, j] agent 0 of run i with agent 1 of run j; NaN: invalid
     texts: tuple[Texts, ...]  # [k][N][P][G]
-    fault: str = ""  # what was wrong with the first invalid joint action
+    fault: str = ""  # what was wrong with the first invalid joint action, or one whose reward was replaced
+    raised: int = 0  # joint actions whose reward raised or was late
 
     @property
     def by_item(self) -> np.ndarray:
@@ -106,13 +107,15 @@ class CrossPlay(NamedTuple):
         lines += ["", f"{', '.join(texts)}, ratio {self.ratio:.3f}"]
         if self.invalid:
             lines += ["", f"{self.invalid} of {self.rewards[..., 0].size} joint actions have no valid reward; {self.fault}"]
+        if self.raised:
+            lines += ["", f"{self.raised} of {self.rewards[..., 0].size} rewards raised an error or were late; {self.fault}"]
         return "\n".join(lines)
 
     def summary(self) -> dict[str, Any]:
         """Return all numbers as JSON; NaN is None."""
         scores = {name: getattr(self, name)._asdict() for name in ("self_play", "zero_shot", "gap")}
         summary = dict(runs=list(self.names), mean=self.mean.tolist(), interval=self.interval.tolist(), **scores)
-        counts = dict(items=self.rewards.shape[-3], invalid=self.invalid, counted=self.counted.tolist())
+        counts = dict(items=self.rewards.shape[-3], invalid=self.invalid, raised=self.raised, counted=self.counted.tolist())
         return _plain(summary | dict(ratio=self.ratio) | counts)
 
 

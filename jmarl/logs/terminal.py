@@ -104,7 +104,11 @@ class Terminal(Sink):
             half = row.get(f"eval/{name}_ci95", math.nan)  # of a single task there is none
             interval = f" ± {half:.3f}" if math.isfinite(half) else ""
             pairs = "".join(f", {x} {number_text(row[f'eval/{x}'], 2)}" for x in ("accuracy", "margin") if f"eval/{x}" in row)
-            self._line(f"held-out {name} {row[f'eval/{name}']:.3f}{interval}{pairs} after {row['eval/updates']:.0f} updates")
+            counted = ""
+            if invalid := row.get("eval/reward/invalid", 0.0):
+                counted = f" ({row['eval/episodes'] - invalid:.0f} of {row['eval/episodes']:.0f} episodes)"
+            result = f"{row[f'eval/{name}']:.3f}{interval}{counted}{pairs}"
+            self._line(f"held-out {name} {result} after {row['eval/updates']:.0f} updates")
 
     def _line(self, text: str) -> None:
         self.shown = time.monotonic()

@@ -31,7 +31,7 @@ class TrainResult(NamedTuple):
 
     def __repr__(self) -> str:  # without weights and texts
         last = f"the last of {len(self.rewards)} with reward {self.rewards[-1]:.3f}" if self.rewards else "none of them now"
-        ends = [f"{result.mean:.3f}" if result else "" for result in (self.before, self.after)]
+        ends = [result.mean_text if result else "" for result in (self.before, self.after)]
         stopped = ", interrupted" * self.interrupted
         return f"TrainResult({int(self.state.step)} updates, {last}{held_out_text(*ends)}{stopped})"
 

@@ -45,7 +45,8 @@ def train(
             `policies` for an earlier state works too, and continues to train its adapters.
         eval_items: held-out items, as items; evaluated before training, after it and every `eval_every` updates.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
-        eval_metrics: (eval_items, their rollout) -> further metrics of an evaluation by name, logged as `eval/<name>`.
+        eval_metrics: (eval_items, their rollout) -> further metrics of an evaluation by name, logged as `eval/<name>`. Names
+            of the library, such as reward, are refused.
     """
     task = Task(reward, items, eval_items, eval_metrics)
     cfg = of_this_process(cfg)

@@ -19,7 +19,7 @@ from jmarl import ExperimentConfig
 from jmarl.cli import dry_run
 from jmarl.cli.configuration import read_configuration
 from jmarl.cli.main import main
-from jmarl.cli.sweep import points_of
+from jmarl.cli.sweep import Point, points_of, result_row, write_results
 from jmarl.cli.train import add_arguments
 from jmarl.config.yaml_file import read_yaml
 from jmarl.files.lock import locked
@@ -454,6 +454,36 @@ def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
     assert {path: path.stat().st_mtime_ns for path in old} == old and "is finished" in capsys.readouterr().out
     assert main([*command, "learning_rate=1e-3"]) == 2
     assert "written with other settings (learning_rate)" in capsys.readouterr().err
+
+
+def test_failed_and_unfinished_runs_of_a_sweep_are_in_no_mean(tmp_path):
+    """Of four seeds one failed, one stopped after one update, and one failed before it wrote a row."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    sweep = ["sweep.learning_rate=[1e-3]", "sweep.seeds=[0, 1, 2, 3, 4]", "num_updates=2", "algorithm=dpo"]
+    args = parser.parse_args(["--config", "pairs.yaml", "--output", str(tmp_path / "o"), "--set", *sweep])
+    points = points_of(args, read_configuration(args))
+    for point, losses in zip(points, ([1.0, 3.0], [2.0, 6.0], [50.0, 50.0], [70.0]), strict=False):
+        (directory,) = point.directories
+        directory.mkdir(parents=True)
+        rows = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    failed = {points[number].cfg.train.run.output_dir: "not finite" for number in (2, 4)}
+    assert write_results(tmp_path, points, failed)
+    *rows, mean = json.loads((tmp_path / "results.json").read_text())
+    assert [row.get("failed") for row in rows] == [None, None, "not finite", None, "not finite"]
+    assert [row.get("not finished") for row in rows] == [None, None, None, "1 of 2 updates", None]
+    assert mean == {"learning_rate": 1e-3, "seed": "mean of 2 of 5", "updates": 2, "loss of the last 2": 3}
+    assert (tmp_path / "results.md").read_text().count("not finite") == 2
+
+
+def test_invalid_rewards_of_a_sweep_are_in_its_table(tmp_path):
+    row = {"step": 0, "reward/mean": 1.0, "turn_0/reward/invalid": 2.0, "turn_1/reward/invalid": 1.0}
+    held_out = {"step": 0, "eval/updates": 1, "eval/reward": 1.0, "eval/reward/invalid": 7.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in (row, held_out)))
+    cfg = read("--config", "run.yaml", "--set", "num_updates=1").replace(output_dir=str(tmp_path))
+    result = result_row(Point({}, cfg, (0,), False), 0, tmp_path, {})
+    assert (result["invalid of the last 1"], result["held out invalid"], result["reward of the last 1"]) == (3, 7, 1)
 
 
 def test_the_name_the_description_and_the_tags_go_to_wandb():

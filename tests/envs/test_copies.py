@@ -190,7 +190,8 @@ def test_formatters_and_transitions_get_copies(kind):
 
     def transition(prompt, agent_completions, **histories):
         prompts.append(text_of(prompt))
-        spoil(prompt), spoil(agent_completions), spoil(histories)
+        for value in (prompt, agent_completions, histories):
+            spoil(value)
         return ["later", "later"]
 
     options = {} if kind is RewardEnvironment else dict(passthrough=False, prompt_per_agent=False)

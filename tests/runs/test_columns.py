@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.envs import make
+from jmarl.envs.games.grid import GridPlanning
 from jmarl.envs.rewards import make_reward
 from jmarl.preferences.pairs import load_pairs, load_trajectories
 from jmarl.runs.fit import fit
@@ -33,6 +33,14 @@ RUNS = {
     "madpo_iter": dict(algorithm="madpo_iter", comparator="initial"),
     "marlhf": dict(algorithm="marlhf"),
 }  # fmt: skip
+
+
+class Unfinished(GridPlanning):
+    """Its episodes only end because they are as long as they may be."""
+
+    def step(self, state, messages, rng):
+        step = super().step(state, messages, rng)
+        return step._replace(truncated=step.done)
 
 
 def described() -> list[str]:
@@ -75,9 +83,10 @@ def written(directory: Path, short, long) -> dict[str, set[str]]:
     with pytest.warns(UserWarning, match="no service"):
         mistaken = make_reward([random, failing], num_agents=2, on_error=0.0, max_error_share=1)
         of("mistakes", evaluated, mistaken, ITEMS, **writing, algorithm="magrpo", long_prompts="truncate_left")
-    env = make("grid", max_turns=2)
+    env = Unfinished(max_turns=2)
     turns = writing | dict(algorithm="magrpo", num_turns=2, branching="chain")
-    of("turns", evaluated, env, env.tasks("train", 4), agents=(long, long), **turns)
+    with pytest.warns(UserWarning, match="were truncated"):
+        of("turns", evaluated, env, env.tasks("train", 4), agents=(long, long), **turns)
 
     def given(team, params, data, cfg):
         fit(team, data, cfg, params=params, eval_data=data)

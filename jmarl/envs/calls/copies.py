@@ -71,7 +71,8 @@ def _copied_tuple(value: tuple, known: dict[int, Any]) -> tuple:
         return value
     if type(value) is tuple:
         return tuple(new)
-    return type(value)._make(new) if hasattr(type(value), "_make") else value  # other subclasses have constructors of their own
+    make = getattr(type(value), "_make", None)  # of a NamedTuple; other subclasses have constructors of their own
+    return value if make is None else make(new)
 
 
 def _copied_dataclass(value: Any, known: dict[int, Any]) -> Any:
