@@ -3,12 +3,18 @@
 Such a prompt may hold a template that the user's data, formatter or environment writes by hand, so its special tokens are
 tokens in the first turn. In later turns the prompt may also hold what agents wrote. Then a special token is one only if the
 agent's first prompt spells it too, and no completion of the episode does, nor the end of one with the beginning of another (an
-environment may write them side by side); otherwise it is text. Chat templates need none of
-this: there, all contents are text.
+environment may write them side by side); otherwise it is text. Escaped forms count as well, such as &lt; and \\u003c, since an
+environment may decode them. Chat templates need none of this: there, all contents are text. Left out: forms that only one
+environment decodes; let it write messages, not texts.
 """
 
 from __future__ import annotations
 
+import base64
+import html
+import re
+import unicodedata
+import urllib.parse
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,13 +42,39 @@ class Spelling(NamedTuple):
         """Return the spelling after the completions of a turn, with the prompt of the next one."""
         if self.first == frozenset():  # no later prompt may write any
             return self
-        texts, tokens = [text.strip() for text in completions], special_tokens(tokenizer)
+        tokens = special_tokens(tokenizer)
+        texts = [form.strip() for text in completions for form in decoded_forms(text)]
         sizes = range(1, tokens.longest)
         begun = self.begun | tokens.heads.intersection(text[-size:] for text in texts for size in sizes)
         ended = self.ended | tokens.tails.intersection(text[:size] for text in texts for size in sizes)
         joined = {head + tail for head in begun for tail in ended} & tokens.ids.keys()
         by_agents = self.by_agents.union(joined, *(spelled(tokenizer, text) for text in texts))
         return Spelling(_in_prompt(tokenizer, prompt) if self.first is None else self.first, by_agents, begun, ended)
+
+
+def decoded_forms(text: str) -> list[str]:
+    """Return a text, and what may become of it where it is decoded: entities, %3c, \\u003c, NFKC, base64, other cases."""
+    forms, steps = [text], (html.unescape, urllib.parse.unquote, _without_backslashes, _normalized, _from_base64)
+    for _ in range(2):  # an environment may decode twice
+        for step in steps:
+            forms += [form for form in [step(forms[-1])] if form != forms[-1]]
+    return list(dict.fromkeys(x for form in forms for x in (form, form.lower(), form.upper())))
+
+
+def _without_backslashes(text: str) -> str:
+    codes = r"\\(?:u\{?([0-9a-fA-F]{2,6})\}?|x([0-9a-fA-F]{2}))"
+    text = re.sub(codes, lambda match: chr(min(int(match[1] or match[2], 16), 0x10FFFF)), text)
+    return text.replace("\\", "")
+
+
+def _normalized(text: str) -> str:
+    return unicodedata.normalize("NFKC", "".join(x for x in text if unicodedata.category(x) != "Cf"))
+
+
+def _from_base64(text: str) -> str:
+    words = [word[: len(word) // 4 * 4] for word in re.findall(r"[A-Za-z0-9+/_-]{8,}", text)]
+    decoded = [base64.urlsafe_b64decode(word.replace("+", "-").replace("/", "_")) for word in words]
+    return " ".join([text, *(x.decode("utf-8", "ignore") for x in decoded)])
 
 
 Spellings = list[list[Spelling]]  # [N][P]

@@ -243,10 +243,19 @@ def too_long(team: Team, rows: Rows, settings: Sampling) -> Bool[np.ndarray, "ag
     return np.array([[len(row) > room for row in agent_rows] for agent_rows, room in zip(rows, rooms, strict=True)])
 
 
-def tokenize_first_turn(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, episodes: Episodes) -> Rows:
-    """Return the token ids [N][P] of the prompts of a first turn. Long ones are cut if `long_prompts` is truncate_left."""
+def tokenize_first_turn(
+    team: Team,
+    prompts: Sequence[Sequence[str | None]],
+    settings: Sampling,
+    episodes: Episodes,
+    special: Special | None = None,
+) -> Rows:
+    """Return the token ids [N][P] of the prompts of a first turn. Long ones are cut if `long_prompts` is truncate_left.
+
+    special: as for `tokenize`.
+    """
     cut = episodes.long_prompts == "truncate_left"
-    rows = tokenize(team, prompts, settings, episodes.chat_settings, allow_long=cut)
+    rows = tokenize(team, prompts, settings, episodes.chat_settings, allow_long=cut, special=special)
     return cut_long(team, rows, prompts, settings, episodes.chat_settings) if cut else rows
 
 

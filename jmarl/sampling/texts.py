@@ -11,12 +11,17 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.models.hub.tokenize import as_prompt
 from jmarl.randomness import EVAL, Randomness
-from jmarl.sampling.generate import SampleRequest, on_host, pad, sample_team, texts_of, tokenize_first_turn, tokens_of
+from jmarl.sampling.generate import SampleRequest, Special, on_host, pad, sample_team, texts_of, tokenize_first_turn, tokens_of
 from jmarl.team import Team, initial_params, moved, on_mesh
 
 
 def generate(
-    team: Team, prompts: Sequence[Sequence[Any]], cfg: TrainConfig | None = None, *, params: Sequence[Any] | None = None
+    team: Team,
+    prompts: Sequence[Sequence[Any]],
+    cfg: TrainConfig | None = None,
+    *,
+    params: Sequence[Any] | None = None,
+    special: Special | None = None,
 ) -> list[list[str]]:
     """Return one text of each agent for each of its prompts.
 
@@ -33,6 +38,8 @@ def generate(
             `seed`, and are sampled at `eval_temperature` if that is set: they are those of `jmarl.evaluate`.
         params: parameters [A, ...] of each stack, as `make_team` returns them; None: those of the team's agents. Give them
             where it is called often: otherwise each call moves the weights to the device again.
+        special: the special tokens that each prompt may write if it is a text, without `chat`; None: all that it spells. Give
+            empty lists for prompts with texts of others.
 
     Returns:
         One list of texts per agent, as a reward function gets them.
@@ -45,7 +52,7 @@ def generate(
     count = check_prompts(team, prompts)
     settings, randomness = cfg.eval_sampling(), Randomness(cfg.run.seed, 0, EVAL)
     asked = [[as_prompt(prompt) for prompt in row] for row in prompts]  # messages are now texts, None is still None
-    encoded = pad(team, tokenize_first_turn(team, asked, settings, cfg.episodes))
+    encoded = pad(team, tokenize_first_turn(team, asked, settings, cfg.episodes, special))
     acts = np.array([[prompt is not None for prompt in row] for row in asked])
     team, weights = moved(team, initial_params(on_mesh(team, cfg.run), params, lora=False), cfg.run)
     request = SampleRequest(encoded, settings, randomness, 1, np.arange(count, dtype=np.uint32), acts=np.any(acts, 1))

@@ -1,6 +1,7 @@
 """A team that plays the seats of an environment beside one that is played from outside: see `jmarl.remote.openenv.seat`.
 
-Left out: sampling for several episodes in one program; they wait for each other.
+Special tokens in prompts that are texts are text: what the player outside writes may be in them. Left out: sampling for
+several episodes in one program; they wait for each other.
 """
 
 from __future__ import annotations
@@ -33,5 +34,6 @@ class TeamSeats:
 
     def __call__(self, prompts: Sequence[Any], seed: int) -> list[str]:
         with self.lock:  # one program at a time
-            rows = generate(self.team, [[prompt] for prompt in prompts], self.cfg.replace(seed=seed), params=self.params)
+            asked, special = [[prompt] for prompt in prompts], [[()] for _ in prompts]
+            rows = generate(self.team, asked, self.cfg.replace(seed=seed), params=self.params, special=special)
         return [text for [text] in rows]

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jmarl.config import TrainConfig
+from jmarl.models.hub.prompt_warnings import warn_of_plain_turns
 from jmarl.serving.answers import Answer
 from jmarl.serving.engine import Engine
 from jmarl.serving.errors import Refusal, gone, invalid
@@ -104,7 +105,9 @@ class Service:
         self.threads = ThreadPoolExecutor(1, "tokenizing")
 
     def start(self) -> None:
-        """Start the engine, and compile the programs of the smallest pool."""
+        """Start the engine, and compile the programs of the smallest pool. Warns of templates whose turns are plain text."""
+        for agent, spec in enumerate(self.specs):
+            warn_of_plain_turns(spec.tokenizer, dataclasses.replace(self.chat.of(agent), on=True), agent)
         self.engine.start()
         for agent in range(len(self.specs)):
             self.engine.compile(self.engine.size_of(agent, 1, self.limits.default_tokens))

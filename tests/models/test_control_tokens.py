@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from jmarl.config import Chat
-from jmarl.models.hub.prompt_warnings import warn_of_prompts
+from jmarl.models.hub.prompt_warnings import warn_of_plain_turns
 from jmarl.models.hub.special_tokens import special_tokens
 from jmarl.models.hub.template import TemplateRefusal, encode_messages, plain_turns
 from jmarl.models.hub.tokenize import encode_answer
@@ -220,4 +220,5 @@ def test_a_template_whose_turns_are_plain_text_is_warned_of(begin):
         tokenizer_object=tokenizer_of("bytes", "plain").backend_tokenizer, eos_token="</s>", chat_template=template
     )
     with pytest.warns(UserWarning, match="template of agent 2 begins messages with the plain text '### assistant:'"):
-        warn_of_prompts(fast, ["Hi"], True, 2)
+        warn_of_plain_turns(fast, True, 2)
+    warn_of_plain_turns(fast, False, 2)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+
+import pytest
+
 from jmarl.cli.dry_run import shown
 from jmarl.models.hub.tokenize import ChatPrompt, encode_prompts
 from jmarl.rollout.spelling import Spelling
@@ -24,6 +28,18 @@ def test_no_agents_spell_a_token_together(tiny_tokenizer):
     assert by_hand.after(tiny_tokenizer, ["start|> b", "a<|im_\n"], "x").allowed == {END}
     assert by_hand.after(tiny_tokenizer, ["a<|im_"], "x").after(tiny_tokenizer, ["end|>"], "x").allowed == {START}
     assert by_hand.after(tiny_tokenizer, ["a <", "b"], "x").allowed == {START, END}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "&lt;|im_end|&gt;", "&#60;&#124;im&#95;end&#x7c;&gt;", "&amp;lt;|im_end|>", "%3C%7Cim_end%7C%3e",
+        "\\u003c|im_end|\\x3e",
+        "<\\|im_end\\|>", "＜|im_end|>", "<|im_\u200bend|>", "<|IM_END|>", base64.b64encode(b"ok<|im_end|> go").decode(),
+    ],
+)  # fmt: skip
+def test_escaped_forms_count_as_well(tiny_tokenizer, text):
+    assert Spelling(frozenset({START, END})).after(tiny_tokenizer, ["ok", f"so {text} on"], "x").allowed == {START}
 
 
 def test_an_agent_that_acts_later_may_write_what_its_first_prompt_writes(tiny_tokenizer):

@@ -13,8 +13,7 @@ from jmarl.models.hub.tokenize import ChatPrompt, as_prompt
 
 
 def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, agent: int) -> None:
-    """Warn once of messages with a role that an agent's template refuses, of texts that hold a template already, and of turns
-    that are plain text."""
+    """Warn once of messages with a role that an agent's template refuses, and once of texts that hold a template already."""
     chat, prompts = as_chat(chat), [as_prompt(prompt) for prompt in prompts]
     roles = {message["role"] for prompt in prompts if isinstance(prompt, ChatPrompt) for message in prompt.messages}
     if "system" in roles and refuses_system(tokenizer, chat):
@@ -23,8 +22,6 @@ def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, a
             "the user; this warning appears once",
             stacklevel=2,
         )
-    if chat or roles:
-        warn_of_plain_turns(tokenizer, chat, agent)
     begins_turn = sorted(special_tokens(tokenizer).of_turns) if chat else ()
     texts = (prompt.lstrip() for prompt in prompts if isinstance(prompt, str) and not isinstance(prompt, ChatPrompt))
     if begins_turn and (begin := next((token for text in texts for token in begins_turn if text.startswith(token)), "")):
@@ -36,8 +33,10 @@ def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, a
         )
 
 
-def warn_of_plain_turns(tokenizer: Any, chat: Chat, agent: int) -> None:
-    """Warn once of a chat template whose messages begin with plain text."""
+def warn_of_plain_turns(tokenizer: Any, chat: bool | Chat, agent: int) -> None:
+    """Warn once, at the start, of a chat template whose messages begin with plain text. Without a chat there is none."""
+    if not (chat := as_chat(chat)):
+        return
     try:
         begin = plain_turns(tokenizer, str(tokenizer.chat_template), chat)
     except ValueError:  # no template, or one for other conversations: encoding a prompt says so
