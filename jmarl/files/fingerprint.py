@@ -186,8 +186,8 @@ class _Walk:
             return (cls,)
         compared: dict[str, Any] = {}
         if is_of_user(cls.__module__) or isinstance(value, NAMESPACES) or (_is_of_jmarl(cls) and dataclasses.is_dataclass(cls)):
-            whole = self.code is None or cls.__module__.startswith(SETTINGS)
-            compared = state_of(value) if whole else attributes_of(value, self.code)
+            code = None if cls.__module__.startswith(SETTINGS) else self.code
+            compared = state_of(value) if code is None else attributes_of(value, code)
         elif not acts:
             return ()
         # How errors are handled is not in it, because the errors advise to change that: see `error_handling`.
@@ -242,8 +242,9 @@ def _shape(value: Any, outer: tuple[int, ...] = ()) -> Any:
         return repr(value) if isinstance(value, bytes) else {"module": value.__name__}
     if not isinstance(value, type) and hasattr(type(value), "__array__"):
         with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of another device, of keys, of gradients
-            if getattr(value, "nbytes", 0) > MAX_ARRAY:
-                return {"array": [str(value.dtype), list(value.shape)]}
+            given: Any = value
+            if getattr(given, "nbytes", 0) > MAX_ARRAY:
+                return {"array": [str(given.dtype), list(given.shape)]}
             array = np.asarray(value)
             content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
             return {"array": [str(array.dtype), list(array.shape), None if array.dtype.hasobject else content]}

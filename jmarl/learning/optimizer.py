@@ -94,7 +94,7 @@ def decay_matrices(decay: Float[Array, ""] | float) -> optax.GradientTransformat
     states, which checkpoints of runs with and without it do not share."""
 
     def add(grads: Any, params: Any) -> Any:
-        def one_leaf(path: tuple[jax.tree_util.DictKey, ...], grad: jax.Array, param: jax.Array) -> jax.Array:
+        def one_leaf(path: Any, grad: Array, param: Array) -> Array:
             return grad + decay * param if decays(".".join(key.key for key in path)) else grad
 
         return jax.tree_util.tree_map_with_path(one_leaf, grads, params)
@@ -164,8 +164,8 @@ def apply_gradients(
     norm = sharding.norm(grads) if divided else optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     ok = finite if steps is None else finite & steps
-    position = steps_done(state) if position is None else position
-    rate = agent_schedule(algorithm, agent or PerAgent())(position)
+    place: Any = steps_done(state) if position is None else position
+    rate = agent_schedule(algorithm, agent or PerAgent())(place)
     update = make_optimizer(algorithm, rate, agent, norm if divided else None).update
     params, opt_state = optimizer_step(update, grads, state.opt_state, state.params, ok)
     skipped = state.skipped + ~finite

@@ -70,7 +70,8 @@ class StackProgram:
         """Return the arrays that the compiled function takes."""
         trained = state._replace(reference=None, base=None)  # frozen: neither donated nor returned
         mask = None if active is None else jnp.asarray(active)
-        return trained, Given(state.reference, batch, self.agents, self.updates(step), mask, self.keys(step), state.base)
+        updates: Any = self.updates(step)
+        return trained, Given(state.reference, batch, self.agents, updates, mask, self.keys(step), state.base)
 
     def moving(self, given: Given) -> dict[str, Any]:
         """Return the arguments that are new in each update, which each device of a mesh gets for its agents."""

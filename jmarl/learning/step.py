@@ -235,7 +235,8 @@ def optimizer_step(
             return compute(state, *data) if active is None else only_active(compute, active, state, *data)
 
         def change_one(state: StackState, computed: Any, active: Any, steps: Any, agent: Any, position: Any, *_: Any) -> Any:
-            return change(state, *computed, steps, agent, position)
+            grads, metrics = computed
+            return change(state, grads, metrics, steps, agent, position)
 
         return in_turn(compute_one, change_one, state, active, steps, given.agents, position, *data)
     if active is None:

@@ -163,8 +163,10 @@ class Wandb(Sink):
         file = run_dir / WANDB_ID
         before = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
         settings = dict(hparams) | dict(config.get("config") or {})
-        active = getattr(self.wandb, "run", None)
-        self.is_own = active is None or "reinit" in config or config.get("id", active.id) != active.id
+        self.run: Any
+        active: Any = getattr(self.wandb, "run", None)
+        others = active is not None and "reinit" not in config
+        self.is_own = not (others and config.get("id", active.id) == active.id)
         run_id = str(config.get("id") or before or secrets.token_hex(4)) if self.is_own else str(active.id)
         if run_id != before:
             temporary = file.with_suffix(".tmp")

@@ -60,7 +60,8 @@ def fit_rows(
 
     prompts: the prompts [M][N] of the rows.
     """
-    fitting, cuts = {i: [*parts] for i, parts in enumerate(tokens)}, episodes.long_prompts == "truncate_left"
+    fitting: dict[int, Any] = {i: [*parts] for i, parts in enumerate(tokens)}
+    cuts = episodes.long_prompts == "truncate_left"
     for row in long_rows(team, tokens):
         chat = episodes.chat_settings.of(row.agent)
         part, prompt = tokens[row.number][row.agent], prompts[row.number][row.agent]

@@ -78,7 +78,7 @@ class RewardModel(NamedTuple):
     algorithm: Algorithm
     mean: float = 0.0
     std: float = 1.0
-    long_prompts: str = "error"  # of joint actions longer than its context, as it was trained: an error, cut, or NaN (drop)
+    long_prompts: Any = "error"  # of joint actions longer than its context, as it was trained: an error, cut, or NaN (drop)
 
     def score(self, prompts: Sequence[Sequence[Prompt]], completions: Sequence[Sequence[str]]) -> np.ndarray:
         """Return the scores [B] of joint actions, given the prompts [N][B] and completions [N][B] of N agents."""
@@ -154,8 +154,8 @@ def load_reward_model(directory: str | os.PathLike) -> RewardModel:
     team, (params,) = make_team([load_agent(directory)])
     algorithm = resolve(TrainConfig.of(algorithm="reward_model", compute_dtype=metadata["compute_dtype"]))
     params = params | jax.tree.map(jnp.asarray, head)
-    numbers, long_prompts = (float(metadata[name]) for name in ("mean", "std")), metadata.get("long_prompts", "error")
-    return RewardModel(team, [params], algorithm, *numbers, long_prompts)
+    mean, std = float(metadata["mean"]), float(metadata["std"])
+    return RewardModel(team, [params], algorithm, mean, std, metadata.get("long_prompts", "error"))
 
 
 def fit_reward_model(

@@ -87,6 +87,8 @@ def prepare(
     task, data, cfg = checked_task(cfg, team, task, wandb_config)
     check_equal(cfg, data, team)
     team = on_mesh(team, cfg.run)
+    examples: Any = ()  # of given data
+    held_out: Any = ()
     if task.env is None:
         (items, examples), (others, held_out) = fitting_data(team, task.items, task.held_out, cfg)
         task = task._replace(items=items, held_out=others, overlap=shared_examples(items, others))

@@ -150,7 +150,7 @@ _PARTS_OF_NAME = re.compile(
     rf"_ ?(?:\{{[^{{}}]*\}}|\\?{_LETTER}+|[0-9]+)|{_DECORATION}|(?<=[a-zA-Z])['′]+|(?<=[a-zA-Z'])\((?:[-0-9., /]+|[A-Z]+)\)"
 )
 # Single letters after a number that are units.
-_UNIT = re.compile(r"(?<=[0-9}]) ?(?:[a-zA-Z]{2,}[/*. ])*[mshglACFJLTVW](?:[/*. ] ?(?:[mshg]|[a-z]{2,}))*(?![A-Za-z])")
+_UNIT_LETTER = re.compile(r"(?<=[0-9}]) ?(?:[a-zA-Z]{2,}[/*. ])*[mshglACFJLTVW](?:[/*. ] ?(?:[mshg]|[a-z]{2,}))*(?![A-Za-z])")
 _UNKNOWN = re.compile(rf"(?<![\\\w'’/])(?![aAI] [A-Za-z]{{2}}){_LETTER}(?!\w)|(?<![\\\w]){PRODUCT}(?!\w)|{_GREEK}")
 _EQUALS = re.compile(r" (?:is|are|equals|is equal to|are equal to) (?=[^=]*[0-9])|\\approx")
 
@@ -190,7 +190,7 @@ def is_equation(text: str) -> bool:
     others = [side for side in sides if side is not value and re.search(_LETTER, re.sub(rf"\\{_FUNCTION}(?![a-z])", "", side))]
     symbols = [side for side in others if not all(_WORD.fullmatch(word.strip(".,:;?$()*")) for word in side.split())]
     rest = [value, *(clause for clause in clauses if "=" not in clause)]
-    unknown = re.search(COEFFICIENT, text) or any(_UNKNOWN.search(_UNIT.sub("", part)) for part in rest)
+    unknown = re.search(COEFFICIENT, text) or any(_UNKNOWN.search(_UNIT_LETTER.sub("", part)) for part in rest)
     return bool(unknown) or len(relations) > 1 or len(symbols) > 1 or not all(map(is_name, others))
 
 

@@ -147,8 +147,9 @@ def control_spans(tokenizer: Any, text: str) -> list[Span]:
     """Return where a text spells control tokens, as its tokenizer reads it."""
     tokens = special_tokens(tokenizer)
     numbers, unknown = tokens.numbers | {tokens.ids.get(tokens.unknown)}, tokenizer.unk_token_id
-    encoded = tokenizer(text, add_special_tokens=False, verbose=False)
-    spans = [Span(*encoded.token_to_chars(n), i) for n, i in enumerate(encoded["input_ids"]) if i in numbers]
+    encoded: Any = tokenizer(text, add_special_tokens=False, verbose=False)
+    places: list[Any] = [(encoded.token_to_chars(n), i) for n, i in enumerate(encoded["input_ids"]) if i in numbers]
+    spans = [Span(place.start, place.end, i) for place, i in places]
     return [x for x in spans if x.id != unknown or text[x.start : x.end].strip() == tokens.unknown]
 
 

@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -165,7 +165,7 @@ class _Conversation:
         each_text([self.messages, self.tools], lambda text: characters.update(text) or text)
         return self._encode_with({x for x in characters if not x.isspace() and x not in ESCAPED and ord(x) not in STAND_INS})
 
-    def _encode_with(self, characters: set[str]) -> list[int]:
+    def _encode_with(self, characters: Collection[str]) -> list[int]:
         """Return the token ids where stand-ins, which are never parts of control tokens, take the place of characters.
 
         If texts contain so many characters for private use that none is free, a replacement character takes their place.
