@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -164,7 +164,7 @@ class Wandb(Sink):
         before = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
         settings = dict(hparams) | dict(config.get("config") or {})
         self.run: Any
-        active: Any = getattr(self.wandb, "run", None)
+        active = cast(Any, getattr(self.wandb, "run", None))
         others = active is not None and "reinit" not in config
         self.is_own = not (others and config.get("id", active.id) == active.id)
         run_id = str(config.get("id") or before or secrets.token_hex(4)) if self.is_own else str(active.id)

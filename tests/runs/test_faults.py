@@ -211,7 +211,7 @@ def run(kind="plain", reward=first_words, items=ITEMS, held_out=ITEMS[:2], **fie
 
 
 class Signalling:
-    """`first_words`, which sends a signal to this process in its n-th call; 0: never. It counts down: a run resumes with another
+    """`first_words`, which sends a signal to this process in its n-th call; 0: never. It counts down: runs resume with another
     number."""
 
     __name__ = "first_words"
