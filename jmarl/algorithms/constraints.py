@@ -72,12 +72,15 @@ def has_value_baseline(s: Any) -> bool:
     return bool(s.row.critic) or s.row.baseline == "greedy"
 
 
+ELSEWHERE = {"beta": ". The beta of TRL's GRPO is kl_coef"}  # settings that mean another one elsewhere
+
 # fmt: off
 # --- settings that a row does not use, alone or together with others
 
 USED: list[Constraint] = [
     (name, lambda s, x=name: getattr(s, x) is None or x in used_settings(s.row),
-     lambda s, x=name: f"{x}={getattr(s, x)!r} has no effect for algorithm={s.algorithm!r}; it is for {users(x)}")
+     lambda s, x=name: f"{x}={getattr(s, x)!r} has no effect for algorithm={s.algorithm!r}; it is for {users(x)}"
+                        f"{ELSEWHERE.get(x, '')}")
     for name in DEFAULTS
 ]
 

@@ -19,7 +19,6 @@ USED_BY_DATA = {
     "compute_dtype",
 }  # of the settings of episodes and sampling
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
-ALSO_CALLED = {"num_prompts": " (per_device_train_batch_size in TRL)"}
 IN_ITS_PLACE = {"num_prompts": "set batch_size, the number of pairs or texts of an update, and "}
 
 
@@ -141,7 +140,7 @@ GIVEN_DATA: list[Constraint] = [
     ("keep_best", lambda s: s.keep_best is not True and s.keep_best != "eval/reward",
      "keep_best={s.keep_best!r} is the held-out reward, and given data have none: set keep_best='eval/loss min'"),
     *[(name, lambda s, x=name: getattr(s, x) == DEFAULTS[x],
-       f"{name}={{s.{name}!r}}{ALSO_CALLED.get(name, '')} has no effect for algorithm={{s.algorithm!r}}, which trains on given "
+       f"{name}={{s.{name}!r}} has no effect for algorithm={{s.algorithm!r}}, which trains on given "
        f"data; {IN_ITS_PLACE.get(name, '')}leave it at {DEFAULTS[name]!r}")
       for name in sorted(UNUSED_BY_DATA | {"eval_generations", "eval_temperature"})],
 ]

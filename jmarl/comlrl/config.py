@@ -1,7 +1,7 @@
 """The base of the configurations of CoMLRL's trainers: all settings of `TrainConfig` in one flat dataclass.
 
-A name of CoMLRL or TRL sets the field with the same meaning (`config.aliases`). A name that has no counterpart is an error that
-says what to use instead (`REFUSED`), and an unknown one is an error that names the nearest known one.
+A name of CoMLRL or TRL sets the field with the same meaning, or is converted (`config.aliases`). A name that has no counterpart
+is an error that says what to use instead (`REFUSED`), and an unknown one is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from jmarl.comlrl.other_names import OtherNames
+from jmarl.config import OTHER_NAMES as OTHER_NAMES_OF_CONFIG
 from jmarl.config import (
-    OTHER_NAMES,
     SECTION_OF,
     Count,
     Critic,
@@ -35,6 +35,9 @@ from jmarl.config import (
     check_names,
 )
 
+OTHER_NAMES = OTHER_NAMES_OF_CONFIG | {
+    "per_device_train_batch_size": "num_prompts"
+}  # which counts prompts in CoMLRL's documents
 REFUSED = {
     "advantage_mode": "choose the trainer instead: MAGRPO (mean), MAREINFORCE (raw), MARLOO (rloo) or MAReMax (max)",
     "gradient_accumulation_steps": "set num_prompts to the prompts of one update, and micro_batches to the number of parts",
@@ -163,7 +166,9 @@ class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preferenc
             if name in REFUSED and name not in fields:
                 raise TypeError(f"{cls.__name__}: {name} is not a setting here; {REFUSED[name]}")
         check_names(cls, settings, [*OTHER_NAMES, *REFUSED])
-        return by_field({name: usual_value(name, value) for name, value in settings.items()}, fields, cls.__name__)
+        usual = {name: usual_value(name, value) for name, value in settings.items()}
+        others = {field.name: field.default for field in dataclasses.fields(cls)}
+        return by_field(usual, fields, cls.__name__, others, OTHER_NAMES)
 
     def __post_init__(self) -> None:
         if self.top_k is None:  # CoMLRL's scripts switch it off so

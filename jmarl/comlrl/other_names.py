@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
         # CoMLRL
         agent_learning_rate: float | tuple[float, ...] = UNSET
-        rollout_buffer_size: int = UNSET
-        eval_interval: int = UNSET
         discount: float = UNSET
         use_separate_critic: bool | None = UNSET
         value_loss_coef: float | None = UNSET
@@ -49,9 +47,11 @@ if TYPE_CHECKING:
         max_steps: int = UNSET
         max_completion_length: int = UNSET
         num_iterations: int = UNSET
+        num_generations_eval: int = UNSET
         epsilon: float | None = UNSET
         epsilon_high: float | None = UNSET
         delta: float | None = UNSET
+        importance_sampling_level: Literal["token", "sequence"] | None = UNSET
         scale_rewards: bool | Literal["none", "std", "group", "batch", "batch_std", "running_std"] | None = UNSET
         mask_truncated_completions: bool | None = UNSET
         loss_type: Literal["sigmoid", "hinge", "ipo", "grpo", "bnpo", "dapo", "dr_grpo"] | None = UNSET
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         save_steps: int | None = UNSET
         eval_steps: int = UNSET
         warmup_steps: int = UNSET
-        lr_scheduler_type: Literal["constant", "linear", "cosine"] = UNSET
+        lr_scheduler_type: Literal["constant", "constant_with_warmup", "linear", "cosine"] = UNSET
         adam_beta1: float = UNSET
         adam_beta2: float = UNSET
         adam_epsilon: float = UNSET

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jmarl.config.aliases import OTHER_NAMES
+from jmarl.config.aliases import CONVERSIONS, OTHER_NAMES, REFUSED
 from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
 from jmarl.config.train_config import TrainConfig
 
@@ -43,8 +43,31 @@ def parse_flags(cls: type[C], arguments: Sequence[str] | None = None) -> C:
 
     arguments = sys.argv[1:] if arguments is None else arguments
     paths = flag_paths(cls)
+    arguments, converted = without_conversions(cls, arguments, paths)
     arguments = with_values([long_flag(argument, paths) for argument in arguments], paths.values())
-    return tyro.cli(cls, args=arguments, registry=registry)
+    config = tyro.cli(cls, args=arguments, registry=registry)
+    return config.replace(**converted) if converted else config
+
+
+def without_conversions(cls: type, arguments: Sequence[str], paths: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
+    """Return arguments without the flags of names in `CONVERSIONS`, and the values of these, which follow from other settings.
+
+    Raises TypeError for names of others that are no settings here."""
+    import yaml
+
+    rest: list[str] = []
+    converted: dict[str, Any] = {}
+    texts = iter(arguments)
+    for argument in texts:
+        flag, equals, text = argument.partition("=")
+        name = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
+        if flag.startswith("--") and name in REFUSED and name not in paths:
+            raise TypeError(f"{cls.__name__} has no setting {name!r}; {REFUSED[name]}")
+        if name in CONVERSIONS and name not in paths and long_flag(flag, paths) != flag:
+            converted[name] = yaml.safe_load(text if equals else next(texts, ""))
+        else:
+            rest.append(argument)
+    return rest, converted
 
 
 def with_values(arguments: Sequence[str], paths: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jmarl.config.aliases import OTHER_NAMES
+from jmarl.config.aliases import CONVERSIONS, OTHER_NAMES
 from jmarl.config.experiment import PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
 from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
 from jmarl.config.validation import did_you_mean
@@ -83,10 +83,14 @@ class Layers:
         if PART_OF.get(name) != part or not part:
             known = [n for n, p in PART_OF.items() if not part or p == part]
             raise self.unknown(name, part, known if part else [*known, *self.top_keys], source, path)
+        place = place_of(source, path)
+        if name in CONVERSIONS:
+            put(self.own, OTHER_NAMES[name], Given(value, self.rank, place, name))
+            return
         if part == "train" and name != "algorithm":
             value = tuple(value) if isinstance(value, list) else value  # hashable
-            [(name, value)] = by_field({name: value}, {"algorithm"}, ExperimentConfig.__name__).items()
-        put(self.own, name, Given(value, self.rank, place_of(source, path)))
+            [(name, value)] = by_field({name: value}, {"algorithm"}, ExperimentConfig.__name__, {}).items()
+        put(self.own, name, Given(value, self.rank, place))
 
     def tree(self, key: str) -> Given | None:
         """Return the value so far of a setting in `trees`."""
@@ -126,7 +130,7 @@ def place_of(source: YamlFile, path: KeyPath) -> str:
 
 def experiment_config(settings: Mapping[str, Given]) -> ExperimentConfig:
     """Return the configuration of settings by short name. Errors about a value say where it was given."""
-    values = {name: given.value for name, given in settings.items() if name not in OUTSIDE}
+    values = {given.name or name: given.value for name, given in settings.items() if name not in OUTSIDE}
     if not values.get("models"):
         raise ValueError("no model is given: set model, or a list of models (or agents), one per role")
     if not any(values.get(name) for name in ("environment", "train_envs", "eval_envs", "data")):
@@ -135,6 +139,7 @@ def experiment_config(settings: Mapping[str, Given]) -> ExperimentConfig:
         return ExperimentConfig.of(**values)
     except (ValueError, TypeError) as error:
         name = str(error).partition("=")[0]
+        name = OTHER_NAMES.get(name, name)
         if name in settings:
             raise type(error)(f"{settings[name].place}: {error}") from error
         raise

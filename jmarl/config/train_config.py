@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
-from jmarl.config.aliases import BY_VALUE, OTHER_NAMES, OTHER_VALUES
+from jmarl.config.aliases import BY_VALUE, CONVERSIONS, OTHER_NAMES, OTHER_VALUES, REFUSED_VALUES, convert
 from jmarl.config.constraints import EPISODES_OF, TRAIN, require
 from jmarl.config.preference import Preference
 from jmarl.config.run import Run
@@ -113,7 +113,9 @@ class TrainConfig:
         """Return the fields that change, as arguments of the class. current: all fields before."""
         changed: dict[str, Any] = {}
         in_sections: dict[str, dict[str, Any]] = {}
-        for field, value in by_field(without_sections(settings), set(current), cls.__name__).items():
+        sections = [value for value in (*current.values(), *settings.values()) if dataclasses.is_dataclass(value)]
+        others = functools.reduce(lambda values, section: values | flat(section), sections, dict(current))
+        for field, value in by_field(without_sections(settings), set(current), cls.__name__, others).items():
             # `optimizer` is a section, and in it the name of the optimizer. A subclass may have a field of a section's name.
             if field in current and (field != "optimizer" or isinstance(value, Optimizer)):
                 changed[field] = value
@@ -162,25 +164,47 @@ def without_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def by_field(settings: Mapping[str, Any], own: set[str], owner: str) -> dict[str, Any]:
-    """Return settings by the names of fields. own: fields that are in no section; owner: the class named in errors.
+def by_field(
+    settings: Mapping[str, Any],
+    own: set[str],
+    owner: str,
+    others: Mapping[str, Any],
+    other_names: Mapping[str, str] = OTHER_NAMES,
+) -> dict[str, Any]:
+    """Return settings by the names of fields.
 
-    Raises TypeError for an unknown name, with the nearest known one, and for two names of one field."""
+    Args:
+        settings: values by the names of fields or other names.
+        own: fields that are in no section.
+        owner: the class named in errors.
+        others: all settings by field, as they are without these; what a name of TRL means may depend on them.
+        other_names: names that are read besides those of fields.
+
+    Raises TypeError for an unknown name, with the nearest known one, and for two names of one field; ValueError for a value of
+    another name that has no counterpart here."""
     names: dict[str, str] = {}
     fields: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for name, value in settings.items():
-        if name in BY_VALUE and value in BY_VALUE[name]:
+        if name in BY_VALUE and isinstance(value, list | tuple) and len(value) == 1:
+            value = value[0]  # as in TRL's DPO
+        if name in REFUSED_VALUES and not isinstance(value, list | tuple | dict) and value in REFUSED_VALUES[name]:
+            raise ValueError(f"{name}={value!r} is not allowed: {REFUSED_VALUES[name][value]}")
+        if name in BY_VALUE and not isinstance(value, list | tuple | dict) and value in BY_VALUE[name]:
             field, value = BY_VALUE[name][value]
         else:
-            field = name if name in own else OTHER_NAMES.get(name, name)
+            field = name if name in own else other_names.get(name, name)
         if field not in own and field not in SECTION_OF:
-            meant = did_you_mean(name, [*own, *SECTION_OF, *OTHER_NAMES]) or f"; help({owner}) lists its settings"
+            meant = did_you_mean(name, [*own, *SECTION_OF, *other_names]) or f"; help({owner}) lists its settings"
             raise TypeError(f"{owner} has no setting {name!r}{meant}")
         if field in names:
             raise TypeError(f"{owner}: {names[field]} and {name} are the same setting, give one of them")
         names[field] = name
-        fields[field] = OTHER_VALUES[field].get(value, value) if field in OTHER_VALUES else value
-    return fields
+        if name in CONVERSIONS and name not in own:
+            converted[name] = value
+        else:
+            fields[field] = OTHER_VALUES[field].get(value, value) if field in OTHER_VALUES else value
+    return convert(converted, fields, others)
 
 
 def flat(config: Any) -> dict[str, Any]:

@@ -18,6 +18,8 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
+from jmarl.config.aliases import REFUSED
+
 T = TypeVar("T")
 
 
@@ -67,15 +69,12 @@ def per_agent_values(value: Any) -> tuple:
 
 
 MAX_NAME = 200  # characters of a name that is compared with others
-WITHOUT_COUNTERPART = {  # names of others that are near a setting which is another thing
-    "max_prompt_length": "prompts are not cut to a length; long_prompts is about those that do not fit the context",
-}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message that names the nearest known name, or "" where none is near."""
-    if name in WITHOUT_COUNTERPART:
-        return f"; {WITHOUT_COUNTERPART[name]}"
+    """Return the end of a message that names the nearest known name, or "" where none is near; names in `REFUSED` have theirs."""
+    if name in REFUSED:
+        return f"; {REFUSED[name]}"
     if len(name) > MAX_NAME:  # comparing takes long
         return ""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)  # at 0.6 deepspeed is near seed

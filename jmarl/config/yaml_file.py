@@ -31,12 +31,13 @@ class Given(NamedTuple):
     value: Any
     rank: int  # number of the source: higher ones override
     place: str  # for messages
+    name: str = ""  # of TRL, whose value is converted when all settings are known
 
 
 def put(settings: dict[str, Given], name: str, given: Given) -> None:
     """Set a value that overrides those of earlier sources. Raises ValueError for two different values of one source."""
     old = settings.get(name)
-    if old is not None and old.rank == given.rank and old.value != given.value:
+    if old is not None and old.rank == given.rank and (old.value, old.name) != (given.value, given.name):
         raise ValueError(f"{old.place} and {given.place} both set {name}: give one of them")
     if old is None or old.rank <= given.rank:
         settings[name] = given

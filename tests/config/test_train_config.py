@@ -71,6 +71,8 @@ def test_another_name_reaches_its_field(name):
         "adam_b1": dict(adam_b1=0.5),
         "adam_b2": dict(adam_b2=0.5),
         "value_coef": dict(value_coef=0.25),
+        "ratio_level": dict(ratio_level="sequence"),
+        "clip_eps_low": dict(clip_eps_low=7, clip_eps_high=8),
     }.get(field, {field: 7})
     assert value is None or needed[field] == value
     renamed = {name if setting == field else setting: x for setting, x in needed.items()}

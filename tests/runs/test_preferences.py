@@ -584,9 +584,9 @@ def test_held_out_texts_in_batches_have_the_mean_over_their_tokens(one):
         (dict(algorithm="dpo"), "pairs.jsonl", "learns from a list of Pair, got str"),
         (dict(algorithm="dpo"), [], "there is no data"),
         (
-            dict(algorithm="dpo", per_device_train_batch_size=2),
+            dict(algorithm="dpo", num_prompts=2),
             TASTES,
-            r"num_prompts=2 \(per_device_train_batch_size in TRL\) has no effect for algorithm='dpo'.* batch_size",
+            "num_prompts=2 has no effect for algorithm='dpo'.* batch_size",
         ),
         (dict(algorithm="dpo", bc_weight=0.5), TASTES, "bc_weight=0.5 has no effect for algorithm='dpo'; it is for sft"),
         (dict(algorithm="sft", beta=0.5), [TALK], "beta=0.5 has no effect for algorithm='sft'"),
