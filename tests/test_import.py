@@ -123,7 +123,7 @@ def test_the_error_of_a_shadowed_package_is_explained_whatever_python_says(tmp_p
 def test_rows_are_read_beside_a_file_with_the_name_of_a_library(tmp_path, monkeypatch):
     """Also if it has a class of the library's name. A directory that the library saved needs the library."""
     own = types.ModuleType("datasets")
-    own.Dataset = type("Dataset", (list,), {})
+    vars(own)["Dataset"] = type("Dataset", (list,), {})
     saved = tmp_path / "saved"
     saved.mkdir()
     (saved / "state.json").write_text("{}")
@@ -131,6 +131,6 @@ def test_rows_are_read_beside_a_file_with_the_name_of_a_library(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     for library in ("datasets", "pandas"):
         monkeypatch.setitem(sys.modules, library, own)
-    assert read_rows(own.Dataset([{"prompt": "q"}])) == read_rows([{"prompt": "q"}]) == [{"prompt": "q"}]
+    assert read_rows(vars(own)["Dataset"]([{"prompt": "q"}])) == read_rows([{"prompt": "q"}]) == [{"prompt": "q"}]
     with pytest.raises(ShadowedPackage, match="datasets.py has the name of the package datasets"):
         read_rows(saved)

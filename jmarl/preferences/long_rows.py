@@ -55,7 +55,7 @@ def rows_that_fit(
 
 def fit_rows(
     team: Team, prompts: Sequence[Sequence[Prompt]], tokens: Sequence[Tokens], episodes: Episodes
-) -> dict[int, Tokens]:
+) -> dict[int, list[AgentTokens]]:
     """Return the tokens [N] of the rows [M] that fit, by their numbers: with truncate_left also of those with a cut prompt.
 
     prompts: the prompts [M][N] of the rows.

@@ -95,8 +95,8 @@ class RewardModel(NamedTuple):
         if self.long_prompts == "error" and (long := long_rows(self.team, tokens)):
             advice = "lower max_new_tokens, shorten the prompts, or set long_prompts='drop' or 'truncate_left'"
             raise ValueError(f"{problem_of(long, read, 'joint actions')}: {advice}")
-        fitting = fit_rows(self.team, read, tokens, Episodes(long_prompts=self.long_prompts))
-        values = np.full(len(tokens), np.nan)
+        fitting = fit_rows(self.team, read, tokens, TrainConfig.of(long_prompts=self.long_prompts).episodes)
+        values = np.full(len(tokens), np.nan, np.float32)
         if fitting:
             values[[*fitting]] = self.values([*fitting.values()])[:, 0]
         return (values - self.mean) / self.std
@@ -154,8 +154,8 @@ def load_reward_model(directory: str | os.PathLike) -> RewardModel:
     team, (params,) = make_team([load_agent(directory)])
     algorithm = resolve(TrainConfig.of(algorithm="reward_model", compute_dtype=metadata["compute_dtype"]))
     params = params | jax.tree.map(jnp.asarray, head)
-    mean, std = float(metadata["mean"]), float(metadata["std"])
-    return RewardModel(team, [params], algorithm, mean, std, metadata.get("long_prompts", "error"))
+    mean, std, long_prompts = float(metadata["mean"]), float(metadata["std"]), metadata.get("long_prompts", "error")
+    return RewardModel(team, [params], algorithm, mean, std, long_prompts)
 
 
 def fit_reward_model(

@@ -87,18 +87,14 @@ def prepare(
     task, data, cfg = checked_task(cfg, team, task, wandb_config)
     check_equal(cfg, data, team)
     team = on_mesh(team, cfg.run)
-    examples: Any = ()  # of given data
-    held_out: Any = ()
-    if task.env is None:
-        (items, examples), (others, held_out) = fitting_data(team, task.items, task.held_out, cfg)
-        task = task._replace(items=items, held_out=others, overlap=shared_examples(items, others))
+    task, encoded = encoded_task(team, task, cfg)
     first_words(team, task, cfg, team.stacks[0].mesh)
     setup, state = start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg)
     if cfg.episodes.async_steps:
         state = with_empty_slots(setup, state, task.items, task.env)
     if task.env is None:
-        setup = choose_updates(setup, state, partial(longest_of_data, setup, state, examples))
-        make_source = partial(source_of_data, setup, examples, held_out)
+        setup = choose_updates(setup, state, partial(longest_of_data, setup, state, encoded[0]))
+        make_source = partial(source_of_data, setup, *encoded)
     else:
         played = task._replace(env=divided(task.env, cfg.episodes.rewards_divided))
         setup = choose_updates(setup, state, partial(longest_of_items, setup, state, task.items, played.env))
@@ -154,6 +150,15 @@ def checked_task(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | 
 def of_rows(items: Iterable[Any], held_out: Iterable[Any]) -> dict[str, Any]:
     """Return the fingerprints of the items of a run and of its held-out items."""
     return {"data": fingerprint.of_data(items), "held_out": fingerprint.of_data(held_out)}
+
+
+def encoded_task(team: Team, task: Task, cfg: TrainConfig) -> tuple[Task, list[Examples]]:
+    """Return a task with the given data that fits the agents' contexts, and this and the held-out data as token ids; a task
+    with an environment as it is."""
+    if task.env is not None:
+        return task, []
+    (items, examples), (others, held_out) = fitting_data(team, task.items, task.held_out, cfg)
+    return task._replace(items=items, held_out=others, overlap=shared_examples(items, others)), [examples, held_out]
 
 
 def in_chosen_context(team: Team, cfg: TrainConfig, is_long: Callable[[], bool]) -> TrainConfig:
