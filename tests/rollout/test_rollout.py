@@ -280,11 +280,14 @@ def test_evaluation_mean_and_interval(pair):
     def reward(a, b):  # three prompts of three: means 2, 8 and nothing
         return [1, 2, 3, 7, float("nan"), 9, *[None] * 3]
 
-    result = evaluate(team, params, items, RewardEnvironment(make_reward(reward, num_agents=2), FORMATTERS), cfg)
+    with pytest.warns(UserWarning, match="4 of 9 held-out episodes have no valid reward and are in no mean of it; reward "):
+        result = evaluate(team, params, items, RewardEnvironment(make_reward(reward, num_agents=2), FORMATTERS), cfg)
+    assert (result.episodes, result.invalid) == (9, 4) and "5 of 9 episodes" in repr(result)
     assert result.mean == 5 and result.interval == pytest.approx(12.706205 * np.std([2, 8], ddof=1) / np.sqrt(2))
     assert result.rollout.turns[0].invalid == 4
     none = make_reward(lambda a, b: [None] * len(a), num_agents=2)
-    nothing = evaluate(team, params, items, RewardEnvironment(none, FORMATTERS), cfg)
+    with pytest.warns(UserWarning, match="9 of 9 held-out episodes have no valid reward"):
+        nothing = evaluate(team, params, items, RewardEnvironment(none, FORMATTERS), cfg)
     assert np.isnan(nothing.mean) and np.isnan(nothing.interval)
 
 
