@@ -23,7 +23,7 @@ import numpy as np
 
 from jmarl.algorithms import DEFAULTS, Algorithm, resolve
 from jmarl.columns import join_numbers
-from jmarl.config import Episodes, Preference, TrainConfig, flat, per_agent_values
+from jmarl.config import Preference, TrainConfig, flat, per_agent_values
 from jmarl.config.paths import expand_home
 from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.files.checkpoint import saved_steps

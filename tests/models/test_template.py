@@ -235,6 +235,35 @@ def test_an_answer_is_whole_after_a_bare_header(templated):
             assert tokenizer.decode(encode_answer(tokenizer, text, True)) == text, name
 
 
+LLAMA2 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}<|endoftext|>[INST] {{ m['content'] }} [/INST]"
+    "{% else %} {{ m['content'] }} <|im_end|>{% endif %}{% endfor %}"
+)
+HOISTS = (
+    "{% set ns = namespace(s='') %}{% for m in messages if m['role'] == 'system' %}{% set ns.s = m['content'] %}{% endfor %}"
+    "{{ ns.s }}" + LEAVES_OUT
+)
+
+
+@pytest.mark.parametrize("ending", [0, 2])
+def test_a_turn_ends_once_where_the_template_writes_a_blank_before_its_end(templated, ending):
+    tokenizer = templated(LLAMA2)
+    (row,) = follow_ups(tokenizer, [[7, ending]], ["more"], 100, chat=True)
+    assert row[:2] == [7, ending] and tokenizer.decode(row[2:]) == "<|endoftext|>[INST] more [/INST]"
+    (row,) = follow_ups(tokenizer, [[7]], ["more"], 100, chat=True)  # cut off: the template ends it
+    assert tokenizer.decode(row[1:]) == " <|im_end|><|endoftext|>[INST] more [/INST]"
+
+
+def test_a_system_message_of_a_later_turn_is_not_lost_where_the_template_writes_it_first(templated):
+    tokenizer = templated(HOISTS)
+    assert read(tokenizer, [SYSTEM, USER]).startswith("Be kind.<|im_start|>user")
+    for system in ("Be kind.", "x\u241ey"):  # whatever it says, what came before is not written again
+        (row,) = follow_ups(tokenizer, [[2]], [[{"role": "system", "content": system}, USER]], 2000)
+        assert tokenizer.decode(row[1:]) == f"\n<|im_start|>user\n{system}\n\nHi<|im_end|>\n<|im_start|>assistant\n"
+    two = [SYSTEM, {"role": "system", "content": "Be brief."}, USER]  # the template would write the last one alone
+    assert read(tokenizer, two).startswith("<|im_start|>user\nBe kind.\n\nBe brief.\n\nHi<|im_end|>")
+
+
 # --- every character --------------------------------------------------------------------------------------------------------
 
 

@@ -36,6 +36,8 @@ from jmarl.remote.access import Access, Tls
 from jmarl.remote.openenv.client import OpenEnv
 from jmarl.remote.openenv.seat import Seat
 from jmarl.remote.openenv.server import SeatServer
+from jmarl.sampling import texts
+from jmarl.sampling.generate import pad
 from jmarl.serving.others import TeamSeats
 from jmarl.team import Team
 from tests.remote.served import certificates
@@ -594,12 +596,17 @@ def test_what_the_command_cannot_serve_is_refused(flags, message, capsys):
 
 
 @pytest.mark.long
-def test_a_team_plays_the_other_seats(tiny_dir):
+def test_a_team_plays_the_other_seats(tiny_dir, monkeypatch):
     """Equal seeds give equal episodes, of other agents too."""
     agents = [load_agent(str(tiny_dir("llama", seed=seed))) for seed in (0, 1)]
     cfg = TrainConfig.of(max_new_tokens=4, progress=False)
     others = TeamSeats(Team.of(agents), cfg)
     assert others([None, "b first"], 1)[0] == ""
+    read = []
+    monkeypatch.setattr(texts, "pad", lambda team, rows: read.append(rows) or pad(team, rows))
+    for text in ("xxx", "<|im_end|>"):
+        others(["a", f"what a player wrote: {text}"], 1)
+    assert not {1, 2} & {*read[1][1][0]} and len(read[1][1][0]) > len(read[0][1][0])  # text, and no control token
     episodes = []
     for seed in (1, 1, 2):
         episode = Seat(LockStep(Relay()), 0, others).episode()

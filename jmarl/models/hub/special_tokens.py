@@ -37,7 +37,7 @@ class SpecialTokens(NamedTuple):
     numbers: frozenset[int]  # the ids, without that of unknown characters
     turn_numbers: frozenset[int]  # those of turns
     unknown: str  # the token of unknown characters, if it is one of them
-    letters: re.Pattern[str]  # letters and digits, and the characters of tokens that have none
+    letters: re.Pattern[str]  # letters, digits and accents, and the characters of tokens that have none
     inner: re.Pattern[str]  # the inside of a text without their characters
     essential: frozenset[str]  # characters of which each token has one: its first that is neither letter nor digit
     heads: frozenset[str]  # proper beginnings of the tokens
@@ -77,7 +77,7 @@ def _special_tokens(tokenizer: Any, template: str, size: int) -> SpecialTokens:
     ids = {text: i for text, i in added.items() if text in turns or text in template}
     numbers = frozenset(ids.values()) - {tokenizer.unk_token_id}
     turn_numbers = numbers.intersection(ids[text] for text in turns)
-    letter, sign = r"[^\W_]", r"""[^\w\s"\\]"""
+    letter, sign = r"(?:[^\W_]|[\u0300-\u036f])", r"""[^\w\s"\\]"""
     bare = {x for text in ids if not re.search(letter, text) for x in text if not x.isspace()}
     letters = re.compile(f"(?:{'|'.join([letter, *map(re.escape, sorted(bare))])})+")
     outside = f"[^\0{re.escape(''.join({x for text in ids for x in text if x != 'x' and not x.isspace()}))}]"
@@ -149,7 +149,7 @@ def control_spans(tokenizer: Any, text: str) -> list[Span]:
     numbers, unknown = tokens.numbers | {tokens.ids.get(tokens.unknown)}, tokenizer.unk_token_id
     encoded: Any = tokenizer(text, add_special_tokens=False, verbose=False)
     places: list[Any] = [(encoded.token_to_chars(n), i) for n, i in enumerate(encoded["input_ids"]) if i in numbers]
-    spans = [Span(place.start, place.end, i) for place, i in places]
+    spans = [Span(place.start, place.end, i) for place, i in places if place is not None]
     return [x for x in spans if x.id != unknown or text[x.start : x.end].strip() == tokens.unknown]
 
 

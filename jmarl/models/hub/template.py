@@ -12,15 +12,15 @@ tokenizer's own by name (tool_use), and templates whose turns are plain text, wh
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
-import itertools
 import os
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -40,9 +40,9 @@ from jmarl.models.hub.special_tokens import (
 
 Message = Mapping[str, Any]
 Change = Callable[[str], str]
-MARKER = str(10**30 + secrets.randbelow(10**30))  # a text that nobody knows
+MARKER = str(10**15 + secrets.randbelow(10**15))  # a text that nobody knows
 FIXED = ("role", "type", "id", "tool_call_id")  # fields that stay as they are, where they are names
-STAND_INS = range(0xF0000, 0x10FFFE)  # characters for private use
+STAND_INS, LETTERS = range(0xF0000, 0x10FFFE), range(0x20000, 0x2A6D7)  # characters for private use; rare letters
 MARK = "\u241e"  # a character that no chat template writes
 ESCAPED = '"\\'  # a template that writes JSON must see them
 
@@ -51,16 +51,18 @@ class TemplateRefusal(ValueError):
     """A chat template refuses messages."""
 
 
-def render(tokenizer: Any, messages: Sequence[Message], chat: Chat, add_generation_prompt: bool = True) -> str:
-    """Return the chat template's text of messages, up to the beginning of the assistant's answer, without protection.
+def render(tokenizer: Any, messages: Sequence[Message], chat: Chat) -> str:
+    """Return the chat template's text of messages, up to the beginning of the assistant's answer.
+
+    It may spell control tokens where the messages do.
 
     Raises ValueError if there is no template, and TemplateRefusal if it refuses the messages.
     """
     talk = _Conversation(tokenizer, messages, chat)
     try:
-        return talk.written(add_generation_prompt=add_generation_prompt)
+        return talk.written()
     except TemplateError:  # of what messages say
-        return talk.written(talk.neutral, add_generation_prompt=add_generation_prompt)
+        return talk.written(talk.neutral)
 
 
 def encode_messages(
@@ -82,13 +84,10 @@ def encode_messages(
     except TemplateError as error:
         raise talk.refusal(str(error)) from error
     reference = control_ids(tokenizer, encode_text(tokenizer, talk.tokens.inner.sub("", meant)))  # the same, and shorter
-    for encode in (talk.encode, talk.encode_essential, talk.encode_opaque):
-        try:
-            ids = encode()
-        except TemplateError:  # of what messages say
-            continue
-        if talk.agree(ids, reference):
-            return ids
+    for characters in (frozenset(), talk.tokens.essential, talk.characters):
+        with contextlib.suppress(TemplateError):  # of what messages say
+            if talk.agree(ids := talk.encode(characters), reference):
+                return ids
     problem = "what a message says becomes control tokens of the chat template"
     if outside:
         raise TemplateRefusal(f"{problem}: change the texts of the messages and tools")
@@ -126,56 +125,49 @@ class _Conversation:
             "tokenizer.chat_template"
         )
 
-    def written(self, change: Change | None = None, others: Change | None = None, *, add_generation_prompt: bool = True) -> str:
+    def written(self, change: Change = str, others: Change | None = None) -> str:
         """Apply the template. Raises TemplateError.
 
         Args:
             change: made to all texts, except the tokens that an assistant's message may write.
             others: made in its place to tools, and messages of other roles.
-            add_generation_prompt: whether the assistant's answer begins at the end.
         """
-        messages, tools = self.messages, self.tools
-        if change is not None:
-            others, own = others or change, _except(self.tokens.own, change)
-            changes = [own if message["role"] == "assistant" else others for message in messages]
-            messages = [each_text(message, x) for message, x in zip(messages, changes, strict=True)]
-            tools = each_text(tools, others)
-        kwargs = dict(self.chat.template_kwargs) | ({"tools": tools} if tools else {})
+        others, own = others or change, _except(self.tokens.own, change)
+        messages = [each_text(x, own if x["role"] == "assistant" else others) for x in self.messages]
+        kwargs = dict(self.chat.template_kwargs) | ({"tools": each_text(self.tools, others)} if self.tools else {})
         chat = dataclasses.replace(self.chat, template_kwargs=kwargs)
-        before = _BEFORE if self.follows else []
-        text = _apply(self.tokenizer, [*before, *messages], chat, add_generation_prompt)
+        text = _apply(self.tokenizer, [*(_BEFORE if self.follows else ()), *messages], chat)
         return text.partition(MARKER)[2] if self.follows else text
 
     def neutral(self, text: str) -> str:
         """Return a text with x in place of letters and digits, and of what is in control tokens that have none."""
         return self.tokens.letters.sub(lambda match: "x" * len(match[0]), text)
 
-    def encode(self) -> list[int]:
-        """Return the token ids of the texts as they are. Raises TemplateError, as the next two do."""
-        text, unknown = self.written(), self.tokens.unknown
-        return self.encode_essential() if unknown and unknown in text else encode_text(self.tokenizer, text)
-
-    def encode_essential(self) -> list[int]:
-        """Return the token ids where contents have stand-ins for one character of each control token."""
-        return self._encode_with(self.tokens.essential)
-
-    def encode_opaque(self) -> list[int]:
-        """Return the token ids where contents have stand-ins for all characters that a template need not see."""
-        characters = set[str]()
-        each_text([self.messages, self.tools], lambda text: characters.update(text) or text)
-        return self._encode_with({x for x in characters if not x.isspace() and x not in ESCAPED and ord(x) not in STAND_INS})
-
-    def _encode_with(self, characters: Collection[str]) -> list[int]:
-        """Return the token ids where stand-ins, which are never parts of control tokens, take the place of characters.
-
-        If texts contain so many characters for private use that none is free, a replacement character takes their place.
-        """
+    @functools.cached_property
+    def used(self) -> set[str]:
+        """The characters of all texts."""
         used = set[str]()
         each_text([self.messages, self.tools], lambda text: used.update(text) or text)
-        free = (x for x in map(chr, STAND_INS) if x not in used)
-        table = dict(zip(map(ord, sorted(characters)), itertools.chain(free, itertools.repeat("\ufffd")), strict=False))
-        text = self.written(lambda x: x.translate(table))
-        back = {ord(stand_in): chr(x) for x, stand_in in table.items() if ord(stand_in) in STAND_INS}
+        return used
+
+    @property
+    def characters(self) -> frozenset[str]:
+        """Those that a template need not see."""
+        return frozenset(x for x in self.used if not x.isspace() and x not in ESCAPED and ord(x) not in STAND_INS)
+
+    def encode(self, characters: frozenset[str]) -> list[int]:
+        """Return the token ids. Raises TemplateError.
+
+        characters: these have stand-ins in the contents, which are never parts of control tokens. If contents have so many
+            of those that none is free, a replacement character takes their place.
+        """
+        if not characters:
+            text, unknown = self.written(), self.tokens.unknown
+            return self.encode(self.tokens.essential) if unknown and unknown in text else encode_text(self.tokenizer, text)
+        signs, letters = ((x for x in map(chr, some) if x not in self.used) for some in (STAND_INS, LETTERS))
+        stand_ins = {ord(x): next(letters if x.isalnum() or x == "_" else signs, "\ufffd") for x in sorted(characters)}
+        text = self.written(lambda x: x.translate(stand_ins))
+        back = {ord(stand_in): x for x, stand_in in stand_ins.items() if stand_in != "\ufffd"}
         return encode_spans(self.tokenizer, text.translate(back), control_spans(self.tokenizer, text))
 
     def agree(self, ids: Sequence[int], meant: list[int]) -> bool:
@@ -228,7 +220,7 @@ def _form(tokenizer: Any, messages: Sequence[Message], chat: Chat, follows: bool
             problem = problem or "the assistant's message goes on after its completion: begin with the user"
             continue
         try:
-            text = _apply(tokenizer, variant, chat, True)
+            text = _apply(tokenizer, variant, chat)
         except TemplateError as error:
             problem = problem or str(error)
             continue
@@ -244,7 +236,7 @@ def refuses_system(tokenizer: Any, chat: Chat) -> bool:
     """Return whether a template refuses the role system, or writes nothing of it."""
     messages = [{"role": "system", "content": MARKER}, {"role": "user", "content": "-"}]
     try:
-        return MARKER not in _apply(tokenizer, messages, chat, True)
+        return MARKER not in _apply(tokenizer, messages, chat)
     except TemplateError:
         return True
 
@@ -266,7 +258,8 @@ def answer_start(tokenizer: Any, chat: Chat) -> str:
 @functools.lru_cache(maxsize=64)
 def _answer_start(tokenizer: Any, template: str, chat: Chat) -> str:
     user = {"role": "user", "content": "-"}
-    answered = render(tokenizer, [user, {"role": "assistant", "content": MARKER}], chat, False).partition(MARKER)[0]
+    answer = {"role": "assistant", "content": MARKER}
+    answered = _apply(tokenizer, [user, answer], chat, add_generation_prompt=False).partition(MARKER)[0]
     asked = render(tokenizer, [user], chat)
     start = answered.removeprefix(asked)
     return start if answered.startswith(asked) and not start.strip() else ""
@@ -292,7 +285,7 @@ def _opening(tokenizer: Any, template: str, chat: Chat) -> str:
     from the first token behind the special ones, as <think> is one."""
     user, answer = {"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}
     asked = render(tokenizer, [user], chat)
-    answered = (render(tokenizer, [user, answer, *later], chat, False) for later in ([], [user]))
+    answered = (_apply(tokenizer, [user, answer, *later], chat, add_generation_prompt=False) for later in ([], [user]))
     headers = [text.partition(MARKER)[0] for text in answered if MARKER in text]
     if opening := max((asked.removeprefix(x) for x in headers if asked.startswith(x)), key=len, default=""):
         return opening
@@ -302,7 +295,7 @@ def _opening(tokenizer: Any, template: str, chat: Chat) -> str:
     return asked[min((i for i in words if i >= 0), default=len(asked)) :]
 
 
-def _apply(tokenizer: Any, messages: Sequence[Message], chat: Chat, add_generation_prompt: bool) -> str:
+def _apply(tokenizer: Any, messages: Sequence[Message], chat: Chat, add_generation_prompt: bool = True) -> str:
     """Apply the template. Raises TemplateError, also for what its expressions raise."""
     try:
         template = tokenizer.get_chat_template(tools=chat.template_kwargs.get("tools"))

@@ -224,7 +224,7 @@ def encode_follow_up(
     new = encode_messages(tokenizer, messages_of(text), chat, follows=True)
     if {*last} & {*stop}:
         end = next((i for i, token in enumerate(new) if token in stop), None)
-        if end is not None and not _decode(tokenizer, new[:end]).strip():  # the template may write blanks before it
+        if end is not None and not _decode(tokenizer, new[:end], skip=False).strip():  # the template may write blanks before it
             new = new[end + 1 :]
     elif new[:1] == [*last]:
         new = new[1:]
