@@ -273,6 +273,7 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
     from jmarl.runs.experiment import run_experiment  # imports jax
 
     directory, updates = cfg.train.run.output_dir, cfg.train.run.num_updates
+    place_of_run = os.path.abspath(directory)  # code of the user may change the working directory
     if cfg.train.run.resume == "auto" and has_ended(cfg):
         show(f"{directory}: the run has made all {plural(updates, 'update')}, nothing is left to do")
         return DONE, None
@@ -282,7 +283,7 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
             result = run_experiment(cfg)
     except Interrupted as reason:
         show(f"interrupted {reason}\n{resume_line(directory)}")
-        return (INTERRUPTED if has_checkpoint(directory) else KILLED), None
+        return (INTERRUPTED if has_checkpoint(place_of_run) else KILLED), None
     results = result if isinstance(result, list) else [result]
     directories = directories_of(cfg)
     for one, place in zip(results, directories, strict=True):
@@ -292,7 +293,7 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         return FAILED, result
     if any(one.interrupted for one in results):
         show(resume_line(directory))
-        return (INTERRUPTED if has_checkpoint(directory) else KILLED), result
+        return (INTERRUPTED if has_checkpoint(place_of_run) else KILLED), result
     return DONE, result
 
 

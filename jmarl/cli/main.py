@@ -62,11 +62,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, *args: Any, **settings: Any) -> Any:
         """Parse arguments, and expand ~ in paths: shells leave it in --output=~/runs."""
-        found, rest = super().parse_known_args(*args, **settings)
+        namespace, rest = super().parse_known_args(*args, **settings)
         for action in self._actions:
             if action.metavar in PATHS:
-                setattr(found, action.dest, expand_home(getattr(found, action.dest)))
-        return found, rest
+                setattr(namespace, action.dest, expand_home(getattr(namespace, action.dest)))
+        return namespace, rest
 
     def error(self, message: str) -> NoReturn:
         """Print a line and exit."""

@@ -28,6 +28,7 @@ from jmarl.cli.configuration import Configuration, has_checkpoint, read_configur
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural
 from jmarl.config import ExperimentConfig
 from jmarl.files.config_file import changed_settings
+from jmarl.files.own_files import is_of_run
 from jmarl.files.run_files import CONFIG_FILE
 from jmarl.logs.completions_file import finite
 from jmarl.logs.failed_update import NonFiniteError
@@ -38,6 +39,7 @@ from jmarl.mrlm.layers import MRLMLayers
 
 LAST = 10  # updates of the final reward
 INVALID = re.compile(r"(turn_\d+/)?reward/invalid")  # columns
+RESULTS = ("results.json", "results.md")
 
 
 class Point(NamedTuple):
@@ -58,6 +60,7 @@ class Point(NamedTuple):
 def run_sweep(points: Sequence[Point], directory: str) -> int:
     """Run a sweep and write results.md and results.json to its directory. Returns the exit code."""
     root = Path(directory)
+    check_results(root, points)
     print(f"sweep: {plural(len(points), 'run')} in {root}", flush=True)
     code, failed = DONE, {}
     for number, point in enumerate(points):
@@ -81,6 +84,16 @@ def run_sweep(points: Sequence[Point], directory: str) -> int:
         print((root / "results.md").read_text(encoding="utf-8"), end="")
         print(f"the table is in {root}/results.md; `jmarl report {root}` compares the curves")
     return code
+
+
+def check_results(root: Path, points: Sequence[Point]) -> None:
+    """Raise ValueError if the tables that a sweep would write are files of the user: no run of it has begun."""
+    taken = [name for name in RESULTS if (root / name).exists()]
+    if taken and not any(is_of_run(directory) for point in points for directory in point.directories):
+        raise ValueError(
+            f"{root} has {' and '.join(taken)}, which this sweep has not written and would replace: choose another --output, "
+            "or move them"
+        )
 
 
 def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Point]:

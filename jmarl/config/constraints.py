@@ -165,11 +165,15 @@ RUN: list[Constraint] = [
      "must be True or False where save_every=0, which makes no checkpoints"),
     ("keep_best", lambda s: not s.keep_best or s.best_column[0].startswith("eval/"),
      "must be true (the held-out reward) or a column of evaluations, such as eval/reward, or eval/loss min"),
+    ("allow_changed", lambda s: {*s.allowed_changes} <= {*CHANGES}, f"must be some of {','.join(CHANGES)}"),
+]
+
+# Read when a run is checked: it needs all of them.
+BEST: list[Constraint] = [
     ("keep_best", lambda s: not s.keep_best or s.output_dir, "must be off without output_dir, where the best weights are kept"),
     ("keep_best", lambda s: not s.keep_best or s.save_every != 0, "must be off where save_every=0, which makes no checkpoints"),
     ("keep_best", lambda s: not s.keep_best or s.eval_every,
      "must be off where eval_every=0: set eval_every, the updates between the evaluations that the best is chosen from"),
-    ("allow_changed", lambda s: {*s.allowed_changes} <= {*CHANGES}, f"must be some of {','.join(CHANGES)}"),
 ]
 
 # --- the whole of TrainConfig, and the other parts of ExperimentConfig

@@ -282,8 +282,8 @@ class Checkpointer:
     def _delete_old(self) -> None:
         """Delete all but the newest steps and those that they protect. Folders are renamed first, so none is listed in part."""
         steps = saved_steps(self.directory)
-        kept = {x for step in steps[-self.keep :] for x in (step, self.protected(step))}
-        for step in [step for step in steps if step not in kept]:
+        needed = {x for step in steps[-self.keep :] for x in (step, self.protected(step))}
+        for step in [step for step in steps if step not in needed]:
             try:
                 shutil.rmtree(self._folder(step).rename(self._folder(step, DELETING)))
             except OSError as error:

@@ -44,9 +44,17 @@ class BestSoFar:
     def __init__(self, checkpoints: Path, run: Run, step: int):
         self.file, (self.column, self.smallest) = checkpoints / BEST_FILE, run.best_column
         content = json.loads(self.file.read_text(encoding="utf-8")) if self.file.is_file() else {}
-        is_same = not run.keep_best or (content.get("column"), content.get("smallest")) == run.best_column
-        history = content.get("history", []) if is_same else []
-        self.history: list[tuple[int, float]] = [(updates, value) for updates, value in history if updates <= step]
+        if content and not run.keep_best:
+            self.column, self.smallest = content["column"], content["smallest"]
+        is_same = content and (content["column"], content["smallest"]) == (self.column, self.smallest)
+        before = [tuple(entry) for entry in content["history"]] if is_same else []
+        self.history: list[tuple[int, float]] = [entry for entry in before if entry[0] <= step]
+        self.forgets = bool(content) and (not is_same or len(self.history) < len(before))  # what the file has
+
+    def forget(self) -> None:
+        """Write the file anew if it has evaluations that are forgotten."""
+        if self.forgets:
+            self._write()
 
     def up_to(self, step: int) -> int | None:
         """Return the number of updates of the best evaluation up to a step."""
@@ -61,7 +69,7 @@ class BestSoFar:
         best = before[-1][1] if before else math.inf if self.smallest else -math.inf
         is_best = math.isfinite(value) and (value < best if self.smallest else value > best)
         history = [*before, (updates, float(value))] if is_best else before
-        if history != self.history:
+        if history != self.history or self.forgets:
             self.history = history
             self._write()
         return is_best
@@ -73,6 +81,7 @@ class BestSoFar:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.file)
+        self.forgets = False
 
 
 class Saves:
@@ -118,17 +127,22 @@ class Saves:
             self.bests = [BestSoFar(saver.directory, self.run, step) for saver, _ in self.savers]
             for best, (saver, _) in zip(self.bests, self.savers, strict=True):
                 saver.protected = best.up_to
+                try:
+                    best.forget()
+                except OSError as error:
+                    self._count(f"the best evaluation cannot be recorded: {error}")
 
     def is_best(self, updates: int, scores: Sequence[Mapping[str, float]]) -> bool:
         """Add the evaluation of each run, and return whether one of them is the best of its run so far (setting keep_best)."""
-        return bool(self.run.keep_best) and exchange.from_first(partial(self._add_to_bests, updates, scores))
 
-    def _add_to_bests(self, updates: int, scores: Sequence[Mapping[str, float]]) -> bool:
-        try:
-            return any([best.add(updates, row) for best, row in zip(self.bests, scores, strict=True)])
-        except OSError as error:
-            self._count(f"the best evaluation cannot be recorded: {error}")
-            return False
+        def add() -> bool:
+            try:
+                return any([best.add(updates, row) for best, row in zip(self.bests, scores, strict=True)])
+            except OSError as error:
+                self._count(f"the best evaluation cannot be recorded: {error}")
+                return False
+
+        return bool(self.run.keep_best) and exchange.from_first(add)
 
     def best_lines(self) -> list[str]:
         """Return lines that say which evaluation of each run is the best, and where its weights are."""
@@ -142,7 +156,7 @@ class Saves:
             updates, value = best.history[-1]
             lines.append(
                 f"best: {Best(updates, value, best.column)}, kept in {shown(str(saver.directory))}/{updates} (--best). It was "
-                "chosen on these held-out tasks: expect less on others"
+                "chosen on these held-out tasks: expect worse on others"
             )
         return lines
 
@@ -193,7 +207,7 @@ class Saves:
 
     def _lost_best(self) -> str:
         """Return which best evaluation has no checkpoint; empty if all have one."""
-        for best, (saver, _) in zip(self.bests, self.savers, strict=True):
+        for best, (saver, _) in zip(self.bests, self.savers, strict=False):
             if self.run.keep_best and best.history and best.history[-1][0] not in saved_steps(saver.directory):
                 return f"the weights of the best evaluation, after update {best.history[-1][0]}, are not in {saver.directory}"
         return ""

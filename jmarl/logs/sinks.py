@@ -165,9 +165,9 @@ class Wandb(Sink):
         settings = dict(hparams) | dict(config.get("config") or {})
         self.run: Any
         active = cast(Any, getattr(self.wandb, "run", None))
-        others = active is not None and "reinit" not in config
-        self.is_own = not (others and config.get("id", active.id) == active.id)
-        run_id = str(config.get("id") or before or secrets.token_hex(4)) if self.is_own else str(active.id)
+        active_id = "" if active is None else str(active.id)
+        self.is_own = active is None or "reinit" in config or config.get("id", active_id) != active_id
+        run_id = str(config.get("id") or before or secrets.token_hex(4)) if self.is_own else active_id
         if run_id != before:
             temporary = file.with_suffix(".tmp")
             temporary.write_text(f"{run_id}\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from jmarl.algorithms import Algorithm, check_row, find_row, resolve
 from jmarl.algorithms.constraints import CENTRAL, LEARNS, LEARNS_REWARD, MAKES_PAIRS, MICRO_BATCHES, SAMPLES, facts
 from jmarl.algorithms.run_constraints import AGENTS, FILES, GIVEN_DATA, ITEMS, REWARD_ENVIRONMENT, SHARED, STACK, TEAM
 from jmarl.config import TrainConfig
-from jmarl.config.constraints import require
+from jmarl.config.constraints import BEST, require
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
@@ -43,7 +43,7 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
         ValueError: settings conflict with each other, this machine or the output directory.
     """
     s = facts(cfg)
-    require([SAMPLES], s)
+    require([SAMPLES, *BEST], s)
     algorithm = resolve(cfg)
     if s.row.data != "rollouts":
         s = with_resolved(s, algorithm)
@@ -158,7 +158,7 @@ def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> Algorithm:
         ValueError: settings conflict with each other, this machine or the output directory.
     """
     s = facts(cfg, wandb=wandb_config)
-    require(GIVEN_DATA, s)
+    require([*GIVEN_DATA, *BEST], s)
     algorithm = resolve(cfg)
     require([MICRO_BATCHES], with_resolved(s, algorithm))
     check_row(algorithm)

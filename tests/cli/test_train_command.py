@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from jmarl import ExperimentConfig
 from jmarl.cli import dry_run
@@ -23,6 +24,7 @@ from jmarl.cli.sweep import Point, points_of, result_row, write_results
 from jmarl.cli.train import add_arguments
 from jmarl.config.yaml_file import read_yaml
 from jmarl.files.lock import locked
+from jmarl.files.run_files import read_best
 from jmarl.runs import prepare
 from jmarl.runs.experiment import wandb_config
 
@@ -134,6 +136,26 @@ def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
     assert main(["train", "--config", "out/again", "--seed", "1"]) == 0  # in the same directory: the run before is kept
     old, new = (read_yaml(f"out/again/{folder}config.yaml").tree["train"]["run"]["seed"] for folder in ("earlier_1/", ""))
     assert (old, new) == (0, 1) and metrics("out/again/earlier_1") == whole
+
+
+@pytest.mark.long
+def test_the_best_weights_are_played_evaluated_and_exported(whole, capsys):
+    """Here the last but one is called the best, whose checkpoint is there in any case."""
+    settings = ["--set", "keep_best=true", "eval_every=1"]
+    assert main(["train", "--config", "run.yaml", "--output", "out/best", *settings]) == 0
+    assert read_best(Path("out/best")) is not None and "(--best)" in capsys.readouterr().out
+    best = {"column": "eval/reward", "smallest": False, "history": [[2, 9.0]]}
+    Path("out/best/checkpoints/best.json").write_text(json.dumps(best))
+    for command in (["export", "-o", "out/exported"], ["eval", "-n", "2"], ["play"]):
+        assert main([command[0], "--model", "out/best", "--best", *command[1:]]) == 0
+        assert "the checkpoint of step 2 in out/best, the best by eval/reward on its held-out tasks" in capsys.readouterr().err
+    last, exported = (load_file(f"out/{name}/agent_0/model.safetensors") for name in ("best/models", "exported"))
+    assert any((last[name] != exported[name]).any() for name in last)
+    for words, problem in (
+        (["--model", "out/whole"], "out/whole has no best weights: its run has no keep_best"),
+        (["--model", "out/exported"], "--best is for the directory of a run"),
+    ):
+        assert main(["play", *words, "--best"]) == 2 and problem in capsys.readouterr().err
 
 
 @pytest.mark.long

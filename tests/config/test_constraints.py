@@ -18,7 +18,9 @@ from jmarl.config import constraints as own_constraints
 from jmarl.config.experiment import TaskConfig, TeamConfig
 
 SETTINGS = {*flat(TrainConfig()), *(field.name for cls in (TeamConfig, TaskConfig) for field in dataclasses.fields(cls))}
-PROPERTIES = {"target_names", "stop_texts", "allowed_changes", "size", "reward_names", "trains_in_environments"}  # of classes
+PROPERTIES = {  # of the classes
+    "target_names", "stop_texts", "allowed_changes", "best_column", "size", "reward_names", "trains_in_environments",
+}  # fmt: skip
 FACTS = {  # what callers add
     "row", "group", "group_name", "items", "wandb", "learning", "updates", "team", "divides_agents",
     "divides_rows", "processes", "order", "transition",

@@ -55,6 +55,16 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
     assert "75.0 %" in page and "learning_rate" in page and "python mine.py" in page and "step 4/4  reward 0.4" in page
 
 
+def test_the_best_evaluation_is_named_with_what_it_was_chosen_on(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "checkpoints").mkdir()
+    best = {"column": "eval/reward", "smallest": False, "history": [[0, 0.25], [4, 0.75]]}
+    (run / "checkpoints" / "best.json").write_text(json.dumps(best))
+    write_report([run], tmp_path / "r.html")
+    assert content(tmp_path / "r.html")["groups"][0]["best"] == ["run: eval/reward 0.75 after update 4"]
+    assert "It was chosen on these held-out tasks" in (tmp_path / "r.html").read_text()
+
+
 @needs_chromium
 def test_ten_runs_with_long_names_fit_a_narrow_window(tmp_path):
     """Nothing but tables that scroll by themselves is wider than the page: each run alone, and log axes, chosen in the page."""

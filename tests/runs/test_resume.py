@@ -15,7 +15,7 @@ from jmarl.files.attempt import is_complete
 from jmarl.files.changes import ADVISED, MAY_CHANGE, CannotGoOn, check_changes
 from jmarl.files.checkpoint import saved_steps
 from jmarl.files.lock import locked
-from jmarl.files.run_directory import resolve_resume, set_aside
+from jmarl.files.run_directory import resolve_resume
 from tests.runs.test_faults import ITEMS, Signalling, assert_equal_runs, flip, rows_of, run
 from tests.runs.training_process import KINDS
 
@@ -249,6 +249,8 @@ def test_auto_begins_without_a_checkpoint_and_keeps_the_files_that_are_there(tmp
     cfg = TrainConfig.of(output_dir=str(tmp_path), resume="auto")
     assert resolve_resume(cfg).run.resume is False
     (tmp_path / "lock").write_text('{"host": "another host", "pid": 1, "since": "yesterday"}', encoding="utf-8")
+    (tmp_path / "attempts" / "1").mkdir(parents=True)  # what a run writes first
+    (tmp_path / "attempts" / "1" / "start.json").write_text("{}", encoding="utf-8")
     (tmp_path / "config.yaml.tmp").write_text("algor", encoding="utf-8")
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 1.0}\n', encoding="utf-8")
     (tmp_path / "checkpoints" / "4.saving").mkdir(parents=True)
@@ -282,20 +284,3 @@ def test_auto_of_several_seeds_needs_a_checkpoint_of_each(tmp_path):
             with pytest.raises(CannotGoOn, match="only some of its seeds have one: move .*seed_0/checkpoints away"):
                 resolve_resume(cfg, (0, 1))
     assert resolve_resume(cfg, (0, 1)).run.resume is True
-
-
-def test_files_of_others_in_the_directory_of_a_run_are_kept(tmp_path):
-    """A new run moves what an earlier one learned, and deletes nothing but the empty files of a start that failed."""
-    for name in ("events.csv", "completions_of_mine.txt"):
-        (tmp_path / name).write_text("mine")
-    set_aside(str(tmp_path))
-    assert {path.name for path in (tmp_path / "earlier_1").iterdir()} == {"events.csv", "completions_of_mine.txt"}
-    (tmp_path / "metrics.jsonl").touch()
-    (tmp_path / "completions.jsonl.gz").write_bytes(b"rows")
-    set_aside(str(tmp_path))
-    assert (tmp_path / "earlier_2" / "completions.jsonl.gz").read_bytes() == b"rows"
-    for name in ("metrics.jsonl", "completions.jsonl.gz", "events.out.tfevents.1"):
-        (tmp_path / name).touch()
-    (tmp_path / "events").mkdir()
-    set_aside(str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"earlier_1", "earlier_2", "events"}
