@@ -34,7 +34,7 @@ from jmarl.envs.rows import Rows
 from jmarl.evaluation.evaluate import Evaluation, check_result, numbers, play_held_out, summarize
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.files.attempt import mark_complete
-from jmarl.files.checkpoint import Checkpointer, saved_steps
+from jmarl.files.checkpoint import Checkpointer
 from jmarl.files.config_file import record_choices
 from jmarl.files.lock import check_unlocked, locked
 from jmarl.files.own_files import Watch, check_free, set_aside
@@ -204,7 +204,7 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
     """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
     exchange.require_one("several seeds in one program")
     seeds, cfg = [int(seed) for seed in seeds], resolve_resume(cfg, seeds)
-    single_run = bool(cfg.run.output_dir) and bool(saved_steps(checkpoints_of(cfg)))
+    single_run = bool(cfg.run.output_dir) and checkpoints_of(cfg).exists()
     require(SEEDS, facts(cfg, seeds=seeds, saves=cfg.run.saves, single_run=single_run))
     if cfg.run.output_dir:
         check_unlocked(cfg.run.output_dir)
