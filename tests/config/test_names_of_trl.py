@@ -168,7 +168,8 @@ RATIOS, ADVANTAGES = (x.ravel() for x in np.meshgrid(np.linspace(0.1, 8, 80), [-
 
 
 @pytest.mark.parametrize("settings", [
-    dict(epsilon=0.2), dict(epsilon=0.2, epsilon_high=0.4), dict(epsilon=0.3, delta=4.0), dict(epsilon=0.2, epsilon_high=0.5, delta=1.5),
+    dict(epsilon=0.2), dict(epsilon=0.2, epsilon_high=0.4), dict(epsilon=0.3, delta=4.0),
+    dict(epsilon=0.2, epsilon_high=0.5, delta=1.5),
 ])  # fmt: skip
 def test_clipped_losses_are_those_of_trl(settings):
     algorithm = resolve(TrainConfig.of(algorithm="grpo", **settings))
