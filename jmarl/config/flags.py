@@ -3,6 +3,7 @@ unique."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import sys
@@ -53,8 +54,6 @@ def without_conversions(cls: type, arguments: Sequence[str], paths: Mapping[str,
     """Return arguments without the flags of names in `CONVERSIONS`, and the values of these, which follow from other settings.
 
     Raises TypeError for names of others that are no settings here."""
-    import yaml
-
     rest: list[str] = []
     converted: dict[str, Any] = {}
     texts = iter(arguments)
@@ -64,7 +63,7 @@ def without_conversions(cls: type, arguments: Sequence[str], paths: Mapping[str,
         if flag.startswith("--") and name in REFUSED and name not in paths:
             raise TypeError(f"{cls.__name__} has no setting {name!r}; {REFUSED[name]}")
         if name in CONVERSIONS and name not in paths and long_flag(flag, paths) != flag:
-            converted[name] = yaml.safe_load(text if equals else next(texts, ""))
+            converted[name] = _literal(text if equals else next(texts, ""))
         else:
             rest.append(argument)
     return rest, converted
@@ -81,6 +80,14 @@ def with_values(arguments: Sequence[str], paths: Iterable[str]) -> list[str]:
         else:
             result += [argument, "True"] if argument in switches and following not in VALUES else [argument]
     return result
+
+
+def _literal(text: str) -> Any:
+    """Return the number, bool or None that a text is written as, else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _environment(text: str) -> EnvironmentConfig:

@@ -72,7 +72,7 @@ MAX_NAME = 200  # characters of a name that is compared with others
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message that names the nearest known name, or ""; names in `REFUSED` have their own."""
+    """Return the end of a message that names the nearest known name, or "" where none is near; `REFUSED` has its own."""
     if name in REFUSED:
         return f"; {REFUSED[name]}"
     if len(name) > MAX_NAME:  # comparing takes long
