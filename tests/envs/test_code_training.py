@@ -90,7 +90,7 @@ def test_evaluation_reports_the_last_turn_of_each_episode(agents):
     last = in_last_turn(result.rollout, [turn.parts["solved"] for turn in turns])
     np.testing.assert_array_equal(last, np.reshape(expected, (3, 4)))
     metrics = numbers(result)
-    assert set(metrics) == {"eval/reward", "eval/reward_ci95", "eval/reward/solved"} | {
+    assert set(metrics) == {"eval/reward", "eval/reward_ci95", "eval/episodes", "eval/reward/invalid", "eval/reward/solved"} | {
         f"eval/pass@{k}{suffix}" for k in (1, 2, 4) for suffix in ("", "_ci95")
     }
     mean, interval = mean_and_interval(pass_at_k(last, 4))

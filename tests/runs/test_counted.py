@@ -13,6 +13,7 @@ import pytest
 from jmarl.algorithms import ALGORITHMS
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Step, TextEnvironment
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.evaluation.evaluate import Evaluation, numbers, summarize
 from jmarl.rl.losses import policy_gradient, preference
@@ -131,6 +132,24 @@ def test_an_evaluation_says_how_many_episodes_have_no_reward(pair, tmp_path):
         assert row["eval/reward/reward"] == 1 and row["eval/longer"] == 0.5
     assert "3 of 6 episodes" in repr(result) and len(seen) == 2 and seen[0][0] == seen[1][0] == repr(held_out)
     np.testing.assert_equal(seen[0][1], seen[1][1])
+
+
+def test_an_environment_of_many_episodes_gets_copies_of_items(pair):
+    seen = []
+
+    class Own(RewardEnvironment):
+        def reset(self, items, rng):
+            seen.extend(repr(item) for item in items)
+            for item in items:
+                item["list"].append(1)
+            return super().reset(items, rng)
+
+    team, params = make_team(pair)
+    items = [item | {"list": []} for item in ITEMS]
+    env = Own(make_reward(lambda a, b: [float(len(x)) for x in a], num_agents=2), [default_formatter] * 2)
+    cfg = TrainConfig.of(**HOUSE | dict(eval_generations=GROUP))
+    train(team, env, items, cfg, params=params, eval_items=items)
+    assert {*seen} == {*map(repr, items)} and items[0]["list"] == []
 
 
 def evaluation(rewards, parts, measures, **notes) -> Evaluation:
