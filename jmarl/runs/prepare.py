@@ -57,10 +57,12 @@ from jmarl.runs.checks import check_data, check_fit, check_run, check_team, envi
 from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update, updates_of
 from jmarl.runs.rollouts import rollout_source, with_empty_slots
 from jmarl.runs.run import Run, Task
+from jmarl.shadows import explaining
 from jmarl.team import Team, initial_params, on_mesh, policies, sort_into_stacks, stack_agents
 from jmarl.types import Batches, TeamState
 
 
+@explaining()
 def prepare(
     cfg: TrainConfig,
     team: Team,

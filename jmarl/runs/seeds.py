@@ -80,6 +80,7 @@ from jmarl.runs.stacked_seeds import (
     play_together,
     state_of_run,
 )
+from jmarl.shadows import explaining
 from jmarl.team import Team, initial_params
 from jmarl.types import Batches, StackState, TeamState
 
@@ -133,6 +134,7 @@ def train_seeds(
     return results
 
 
+@explaining()
 def prepare_seeds(
     cfg: TrainConfig, team: Team, task: Task, seeds: Sequence[int], *, params: Sequence[Any] | None = None
 ) -> tuple[Run, Runs, list[TeamState]]:
