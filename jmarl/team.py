@@ -26,13 +26,12 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, open_agent, save_pretrained
 from jmarl.models.hub.peft import merge, save_adapter
-from jmarl.models.hub.stop_texts import stop_table
 from jmarl.models.hub.tokenize import decode, stop_ids
 from jmarl.models.lora import AdapterKind, describe, digest, model_of
 from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, place, state_shardings
 from jmarl.models.stack import share_params, stack_params, to_host, unstack
 from jmarl.processes import exchange
-from jmarl.types import StackState, TeamState, Vocabulary
+from jmarl.types import StackState, TeamState
 
 # Encoded to compare tokenizers: blanks, digits, cases, accents, letters of other scripts, an emoji, control characters.
 PROBE = "  Hello  HELLO, it's 12345.67!\n\n\tdef f(x): return x\u00e9 e\u0301 \ufb01 \u4f60\u597d \U0001f600 </s><|im_end|>\r\n"
@@ -79,10 +78,6 @@ class StackSpec:
         allowed = np.zeros(self.config.vocab_size, bool)
         allowed[[i for i in self.tokenizer.get_vocab().values() if i < len(allowed)]] = True  # tokenizers may have more
         return None if allowed.all() else allowed
-
-    def vocabulary(self, stop_texts: Sequence[str] = ()) -> Vocabulary:
-        """Return what the sampler knows of the tokens. stop_texts: texts that end a completion."""
-        return Vocabulary(self.allowed, stop_table(self.tokenizer, self.config.vocab_size, tuple(stop_texts)))
 
     def of(self, agent: int) -> StackSpec:
         """Return the description of a stack with one agent of this stack alone."""

@@ -30,7 +30,7 @@ class Vocabulary(NamedTuple):
     """What the sampler of a stack knows of its tokens. A field that is None adds no operation to the program."""
 
     allowed: Any = None  # [V] bool: ids that may be drawn; None: all
-    stops: Any = None  # [state, V] int16: the automaton of stop texts, see `models.hub.stop_texts`; None: there are none
+    stops: Any = None  # [state, V] int16: the automaton of stop texts, see `sampling.stop_texts`; None: there are none
 
 
 PLAIN = Vocabulary()  # all ids may be drawn, and no text ends a completion

@@ -35,6 +35,7 @@ from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import joint_actions
 from jmarl.sampling.generate import RowIds, pad, tokens_of
 from jmarl.sampling.stack_program import SampleProgram, sample_stack
+from jmarl.sampling.stop_texts import vocabulary
 from jmarl.team import StackSpec, Team, agents_by_model, on_mesh, stack_agents
 
 MAX_PAIRINGS = 1024
@@ -140,8 +141,8 @@ def sample_texts(
         stack = np.array([players[i].stack for i in indices])
         keys = RowIds(cfg.run.seed, 0, EVAL, stack, numbers, np.arange(len(prompts[0])))
         program = SampleProgram(spec.config, settings, 1, group, platform_of(params), mesh=spec.mesh)
-        vocabulary = spec.vocabulary(settings.stop_texts)
-        done.append(sample_stack(params, encoded, keys, spec.stops, vocabulary=vocabulary, program=program))
+        known = vocabulary(spec, settings.stop_texts)
+        done.append(sample_stack(params, encoded, keys, spec.stops, vocabulary=known, program=program))
     tokens = tokens_of(team, done, len(prompts[0]))
     skip = cfg.episodes.skip_special_tokens
     texts = [[decode(p.agent.tokenizer, item, skip, shown) for item in ids] for p, ids in zip(players, tokens, strict=True)]

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from jmarl.config import CHANGES, SECTIONS, TrainConfig, flat
-from jmarl.files.fingerprint import difference, doubts
+from jmarl.files.identity.fingerprint import difference, doubts
 from jmarl.team import team_changes
 
 # Settings of files, logs, evaluations and devices, and the length of the run. `mesh` puts the same weights on other devices,

@@ -24,7 +24,7 @@ from jmarl.config.constraints import require
 from jmarl.envs.base import Environment, describe
 from jmarl.envs.rows import read_rows
 from jmarl.evaluation.evaluate import evaluation_of
-from jmarl.files import fingerprint
+from jmarl.files.identity import fingerprint
 from jmarl.files.run_directory import resolve_auto, resolve_resume, with_absolute_directory
 from jmarl.files.run_files import shown
 from jmarl.hardware import memory_in_use, memory_pool

@@ -221,7 +221,7 @@ def find_end(
         t: its index, in all rows or in each.
         text: the state of each row; None without stop texts.
         stop: ids that end the row.
-        stops: the automaton, see `models.hub.stop_texts`.
+        stops: the automaton, see `sampling.stop_texts`.
         cfg: the sampling settings. A text that is complete before `min_new_tokens` ends no row.
     """
     ended = jnp.any(token[..., None] == stop, -1)

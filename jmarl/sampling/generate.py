@@ -24,6 +24,7 @@ from jmarl.models.stack import to_host
 from jmarl.randomness import Randomness
 from jmarl.sampling.sampler import RowIds
 from jmarl.sampling.stack_program import Acting, Prompts, SampleProgram, sample_stack
+from jmarl.sampling.stop_texts import vocabulary
 from jmarl.team import StackSpec, Team, to_agents
 from jmarl.types import Completions
 
@@ -117,7 +118,7 @@ def _call_stack(
     (program, row_ids), past = stack_program(i, spec, weights, request), request.past
     cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
     acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts)
-    arguments = (weights, prompts, row_ids, spec.stops, cache, acting, spec.vocabulary(request.settings.stop_texts))
+    arguments = (weights, prompts, row_ids, spec.stops, cache, acting, vocabulary(spec, request.settings.stop_texts))
     return call(*arguments, program=program)
 
 

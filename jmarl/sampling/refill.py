@@ -47,6 +47,7 @@ from jmarl.sampling.slots import (
     take_prompts,
 )
 from jmarl.sampling.stack_program import Prompts, SampleProgram, stop_of_prompts, with_dtype
+from jmarl.sampling.stop_texts import vocabulary
 from jmarl.team import Team
 from jmarl.types import PLAIN, TRACES, Completions, TeamState, Vocabulary
 
@@ -339,8 +340,8 @@ def refill_team(
         program, row_ids = stack_program(i, spec, weights, request)
         _, next_ids = stack_program(i, spec, weights, following)
         prompts = request.encoded[i], following.encoded[i]
-        vocabulary = spec.vocabulary(request.settings.stop_texts)
-        return call(weights, prompts, (row_ids, next_ids), spec.stops, pending[i], vocabulary, program=program)
+        known = vocabulary(spec, request.settings.stop_texts)
+        return call(weights, prompts, (row_ids, next_ids), spec.stops, pending[i], known, program=program)
 
     def described(i: int) -> ProgramCall:
         a, count, width = request.encoded[i][0].shape

@@ -25,6 +25,7 @@ from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import place_agents
 from jmarl.sampling.generate import bucket
 from jmarl.sampling.stack_program import SampleProgram
+from jmarl.sampling.stop_texts import vocabulary
 from jmarl.serving.errors import Refusal, stopping
 from jmarl.serving.records import OpenPool, Programs, Request, Row, Size, Update
 from jmarl.serving.rows import Joining, Pool, PoolProgram, admit, advance, empty_pool
@@ -231,12 +232,12 @@ class Engine:
             self.beginning.remove(request)
         spec = self.team.stacks[size.stack]
         programs = self.programs[size].result()
-        pool.arrays = programs.admit(self.params[size.stack], pool.arrays, joining, spec.vocabulary())
+        pool.arrays = programs.admit(self.params[size.stack], pool.arrays, joining, vocabulary(spec, ()))
 
     def _advance(self, size: Size, pool: OpenPool) -> None:
         spec, programs = self.team.stacks[size.stack], self.programs[size].result()
         self.calls += 1
-        pool.arrays = programs.advance(self.params[size.stack], pool.arrays, ~pool.taken, spec.vocabulary())
+        pool.arrays = programs.advance(self.params[size.stack], pool.arrays, ~pool.taken, vocabulary(spec, ()))
         out, live = jax.device_get((pool.arrays.out, pool.arrays.slots.live))
         written = out.action_mask.sum(-1)
         for a, slot, row in pool.places():
@@ -292,7 +293,7 @@ class Engine:
         pool, params = self._new_pool(size), self.params[size.stack]
         free = np.zeros((len(spec.members), self.slots_of(size)), bool)
         arguments = partial(admit.lower, params, pool, self._no_joining(size)), partial(advance.lower, params, pool, free)
-        programs = Programs(*(lower(spec.vocabulary(), program=program).compile() for lower in arguments))
+        programs = Programs(*(lower(vocabulary(spec, ()), program=program).compile() for lower in arguments))
         self.say(f"compiled the {text} in {time.monotonic() - start:.1f} s")
         return programs
 

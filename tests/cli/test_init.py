@@ -22,7 +22,7 @@ from jmarl.cli.init import FILES
 from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
 from jmarl.envs import import_object
-from jmarl.files.fingerprint import difference, of_reward
+from jmarl.files.identity.fingerprint import difference, of_reward
 from jmarl.runs.experiment import task_of
 
 SMALL = [

@@ -14,7 +14,7 @@ from jmarl.comlrl.environment import TrainerEnvironment
 from jmarl.comlrl.eval_metrics import turn_means
 from jmarl.comlrl.rewards import bind_rewards
 from jmarl.envs.rewards import RewardFunction
-from jmarl.files.fingerprint import of_reward
+from jmarl.files.identity.fingerprint import of_reward
 
 ITEM = {"prompt": "task", "answer": "42"}
 RNG = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from jmarl import RemoteEnvironment, make, make_reward, remote_reward
 from jmarl.config import TaskConfig
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import Fault, LockStep, vectorize
-from jmarl.files.fingerprint import of_options, of_reward
+from jmarl.files.identity.fingerprint import of_options, of_reward
 from jmarl.processes.ending import Interrupted
 from jmarl.remote.access import Access, Tls
 from jmarl.remote.catalog import read_offer

@@ -21,7 +21,7 @@ from jmarl.envs.pool import Pool
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardProcessors, make_reward
 from jmarl.envs.vector import LockStep
-from jmarl.files import fingerprint
+from jmarl.files.identity import fingerprint
 from jmarl.runs.prepare import prepare
 from jmarl.runs.run import Task
 from jmarl.runs.seeds import prepare_seeds
@@ -31,7 +31,7 @@ SCRIPT = """
 import json
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardProcessors, make_reward
-from jmarl.files import fingerprint
+from jmarl.files.identity import fingerprint
 from tests.runs.test_fingerprint import ITEMS, by_length, Judge
 reward = make_reward([by_length, Judge(by_length)], num_agents=2, processors=RewardProcessors.scale(2.0))
 env = RewardEnvironment(reward, [default_formatter] * 2)

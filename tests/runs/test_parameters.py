@@ -26,7 +26,7 @@ from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import vectorize
-from jmarl.files import fingerprint
+from jmarl.files.identity import fingerprint
 
 
 class Judge:

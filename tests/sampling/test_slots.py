@@ -9,11 +9,11 @@ import pytest
 
 from jmarl.config import Sampling
 from jmarl.models import decoder
-from jmarl.models.hub.stop_texts import stop_table, token_bytes
 from jmarl.plan import hlo
 from jmarl.sampling import choice, refill, sampler, slots
 from jmarl.sampling.sampler import RowIds, SampleInputs
 from jmarl.sampling.stack_program import SampleProgram, sample_stack
+from jmarl.sampling.stop_texts import stop_table, token_bytes
 from jmarl.types import Vocabulary
 
 NEW, GROUP, PROMPTS = 128, 8, 2

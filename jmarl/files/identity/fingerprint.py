@@ -35,7 +35,7 @@ import numpy as np
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.vector import Engine
-from jmarl.files.constants import (
+from jmarl.files.identity.constants import (
     GENERATED,
     Code,
     attributes_of,
@@ -103,9 +103,9 @@ def _text(value: Any) -> str:
 
 def of_reward(env: Any) -> dict[str, str]:
     """Return a digest of the source of each function and class that computes rewards or writes prompts, by qualified name."""
-    found = _Walk()
-    found.visit(env)
-    walk = _Walk(code_of(found.functions, found.members))
+    first = _Walk()
+    first.visit(env)
+    walk = _Walk(code_of(first.functions, first.members))
     walk.visit(env)
     if isinstance(env, RewardEnvironment):  # a new function may call the old one, which is then in both fingerprints
         names = [_name(x) for x in (*env.formatters, env.transition) if x is not None]

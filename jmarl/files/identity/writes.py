@@ -4,8 +4,6 @@ run, and what a constructor computes without its arguments (a time, a process id
 Left out: writes through another name of a container (`seen = self.seen; seen.append(text)`), and by code without source.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

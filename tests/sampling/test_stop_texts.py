@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from jmarl.models.hub.stop_texts import automaton, over_tokens, stop_table, token_bytes
 from jmarl.models.hub.tokenize import decode
+from jmarl.sampling.stop_texts import automaton, over_tokens, stop_table, token_bytes
 from tests.models.test_special_tokens import FAMILIES, tokenizer_of
 
 LETTERS = st.text("ab\u00e9\u4f60", min_size=1, max_size=4)

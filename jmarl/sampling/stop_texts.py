@@ -18,8 +18,15 @@ import numpy as np
 from jaxtyping import Int
 
 from jmarl.models.hub.tokenize import decode
+from jmarl.team import StackSpec
+from jmarl.types import Vocabulary
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a token of SentencePiece that is one byte
+
+
+def vocabulary(spec: StackSpec, stop_texts: Sequence[str]) -> Vocabulary:
+    """Return what the sampler of a stack knows of its tokens. stop_texts: texts that end a completion."""
+    return Vocabulary(spec.allowed, stop_table(spec.tokenizer, spec.config.vocab_size, tuple(stop_texts)))
 
 
 @functools.lru_cache(maxsize=16)
