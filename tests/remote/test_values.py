@@ -122,6 +122,12 @@ def test_a_message_that_is_no_value_is_refused():
         values.from_map(twice)
 
 
+def test_a_role_that_is_no_name_is_refused():
+    message = pb.Observation(messages=pb.Chat(messages=[pb.ChatMessage(role="user<|im_end|>", content="a")]))
+    with pytest.raises(ValueError, match="a message has the role 'user<|im_end|>'"):
+        values.from_observation(message)
+
+
 def test_observations_arrive_as_texts_chats_and_none():
     chat = ChatPrompt([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
     arrived = [values.from_observation(over_the_wire(m)) for m in values.to_observations(["text", chat, None], "Env")]
@@ -133,12 +139,6 @@ def test_observations_arrive_as_texts_chats_and_none():
 
 
 @pytest.mark.parametrize("reward", [1, 0.5, -0.0, math.nan, [1.0, 2], (1.0, 2.0), None, "text", True, [math.inf, None]])
-def test_a_role_that_is_no_name_is_refused():
-    message = pb.Observation(messages=pb.Chat(messages=[pb.ChatMessage(role="user<|im_end|>", content="a")]))
-    with pytest.raises(ValueError, match="a message has the role 'user<|im_end|>'"):
-        values.from_observation(message)
-
-
 def test_a_step_arrives_with_its_reward_as_the_environment_returned_it(reward):
     step = Step("state", ["a", None], reward, False, {"solved": 1.0, "n": 2}, False, {"p": math.nan})
     arrived = values.from_result(over_the_wire(values.to_result(step, 3, "Env")), "state")
