@@ -51,7 +51,7 @@ def check_column(run: Path, rows: list[dict], name: str) -> None:
 
 def column(rows: list[dict], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of updates and the values of the rows that have a column."""
-    points = [(row.get("eval/updates", row["step"] + 1), row[name]) for row in rows if name in row]
+    points = [(row["step"], row[name]) for row in rows if name in row]
     return np.array([updates for updates, _ in points]), np.array([value for _, value in points], float)
 
 

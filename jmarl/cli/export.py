@@ -279,7 +279,7 @@ def curve_lines(path: Path) -> list[str]:
 
     steps: dict[int, dict[str, Any]] = {}
     for row in read_rows(path):
-        number = int(row.get("eval/updates", row["step"] + 1))  # an evaluation is after so many updates
+        number = int(row["step"])
         steps.setdefault(number, {}).update({name: row[name] for name in CURVE if name in row})
     rows = sorted((number, row) for number, row in steps.items() if row)
     if not rows:

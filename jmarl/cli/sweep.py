@@ -169,14 +169,14 @@ def is_finished(point: Point) -> bool:
         raise ValueError(f"{file} was written with other settings ({', '.join(names)}): choose another --output")
     run = point.cfg.train.run
     saved = all(not run.save_models or (directory / "models").is_dir() for directory in point.directories)
-    return saved and all(last_step(directory) == run.num_updates - 1 for directory in point.directories)
+    return saved and all(last_step(directory) == run.num_updates for directory in point.directories)
 
 
 def last_step(directory: Path) -> int:
-    """Return the last step with the metrics of an update; -1 without any."""
+    """Return the last step with the metrics of an update; 0 without any."""
     file = directory / "metrics.jsonl"
     rows = read_rows(file) if file.is_file() else []
-    return max((row["step"] for row in rows if "eval/updates" not in row), default=-1)
+    return max((row["step"] for row in rows if "eval/updates" not in row), default=0)
 
 
 def write_results(root: Path, points: Sequence[Point], failed: Mapping[str, str]) -> bool:
@@ -185,7 +185,7 @@ def write_results(root: Path, points: Sequence[Point], failed: Mapping[str, str]
         result_row(point, seed, directory, failed)
         for point in points
         for seed, directory in zip(point.seeds, point.directories, strict=True)
-        if last_step(directory) >= 0 or point.cfg.train.run.output_dir in failed
+        if last_step(directory) > 0 or point.cfg.train.run.output_dir in failed
     ]
     if not rows:
         return False

@@ -228,7 +228,7 @@ def open_run(
             savers = [(opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit)), meta)]
             try_checkpoint(checkpoints_of(cfg))
         if owns_files:
-            note(f"the first step is {int(state.step)}")
+            note(f"the first step is {int(state.step) + 1}")
             hparams = meta["config"] | {"environment": meta.get("environment", {})}
             writer = opened.enter_context(open_writer(cfg, hparams, int(state.step), wandb_config))
         elif cfg.run.progress and exchange.is_first():
@@ -236,14 +236,15 @@ def open_run(
         yield OpenRun(state, savers, writer)
 
 
-def open_writer(cfg: TrainConfig, hparams: dict[str, Any], start_step: int, wandb_config: dict | None = None) -> MetricsWriter:
-    """Return the writer of a run's metrics; it drops rows from `start_step` on. Without output_dir it only
-    shows progress."""
+def open_writer(cfg: TrainConfig, hparams: dict[str, Any], updates: int, wandb_config: dict | None = None) -> MetricsWriter:
+    """Return the writer of a run's metrics, which drops rows of later steps. Without output_dir it only shows progress.
+
+    updates: made before."""
     return MetricsWriter(
         cfg.run.output_dir,
         hparams,
         total_steps=cfg.run.num_updates,
-        start_step=start_step,
+        start_step=updates + 1 if updates else 0,  # the evaluation before the first update has step 0
         tensorboard=cfg.run.tensorboard,
         progress=cfg.run.progress,
         wandb_config=wandb_config,

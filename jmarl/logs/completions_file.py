@@ -1,14 +1,15 @@
 """Keep the completions of every step in `completions.jsonl.gz`, beside `metrics.jsonl`.
 
 Each step is one gzip member with one line of JSON, so that `zcat` reads the whole file and a kill damages the last member only.
-A record has `step`; `kind`, "train" or "eval"; `tasks`, one per item (empty for held-out items and where dynamic sampling has
-replaced some); `updates`, of an evaluation; and `turns`. P nodes, N agents, G completions, J joint actions per node:
+A record has `step`, the number of updates made, as in `metrics.jsonl`; `kind`, "train" or "eval"; `tasks`, one per item (empty
+for held-out items and where dynamic sampling has replaced some); `updates`, of an evaluation; and `turns`. P nodes, N agents, G
+completions, J joint actions per node:
 
     prompts [N][P]         acts [N][P]            completions [N][P][G]    joint [J][N], the completion of each agent
     rewards [P][J][N]      parts {name: [P][J]}   measures {name: [P][J]}
     parents [P]            items [P], see `rollout.turns.Turn`
 
-Files of older versions have no `measures`; their `parts` hold all numbers.
+Files of older versions have no `measures`; their `parts` hold all numbers, and they count steps from 0.
 
 Numbers that are not finite are null. When the file reaches its largest size, every second step is dropped, then three of four,
 and so on, so that what remains is spread over the whole run; held-out completions are dropped last. While the disk is full, up
@@ -24,7 +25,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,11 +61,11 @@ class CompletionsFile:
 
     def __init__(self, path: Path, start_step: int, max_bytes: int):
         self.path, self.max_bytes = path, max_bytes
-        members = list(_members(path)) if path.exists() else []
+        members = _counted(_members(path)) if path.exists() else []
         earlier = [member for member in members if member.step < start_step]
         steps = [member.step for member in earlier if member.kind == TRAIN]
         self.every = max(next((later - step for step, later in zip(steps, steps[1:], strict=False)), 1), 1)
-        if path.exists() and path.stat().st_size != sum(len(member.data) for member in earlier):
+        if path.exists() and path.read_bytes() != b"".join(member.data for member in earlier):
             self._replace(earlier)
         self.file = LogFile(path, MAX_WAITING)
 
@@ -72,8 +73,7 @@ class CompletionsFile:
         """Append the record of a step."""
         if kind == TRAIN and step % self.every:
             return
-        line = json.dumps({"step": int(step), "kind": kind, **record}, default=str, ensure_ascii=False) + "\n"
-        member = gzip.compress(line.encode("utf-8", "replace"), 6, mtime=0)
+        member = _member(step, kind, record).data
         if self.file.end + len(member) > self.max_bytes:
             self._thin(step, len(member))
             if (kind == TRAIN and step % self.every) or self.file.end + len(member) > self.max_bytes:
@@ -109,8 +109,11 @@ class CompletionsFile:
 
 def read_completions(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a file, without a damaged last one."""
+    from_zero = False
     for member in _members(Path(expand_home(path))):
-        yield json.loads(gzip.decompress(member.data))
+        record = json.loads(gzip.decompress(member.data))
+        from_zero |= _is_first_of_zero(record)
+        yield record | {"step": _updates_of(record)} if from_zero else record
 
 
 def newest_records(path: str | Path, after: int, most: int = 5) -> list[dict[str, Any]]:
@@ -145,6 +148,32 @@ def finite(value: Any) -> Any:
 def steps_of(path: str | Path) -> list[tuple[int, str, int]]:
     """Return the step, the kind and the compressed size in bytes of each record."""
     return [(member.step, member.kind, len(member.data)) for member in _members(Path(expand_home(path)))]
+
+
+def _is_first_of_zero(record: Mapping[str, Any]) -> bool:
+    """Whether a record is that of the first update in a file that counts from 0. An evaluation before it has step 0 anyway."""
+    return record["kind"] == TRAIN and record["step"] == 0 and "tasks" in record
+
+
+def _updates_of(record: Mapping[str, Any]) -> int:
+    """Return the number of updates of a record of a file that counts from 0."""
+    return record.get("updates", record["step"] + 1)
+
+
+def _counted(members: Iterable[_Member]) -> list[_Member]:
+    """Return members with the number of updates as their step, also those of a file that counts from 0."""
+    members = [*members]
+    first = next((member for member in members if member.kind == TRAIN), None)
+    if first is None or first.step or not _is_first_of_zero(json.loads(gzip.decompress(first.data))):
+        return members
+    records = [json.loads(gzip.decompress(member.data)) for member in members]
+    return [_member(_updates_of(record), record.pop("kind"), record) for record in records]
+
+
+def _member(step: int, kind: str, record: Mapping[str, Any]) -> _Member:
+    rest = {name: x for name, x in record.items() if name != "step"}
+    line = json.dumps({"step": int(step), "kind": kind, **rest}, default=str, ensure_ascii=False) + "\n"
+    return _Member(int(step), kind, gzip.compress(line.encode("utf-8", "replace"), 6, mtime=0))
 
 
 def _members(path: Path) -> Iterator[_Member]:

@@ -25,7 +25,7 @@ class NonFiniteError(RuntimeError):
 class FailedUpdate(NamedTuple):
     """The experience of an update. Its random keys are determined by seed and step."""
 
-    step: int
+    step: int  # number of updates before it
     seed: int
     algorithm: str
     data: Any  # the experience of the step, see `rollout.experience`
@@ -55,8 +55,8 @@ class NonFiniteWatch:
         if first_time := [name for name in new if name not in self._warned]:
             place = self.cfg.run.output_dir and f" in {self.cfg.run.output_dir}"
             warnings.warn(
-                f"update {step}{place}: a loss or gradient is not finite, so the optimizer step was skipped (counted in the "
-                f"log as {', '.join(first_time)}; this warning comes once)",
+                f"update {step + 1}{place}: a loss or gradient is not finite, so the optimizer step was skipped (counted in "
+                f"the log as {', '.join(first_time)}; this warning comes once)",
                 stacklevel=5,
             )
             self._warned |= set(first_time)
@@ -82,7 +82,7 @@ class NonFiniteWatch:
             except Exception as error:  # a full disk, items that cannot be pickled: still report why the run stops
                 note = f" Its experience could not be written: {error!r}."
         raise NonFiniteError(
-            f"stopped at step {step} of the run in {cfg.run.output_dir or 'memory'}: in the last {self.updates} updates "
+            f"stopped at step {step + 1} of the run in {cfg.run.output_dir or 'memory'}: in the last {self.updates} updates "
             f"{self.reason}. Such optimizer steps were skipped.{note} A resumed run may have a lower learning_rate or "
             f"max_grad_norm; stop_after_nonfinite={limit} sets this limit"
         )
@@ -90,8 +90,8 @@ class NonFiniteWatch:
 
 def write_failed_update(failed: FailedUpdate, summary: dict[str, Any], directory: str) -> Path:
     """Write the files of an update, and return the path for `replay_rollout`. summary: for the JSON file."""
-    path = Path(directory) / f"failed_update_{failed.step}.pkl"
-    head = {"step": failed.step, "seed": failed.seed, "algorithm": failed.algorithm, "why": failed.why}
+    path = Path(directory) / f"failed_update_{failed.step + 1}.pkl"
+    head = {"step": failed.step + 1, "seed": failed.seed, "algorithm": failed.algorithm, "why": failed.why}
     path.with_suffix(".json").write_text(json.dumps(head | summary, default=repr, indent=1), encoding="utf-8")
     with (temporary := path.with_suffix(".tmp")).open("wb") as file:
         pickle.dump(failed._asdict(), file)

@@ -1,9 +1,11 @@
 """Write the metrics of a run to `metrics.jsonl`, TensorBoard, Weights & Biases and the terminal.
 
 `metrics.jsonl` is the source of truth: one JSON object per line with its `step`, flushed at once. NaN and infinities are the
-strings "NaN", "Infinity", "-Infinity", so that any JSON reader can read the file. A run that starts at `start_step` first drops
-the rows from that step on (the file is replaced atomically) and tells TensorBoard to do the same, so that resuming repeats no
-row.
+strings "NaN", "Infinity", "-Infinity", so that any JSON reader can read the file. The step of a row is the number of updates
+made, in all logs: 1 in the row of the first update, 0 in that of the evaluation before it. A run that starts at `start_step`
+first drops the rows from that step on (the file is replaced atomically) and tells TensorBoard to do the same, so that resuming
+repeats no row. Files of earlier versions count from 0, and an evaluation has the step of the update before it; they are read
+and resumed as if they counted updates.
 
 Errors of logs do not stop training. Rows that do not fit on a full disk wait in memory and are written with the next row that
 fits (`log_file`); nothing more is shown on a terminal that has closed. Each failed write is counted in `log_errors`, and the
@@ -19,8 +21,9 @@ import json
 import logging
 import math
 import os
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +220,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     lines = text.splitlines()
     if lines and not text.endswith(("\n", "}")):
         lines.pop()
-    return [row for _, row in _parse(lines, path)]
+    return [row for _, row in _counted(_parse(lines, path))]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
@@ -236,11 +239,11 @@ def _truncate_rows(path: Path, start_step: int) -> tuple[list[dict[str, Any]], i
         return [], 0
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
-    intact = list(_parse(lines, path))
+    intact = _counted(_parse(lines, path))
     num_logged = max((row["step"] + 1 for _, row in intact), default=0)
     earlier = [(line, row) for line, row in intact if row["step"] < start_step]
     rows, dropped = [row for _, row in earlier], len(lines) - len(earlier)
-    if not dropped and text.endswith("\n"):
+    if lines == [line for line, _ in earlier] and text.endswith("\n"):
         return rows, num_logged
     logger.warning("%s: dropped %d of %d rows, the run starts at step %d", path, dropped, len(lines), start_step)
     temporary = path.with_suffix(".jsonl.tmp")
@@ -250,6 +253,18 @@ def _truncate_rows(path: Path, start_step: int) -> tuple[list[dict[str, Any]], i
         os.fsync(file.fileno())
     temporary.replace(path)
     return rows, num_logged
+
+
+def _counted(parsed: Iterable[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return lines and rows with the number of updates as their step, also those of a file that counts from 0."""
+    lines_and_rows = [*parsed]
+    if not any(row["step"] == 0 and "time/step_s" in row for _, row in lines_and_rows):  # of an update
+        return lines_and_rows
+    counted = []
+    for line, row in lines_and_rows:
+        step = int(row.get("eval/updates", row["step"] + 1))
+        counted.append((re.sub(r'"step": *\d+', f'"step": {step}', line, count=1), row | {"step": step}))
+    return counted
 
 
 def _parse(lines: list[str], path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -31,8 +31,8 @@ class RolloutLog(StepLog):
         for turn in rollout.turns:
             if turn.fault:
                 count = turn.rewards[..., 0].size
-                message = f"update {step.number}: {turn.invalid} of {count} joint actions have no valid reward; {turn.fault}"
-                warnings.warn(message, stacklevel=3)
+                place = f"update {step.number + 1}: {turn.invalid} of {count} joint actions"
+                warnings.warn(f"{place} have no valid reward; {turn.fault}", stacklevel=3)
 
     def row(self, step: QueuedStep, seconds: float) -> dict[str, float]:
         row = rollout_metrics(self.team, step.experience.rollout) | update_metrics(self.team, to_host(step.metrics))
@@ -53,28 +53,28 @@ class RolloutLog(StepLog):
 
     def after_row(self, step: QueuedStep, row: dict[str, float]) -> None:
         if self.writer is not None and (self.keeps_completions or samples.are_on()):
-            self.writer.completions(step.number, TRAIN, completions_record(step.experience))
+            self.writer.completions(step.number + 1, TRAIN, completions_record(step.experience))
         super().after_row(step, row)
 
     def texts(self, step: QueuedStep) -> None:
         assert self.writer is not None
+        number = step.number + 1
         for name, turn in named_turns(step.experience.rollout):
-            self.writer.histogram(step.number, f"{name}reward", turn.rewards[np.isfinite(turn.rewards)])
+            self.writer.histogram(number, f"{name}reward", turn.rewards[np.isfinite(turn.rewards)])
             for agent, lengths in enumerate(token_counts(self.team, turn)):
                 if turn.acts[agent].any():
-                    self.writer.histogram(step.number, f"{name}agent_{agent}/length", lengths[turn.acts[agent]].ravel())
-            self.writer.text(step.number, f"{name}joint_actions", self.table(step.number, turn))
+                    self.writer.histogram(number, f"{name}agent_{agent}/length", lengths[turn.acts[agent]].ravel())
+            self.writer.text(number, f"{name}joint_actions", self.table(number, turn))
 
     def evaluation_row(self, result: Evaluation) -> dict[str, float]:
         return numbers(result)
 
     def evaluation_texts(self, updates: int, result: Evaluation) -> None:
         assert self.writer is not None
-        step = max(updates - 1, 0)
         for name, turn in named_turns(result.rollout):
-            self.writer.text(step, f"eval/{name}joint_actions", self.table(step, turn))
+            self.writer.text(updates, f"eval/{name}joint_actions", self.table(updates, turn))
         if self.keeps_completions:
-            self.writer.completions(step, EVAL, {"updates": updates, "tasks": [], "turns": turn_records(result.rollout)})
+            self.writer.completions(updates, EVAL, {"updates": updates, "tasks": [], "turns": turn_records(result.rollout)})
 
     @property
     def keeps_completions(self) -> bool:

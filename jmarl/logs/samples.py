@@ -49,10 +49,10 @@ def sample_lines(step: int, record: Mapping[str, Any]) -> list[str]:
     """
     turn = record["turns"][0]
     num_prompts, num_actions = len(turn["items"]), len(turn["joint"])
-    p, j = step % num_prompts, step // num_prompts % num_actions
+    p, j = (step - 1) % num_prompts, (step - 1) // num_prompts % num_actions
     rewards = ["none" if x is None else f"{x:.4g}" for x in turn["rewards"][p][j]]
     reward = rewards[0] if len(set(rewards)) == 1 else " | ".join(rewards)
-    lines = [f"-- step {step + 1}, prompt {p + 1} of {num_prompts}, joint action {j + 1} of {num_actions}: reward {reward}"]
+    lines = [f"-- step {step}, prompt {p + 1} of {num_prompts}, joint action {j + 1} of {num_actions}: reward {reward}"]
     before = None
     for agent, texts in enumerate(turn["completions"]):
         if not turn["acts"][agent][p]:

@@ -1,5 +1,8 @@
 """Write one row of metrics per step, and from time to time texts and histograms.
 
+All logs count updates: the row of the first update has step 1, as on the terminal, and an evaluation has the number of updates
+before it, the one before training 0. Checkpoints are named so, too.
+
 The row of a step is written one step late: `step` queues it, and the next call or `flush` writes it. So the device works on
 while the host logs. `time/step_s` is the time from the end of the step before to the end of this one. A step on rollouts ends
 with its rewards, because sampling waits for the update before; so it contains that update and its own sampling, and the first
@@ -82,7 +85,7 @@ class StepLog:
         row |= {f"time/{phase}": x for phase, x in step.seconds.items()}
         row |= {"time/step_s": seconds, "compiles": step.traced, "failed_saves": self.failed_saves} | step.exchanged
         if self.writer is not None:
-            self.writer.write(step.number, row)
+            self.writer.write(step.number + 1, row)
         self._started = step.ended_at
         return row
 
@@ -97,10 +100,12 @@ class StepLog:
         self.watch.stop(self.record)
 
     def evaluation(self, updates: int, result: Any, start: float) -> None:
-        """Write an evaluation after a number of updates, unless the log of a resumed run has it. Its step is that of the last
-        update. start: `time.monotonic()` before the evaluation, which does not count as training time."""
+        """Write an evaluation after a number of updates, unless the log of a resumed run has it.
+
+        start: `time.monotonic()` before the evaluation, which does not count as training time.
+        """
         if self.writer is not None and updates not in self.writer.evaluated:
-            self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | self.evaluation_row(result))
+            self.writer.write(updates, {"eval/updates": updates} | self.evaluation_row(result))
             self.evaluation_texts(updates, result)
         self._started += time.monotonic() - start
 

@@ -54,8 +54,8 @@ class Terminal(Sink):
     errors = (OSError, ValueError)  # ValueError: stdout was closed
 
     def __init__(self, total_steps: int, start_step: int, phase: Callable[[], tuple[str, float]]):
-        self.total, self.first, self.phase = total_steps, start_step, phase
-        self.done = start_step
+        self.total, self.first, self.phase = total_steps, max(start_step - 1, 0), phase  # first: steps done before
+        self.done = self.first
         self.first_row: tuple[int, float] | None = None  # steps done at the first row, and when it was
         self.started = self.shown = time.monotonic()  # shown: when the last line was
         self.bar = self.task = None
@@ -66,7 +66,7 @@ class Terminal(Sink):
             columns = MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[phase]}"), TimeElapsedColumn()
             left = TextColumn("left"), TimeRemainingColumn()
             self.bar = Progress(*columns, *left, console=screen, auto_refresh=False)
-            self.task = self.bar.add_task("", total=total_steps, completed=start_step, phase="")
+            self.task = self.bar.add_task("", total=total_steps, completed=self.first, phase="")
             _to_stdout(self.bar.start)
         self._thread.start()
 
@@ -76,7 +76,7 @@ class Terminal(Sink):
         tag = next((tag for tag in (REWARD_TAG, LOSS_TAG) if tag in row), None)
         if tag is None:
             return
-        self.done = done = step + 1
+        self.done = done = step
         self.first_row = self.first_row or (done, time.monotonic())
         if self.bar is not None and self.task is not None:
             _to_stdout(partial(self.bar.update, self.task, completed=done, refresh=True))

@@ -28,7 +28,7 @@ function picked(actions, pick) {
   if (pick === "all" || actions.length < 2) return actions.map((action) => ["", action]);
   const [best, ...others] = actions, worst = others.pop();
   const { record, p } = best;
-  const random = others.length ? others[(record.step * 7919 + p * 104729) % others.length] : null;
+  const random = others.length ? others[(Math.max(record.step - 1, 0) * 7919 + p * 104729) % others.length] : null;
   const all = [["best", best], ["random", random], ["worst", worst]];
   return all.filter(([tag, action]) => action && (pick === "some" || pick === tag));
 }
@@ -140,7 +140,7 @@ class Completions {
   }
 
   name(record) {
-    const when = record.kind === "eval" ? `held-out after ${record.updates} updates` : `step ${record.step + 1}`;
+    const when = record.kind === "eval" ? `held-out after ${record.updates} updates` : `step ${record.step}`;
     return this.data.runs.length > 1 ? `${this.data.runs[record.run].name}, ${when}` : when;
   }
 

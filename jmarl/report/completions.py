@@ -29,7 +29,7 @@ def load_completions(runs: Sequence[Run], max_bytes: int) -> tuple[list[dict[str
 
 def new_completions(runs: Sequence[Run], after: Sequence[int]) -> list[dict[str, Any]]:
     """Return the newest records of runs from the given steps on, each with the number of its run. Those of the given step are
-    among them, because a held-out record has the step of its last update.
+    among them, because a held-out record has the step of the update before it.
 
     after: one for each run, or fewer.
     """

@@ -11,7 +11,8 @@ const identity = ({ runs }) => JSON.stringify(runs.map((run) => [run.name, run.a
 /** Return one episode as [turn, node, joint action]: of another prompt in each step. */
 function episode(record) {
   const turns = [], nodes = record.turns[0].items.length, actions = record.turns[0].joint.length;
-  let [p, j] = [record.step % nodes, Math.floor(record.step / nodes) % actions];
+  const drawn = Math.max(record.step - 1, 0);
+  let [p, j] = [drawn % nodes, Math.floor(drawn / nodes) % actions];
   for (const [t, turn] of record.turns.entries()) {
     if (t) p = turn.parents.indexOf(p * record.turns[t - 1].joint.length + j);
     if (p < 0) break;
@@ -24,7 +25,7 @@ function episode(record) {
 function fillNewest(section, data) {
   const record = data.completions.at(-1);
   if (!record) { section.append(note("No step is done yet, or the run keeps no completions.")); return; }
-  const when = record.kind === "eval" ? `held-out, after ${record.updates} updates` : `step ${record.step + 1}`;
+  const when = record.kind === "eval" ? `held-out, after ${record.updates} updates` : `step ${record.step}`;
   section.append(note(`${data.runs.length > 1 ? `${data.runs[record.run].name}, ` : ""}${when}`));
   for (const [t, p, j] of episode(record)) {
     const turn = record.turns[t], action = jointActions(record, t, p).find((other) => other.j === j);

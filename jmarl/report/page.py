@@ -87,7 +87,7 @@ def summarize_group(group: Group) -> dict[str, Any]:
     columns = curves(group)
     return {
         "num_runs": len(group.runs),
-        "updates": max((int(row["step"]) + 1 for run in group.runs for row in run.rows), default=0),
+        "updates": max((int(row["step"]) for run in group.runs for row in run.rows), default=0),
         "curves": columns,
         "held_out": held_out(columns),
         "best": [f"{run.name}: {run.best}" for run in group.runs if run.best],

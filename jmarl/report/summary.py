@@ -37,7 +37,7 @@ def curves(group: Group) -> dict[str, dict[str, list[float | None]]]:
 def points(run: Run, name: str) -> dict[float, float]:
     """Return the values of a column by the number of updates."""
     rows = run.evaluations if name.startswith("eval/") else run.rows
-    return {row.get("eval/updates", row["step"] + 1): row[name] for row in rows if name in row}
+    return {row["step"]: row[name] for row in rows if name in row}
 
 
 def curve(values: Sequence[dict[float, float]], own: Sequence[dict[float, float]]) -> dict[str, list[float | None]]:

@@ -185,7 +185,7 @@ def repeat_update(run: Run, source: Source, state: TeamState) -> tuple[TeamState
         state, _ = read_state(run.cfg, state, run.identity)
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # the random keys depend on the step
     state, metrics = update_team(run.setup, state, source.make_batches(state, failed.data))
-    row = {"step": failed.step} | update_metrics(run.team, to_host(metrics))
+    row = {"step": failed.step + 1} | update_metrics(run.team, to_host(metrics))
     if exchange.is_first():
         print(json.dumps(row, indent=1), flush=True)
     return without_gradients(state), failed.data

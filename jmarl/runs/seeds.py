@@ -313,13 +313,13 @@ class SeedsLog(StepLog):
         rows = [row for log in self.logs if (row := log.flush()) is not None]
         mean = over_runs(rows) if rows else {}
         if self.writer and rows:
-            self.writer.write(step.number, mean)
+            self.writer.write(step.number + 1, mean)
         return mean
 
     def after_row(self, step: QueuedStep, row: dict[str, float]) -> None:
         """Print a sample of the first run: the log of each run handles its own rows, and shows nothing."""
         if self.writer is not None and samples.are_on():
-            self.writer.completions(step.number, TRAIN, completions_record(step.experience[0]))
+            self.writer.completions(step.number + 1, TRAIN, completions_record(step.experience[0]))
 
     def evaluation(self, updates: int, result: Sequence[Evaluation], start: float) -> None:
         for log, run_result in zip(self.logs, result, strict=True):
@@ -329,7 +329,7 @@ class SeedsLog(StepLog):
             counts = {name for row in rows for name in row if name.endswith(EPISODES)}
             rows = [dict.fromkeys(counts, row["eval/episodes"] - row["eval/reward/invalid"]) | row for row in rows]
             plain = [{name: x for name, x in row.items() if not name.endswith(INTERVAL)} for row in rows]
-            self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | over_runs(plain))
+            self.writer.write(updates, {"eval/updates": updates} | over_runs(plain))
 
     def scores(self, result: Sequence[Evaluation]) -> list[dict[str, float]]:
         return [score for log, run_result in zip(self.logs, result, strict=True) for score in log.scores(run_result)]

@@ -132,7 +132,7 @@ def test_the_card_has_the_settings_and_the_curve(tmp_path):
     assert main(["export", "--model", "lora", "--output", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "agent_0" / "README.md").read_text()
     rows = [json.loads(line) for line in Path("lora/metrics.jsonl").read_text().splitlines()]
-    lines = [f"| {row['step'] + 1} | {row['loss']:.4g} |" for row in rows if "loss" in row]
+    lines = [f"| {row['step']} | {row['loss']:.4g} |" for row in rows if "loss" in row]
     expected = ["library_name: peft", "| algorithm | sft |", "| lora_rank | 2 |", "| learning_rate | 0.05 |", *lines]
     assert len(lines) == 3 and [text for text in expected if text not in card] == []
     assert str(Path.cwd()) not in card

@@ -366,7 +366,7 @@ def test_training_continues_when_the_judge_fails(server, speaker, tmp_path):
     server.answer = answer
     env = Debate(1, judge=LLMJudge(model_at(server), 1), zero_sum=True)
     team, params = make_team([speaker] * 2)
-    with pytest.warns(UserWarning, match="update 1: 2 of 2 joint actions have no valid reward; .*refused with 500"):
+    with pytest.warns(UserWarning, match="update 2: 2 of 2 joint actions have no valid reward; .*refused with 500"):
         train(team, env, [TASK], SHORT.replace(output_dir=str(tmp_path)), params=params)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(calls) == 4 + 4 * 3

@@ -15,12 +15,14 @@ def write_run(directory: Path, seed: int = 0, learning_rate: float = 1e-3, steps
     directory.mkdir(parents=True)
     file = CompletionsFile(directory / "completions.jsonl.gz", 0, 10**8)
     rows = [{"step": 0, "eval/updates": 0, "eval/reward": 0.25, "eval/reward_ci95": 0.125}]
-    for step in range(steps):
-        file.write(step, "train", {"tasks": [{"prompt": "x"}] * 2, "turns": [turn(step, t, rng, words) for t in range(turns)]})
-        rows.append({"step": step, "reward/mean": step / 8 + seed, "agent_0/length": 4.0, "agent_1/length": 5.0 + step})
+    for step in range(1, steps + 1):
+        file.write(
+            step, "train", {"tasks": [{"prompt": "x"}] * 2, "turns": [turn(step - 1, t, rng, words) for t in range(turns)]}
+        )
+        rows.append({"step": step, "reward/mean": (step - 1) / 8 + seed, "agent_0/length": 4.0, "agent_1/length": 4.0 + step})
         rows[-1] |= {"time/sampling": 3.0, "time/update": 1.0, "time/step_s": 4.5}
-    rows.append({"step": steps - 1, "eval/updates": steps, "eval/reward": 0.75 + seed, "eval/reward_ci95": 0.0625})
-    file.write(steps - 1, "eval", {"updates": steps, "tasks": [], "turns": [turn(99, 0, rng, words)]})
+    rows.append({"step": steps, "eval/updates": steps, "eval/reward": 0.75 + seed, "eval/reward_ci95": 0.0625})
+    file.write(steps, "eval", {"updates": steps, "tasks": [], "turns": [turn(99, 0, rng, words)]})
     file.close()
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     attempt = directory / "attempts" / "1"

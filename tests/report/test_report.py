@@ -218,7 +218,7 @@ def test_a_small_file_has_fewer_steps_but_the_first_the_last_and_held_out_ones(t
     assert (tmp_path / "small.html").stat().st_size < 240_000, "the scripts are not counted"
     shown = content(tmp_path / "small.html")
     steps = [record["step"] for record in shown["completions"] if record["kind"] == "train"]
-    assert steps[0] == 0 and steps[-1] == 31 and shown["every"] > 1 and f"of every {shown['every']} steps" in small
+    assert steps[0] == 1 and steps[-1] == 32 and shown["every"] > 1 and f"of every {shown['every']} steps" in small
     assert [record["kind"] for record in shown["completions"]].count("eval") == 1
     assert [index for index, _ in chosen([(s, "train", 1) for s in range(5)], 2)] == [0, 2, 4]
 
@@ -237,7 +237,7 @@ def test_the_report_of_a_long_run_is_small_and_opens_in_three_seconds(tmp_path):
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randrange(2, 10))) for _ in range(3000)]
     run = write_run(tmp_path / "run", steps=1)
     file = CompletionsFile(run / "completions.jsonl.gz", 0, 10**8)
-    for step in range(200):  # 64 completions of 2 agents, about 90 words each
+    for step in range(1, 201):  # 64 completions of 2 agents, about 90 words each
         record = turn(step, 0, rng, 0) | {"joint": [[g, g] for g in range(32)]}
         record["completions"] = [[[" ".join(rng.choices(words, k=90)) for _ in range(32)] for _ in range(2)] for _ in range(2)]
         record["rewards"], record["parts"] = [[[rng.random()] * 2 for _ in range(32)] for _ in range(2)], {}

@@ -55,13 +55,13 @@ def test_a_run_is_followed_while_it_writes(tmp_path, monkeypatch, caplog):
         code, page = get(address)
         assert code == 200 and "connect-src 'self'" in page and 'id="newest"' in page and "function follow" in page
         with (run / "metrics.jsonl").open("a") as file:
-            file.write('{"step": 4, "reward/mean": 0.5}\n{"step": 5, "rew')  # the second row is being written
-        file = CompletionsFile(run / "completions.jsonl.gz", 4, 10**8)
-        file.write(4, "train", {"tasks": [], "turns": [turn(4, 0, random.Random(0), 1)]})
+            file.write('{"step": 5, "reward/mean": 0.5}\n{"step": 6, "rew')  # the second row is being written
+        file = CompletionsFile(run / "completions.jsonl.gz", 5, 10**8)
+        file.write(5, "train", {"tasks": [], "turns": [turn(4, 0, random.Random(0), 1)]})
         file.close()
-        news = json.loads(get(f"{address}data?after=3")[1])
+        news = json.loads(get(f"{address}data?after=4")[1])
     assert news["groups"][0]["curves"]["reward/mean"]["x"] == [1, 2, 3, 4, 5] and news["groups"][0]["updates"] == 5
-    assert [(x["run"], x["kind"], x["step"]) for x in news["completions"]] == [(0, "train", 3), (0, "eval", 3), (0, "train", 4)]
+    assert [(x["run"], x["kind"], x["step"]) for x in news["completions"]] == [(0, "train", 4), (0, "eval", 4), (0, "train", 5)]
     assert "<i>step 4 turn 0 agent 0 prompt 0" in news["completions"][-1]["turns"][0]["completions"][0][0][0]
     assert not caplog.text, "a half-written row is no damage"
 
@@ -83,7 +83,7 @@ def test_rows_are_read_for_a_small_part_of_the_time(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run")
     with watched(run) as address:
         updates = []
-        for step in (4, 5):
+        for step in (5, 6):
             with (run / "metrics.jsonl").open("a") as file:
                 file.write(f'{{"step": {step}, "reward/mean": 0.5}}\n')
             updates.append(json.loads(get(f"{address}data")[1])["groups"][0]["updates"])

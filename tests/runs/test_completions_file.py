@@ -69,6 +69,18 @@ def test_a_full_file_keeps_steps_of_the_whole_run_and_held_out_ones(tmp_path, ca
     assert [step for step, kind, _ in steps_of(path) if kind == "train"] == [*range(0, 60, 8)]
 
 
+def test_a_file_that_counts_from_0_is_read_and_resumed_as_one_that_counts_updates(tmp_path):
+    """As earlier versions wrote it: an evaluation had the step of the update before it."""
+    path = tmp_path / "file"
+    old = [(0, "eval", {"updates": 0}), (0, "train", {}), (1, "train", {}), (1, "eval", {"updates": 2}), (2, "train", {})]
+    lines = [json.dumps({"step": step, "kind": kind, **more, "tasks": [], **turns(step)}) + "\n" for step, kind, more in old]
+    path.write_bytes(b"".join(gzip.compress(line.encode(), 6, mtime=0) for line in lines))
+    counted = [(0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train")]
+    assert [(x["step"], x["kind"]) for x in read_completions(path)] == counted
+    fill(path, [3], start_step=3)
+    assert [(step, kind) for step, kind, _ in steps_of(path)] == counted
+
+
 def test_a_record_larger_than_the_file_may_be_is_left_out(tmp_path):
     file = CompletionsFile(tmp_path / "file", 0, 100)
     file.write(0, "train", turns(0))
@@ -123,8 +135,8 @@ def directory(team, tmp_path_factory):
 def test_a_run_keeps_all_that_was_written_and_how_it_was_rewarded(directory):
     records = list(read_completions(directory / "completions.jsonl.gz"))
     kinds = [(r["kind"], r["step"], r.get("updates")) for r in records]
-    train_steps = [("train", step, None) for step in range(3)]
-    assert sorted(kinds, key=str) == sorted([("eval", 0, 0), ("eval", 1, 2), ("eval", 2, 3), *train_steps], key=str)
+    train_steps = [("train", step, None) for step in (1, 2, 3)]
+    assert sorted(kinds, key=str) == sorted([("eval", 0, 0), ("eval", 2, 2), ("eval", 3, 3), *train_steps], key=str)
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     for record in (r for r in records if r["kind"] == "train"):
         turn = record["turns"][0]

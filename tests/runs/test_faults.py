@@ -116,7 +116,7 @@ def test_a_signal_saves_the_run_and_exits_with_75_and_the_resumed_run_is_bit_equ
     out, _ = finish(process, 75, "\n")
     assert saved_steps(tmp_path / "checkpoints") == [3]
     assert f"interrupted after update 3 of 8, saved in {tmp_path}: resume continues from there" in out
-    assert [row["step"] for row in rows_of(tmp_path) if "reward/mean" in row] == [0, 1, 2]
+    assert [row["step"] for row in rows_of(tmp_path) if "reward/mean" in row] == [1, 2, 3]
     assert not (tmp_path / "models").exists()
     finish(begin({"output_dir": str(tmp_path), "resume": True}), 0)
     assert_equal_runs(whole, tmp_path)
@@ -149,7 +149,7 @@ def test_a_reward_that_exits_the_process_loses_the_updates_since_the_last_checkp
         time.sleep(0.02)
     finish(process, 3, "exit\n")
     assert saved_steps(tmp_path / "checkpoints") == [3]
-    assert [row["step"] for row in rows_of(tmp_path) if "reward/mean" in row] == [0, 1, 2, 3], "rows are written a step late"
+    assert [row["step"] for row in rows_of(tmp_path) if "reward/mean" in row] == [1, 2, 3, 4], "rows are written a step late"
     resume_here(tmp_path)
     assert_equal_runs(whole, tmp_path)
 
@@ -487,11 +487,11 @@ def test_rewards_that_are_all_nan_stop_the_run_after_three_updates(tmp_path):
     (tmp_path / "models").mkdir()
     with (
         pytest.warns(UserWarning, match="6 of 6 joint actions have no valid reward"),
-        pytest.raises(NonFiniteError, match="stopped at step 4 .*: in the last 3 updates no joint action had a valid"),
+        pytest.raises(NonFiniteError, match="stopped at step 5 .*: in the last 3 updates no joint action had a valid"),
     ):
         run(reward=nan_from(2), output_dir=str(tmp_path))
-    summary = json.loads((tmp_path / "failed_update_4.json").read_text(encoding="utf-8"))
-    assert summary["step"] == 4 and len(summary["items"]) == 2
+    summary = json.loads((tmp_path / "failed_update_5.json").read_text(encoding="utf-8"))
+    assert summary["step"] == 5 and len(summary["items"]) == 2
     assert summary["turns"][0]["prompts"][0][0] == summary["items"][0]["prompt"]
     assert saved_steps(tmp_path / "checkpoints")[-1] >= 5 and not list((tmp_path / "models").glob("*"))
 
@@ -511,7 +511,7 @@ def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(
             UserWarning,
             match="update 0.*: a loss or gradient is not finite, so the optimizer step was skipped .*agent_0/skipped, agent_1/",
         ) as warned,
-        pytest.raises(NonFiniteError, match=r"a loss or gradient was not finite .*--replay-rollout .*failed_update_2.pkl"),
+        pytest.raises(NonFiniteError, match=r"a loss or gradient was not finite .*--replay-rollout .*failed_update_3.pkl"),
     ):
         run(algorithm="broken", output_dir=str(tmp_path), num_updates=20)
     assert len(warned) == 1 and [row["agent_1/skipped"] for row in rows_of(tmp_path) if "reward/mean" in row][:3] == [1, 2, 3]
@@ -519,12 +519,12 @@ def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(
     params = arrays_of(tmp_path, step)
     fresh = tiny_team()[1][0]
     np.testing.assert_array_equal(params["stacks/0/params/embed"], fresh["embed"])
-    dump = str(tmp_path / "failed_update_2.pkl")
+    dump = str(tmp_path / "failed_update_3.pkl")
     capsys.readouterr()
     for resume in (False, True):
         result = run(algorithm="broken", output_dir=str(tmp_path), num_updates=20, replay_rollout=dump, resume=resume)
         row = json.loads(capsys.readouterr().out)
-        assert row["step"] == 2 and row["agent_0/skipped"] >= 1 and len(result.rewards) == 1
+        assert row["step"] == 3 and row["agent_0/skipped"] >= 1 and len(result.rewards) == 1
     with pytest.raises(ValueError, match="is of algorithm='broken', and this run has 'magrpo'"):
         run(replay_rollout=dump)
     monkeypatch.setitem(ALGORITHMS, "broken", ALGORITHMS["magrpo"])
@@ -547,14 +547,14 @@ def test_non_finite_losses_on_given_data_stop_the_run_too(tmp_path, capsys):
     cfg = TrainConfig.of(algorithm="sft", num_updates=8, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
     with (
         pytest.warns(UserWarning, match="the optimizer step was skipped"),
-        pytest.raises(NonFiniteError, match="stopped at step 2 .*failed_update_2.pkl"),
+        pytest.raises(NonFiniteError, match="stopped at step 3 .*failed_update_3.pkl"),
     ):
         fit(team, data, cfg, params=[jax.tree.map(jax.numpy.copy, broken)])
-    assert "red two" in json.loads((tmp_path / "failed_update_2.json").read_text(encoding="utf-8"))["texts"][0][0][0]
-    again = cfg.replace(output_dir="", replay_rollout=str(tmp_path / "failed_update_2.pkl"))
+    assert "red two" in json.loads((tmp_path / "failed_update_3.json").read_text(encoding="utf-8"))["texts"][0][0][0]
+    again = cfg.replace(output_dir="", replay_rollout=str(tmp_path / "failed_update_3.pkl"))
     fit(team, data, again, params=[params])
     row = json.loads(capsys.readouterr().out)
-    assert row["step"] == 2 and np.isfinite(row["agent_0/loss"]), "it was the weights"
+    assert row["step"] == 3 and np.isfinite(row["agent_0/loss"]), "it was the weights"
 
 
 @pytest.mark.long

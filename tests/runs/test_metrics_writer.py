@@ -78,6 +78,20 @@ def test_a_row_cut_short_by_a_kill_does_not_spoil_the_next(tmp_path, tail):
     assert path.read_text().endswith('{"step": 3, "loss": 3.0}\n')
 
 
+def test_a_file_that_counts_from_0_is_read_and_resumed_as_one_that_counts_updates(tmp_path):
+    """As earlier versions wrote it: an evaluation had the step of the update before it."""
+    path = tmp_path / "metrics.jsonl"
+    old = [(0, 0), (0, None), (1, None), (1, 2), (2, None)]
+    rows = [{"step": step} | ({"time/step_s": 1.0} if updates is None else {"eval/updates": updates}) for step, updates in old]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["step"] for row in read_rows(path)] == [0, 1, 2, 2, 3]
+    with writer(tmp_path, start_step=3, tensorboard=False) as out:
+        assert out.evaluated == {0, 2}
+        out.write(3, {"time/step_s": 1.0})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 2, 3] == [row["step"] for row in read_rows(path)]
+
+
 def test_dropped_rows_are_logged(tmp_path, caplog):
     for _ in range(2):
         with writer(tmp_path, tensorboard=False) as out:
@@ -258,7 +272,7 @@ CHILD = """
 import sys
 from jmarl.logs.metrics_writer import MetricsWriter
 out = MetricsWriter(sys.argv[1], {}, total_steps=30, tensorboard=False)
-for step in range(30):
+for step in range(1, 31):
     out.write(step, {"reward/mean": 1 / 3})
 out.close()
 sys.exit(40 + out.log_errors)
@@ -325,8 +339,8 @@ def test_a_terminal_that_closes_does_not_stop_the_run(tmp_path, bar):
 
 def test_plain_progress_lines_where_stdout_is_no_terminal(tmp_path, capsys):
     """Of the first and the last step here, because all steps are over within a second."""
-    with writer(tmp_path, tensorboard=False, progress=True, total_steps=25, start_step=10) as out:
-        for step in range(10, 25):
+    with writer(tmp_path, tensorboard=False, progress=True, total_steps=25, start_step=11) as out:
+        for step in range(11, 26):
             out.write(step, {"eval/reward": 1})
             out.write(step, {"reward/mean": 1 / 3, "time/update": 2.0})
     lines = capsys.readouterr().out.splitlines()
@@ -359,14 +373,14 @@ def samples_on():
 
 def test_a_joint_action_is_shown_once_a_minute_where_samples_are_on(samples_on, capsys):
     with writer("", progress=True) as out:
-        for step in range(3):
+        for step in range(1, 4):
             out.completions(step, "train", RECORD)
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "-- step 1, prompt 1 of 1, joint action 1 of 2: reward 0.5"
     assert shown[1:5] == ["agent 0 reads:", "    Name a\\x1b city:", "agent 0 writes:", "    Rome"]
     long = [*(f"    {n}" for n in range(6)), "    ... 28 more lines ...", *(f"    {n}" for n in range(34, 40))]
     assert shown[5:] == ["agent 1 writes:", *long], "it reads the same"
-    assert samples.sample_lines(1, RECORD)[0].endswith("joint action 2 of 2: reward 1 | none")
+    assert samples.sample_lines(2, RECORD)[0].endswith("joint action 2 of 2: reward 1 | none")
 
 
 def test_no_joint_action_is_shown_by_default(capsys):
@@ -379,8 +393,8 @@ def test_the_time_left_does_not_count_the_first_step(capsys):
     """It compiles."""
     sink = terminal.Terminal(200, 0, lambda: ("idle", 0.0))
     sink.started -= 0.3
-    for step in range(10):
-        sink.shown -= 2 * (step == 9)  # two seconds without a line
+    for step in range(1, 11):
+        sink.shown -= 2 * (step == 10)  # two seconds without a line
         sink.write(step, {"loss": 1})
     sink.close()
     first, tenth = capsys.readouterr().out.splitlines()
@@ -390,7 +404,7 @@ def test_the_time_left_does_not_count_the_first_step(capsys):
 def test_old_runs_show_fewer_lines(capsys):
     """A step is shown a second after the last line in a young run, and 18 seconds after it in a run of an hour."""
     sink = terminal.Terminal(1000, 0, lambda: ("idle", 0.0))
-    for step, (age, quiet) in enumerate([(0, 0), (10, 0.9), (10, 1.1), (3600, 17), (3600, 19), (10**6, 31)]):
+    for step, (age, quiet) in enumerate([(0, 0), (10, 0.9), (10, 1.1), (3600, 17), (3600, 19), (10**6, 31)], 1):
         now = time.monotonic()
         sink.started, sink.shown = now - age, now - quiet
         sink.write(step, {"loss": 1})
@@ -427,9 +441,9 @@ def test_evaluations_are_shown(capsys):
     """Also where there is no directory to write to, in which case nothing else is done."""
     with writer("", progress=True) as out:
         out.write(0, {"eval/updates": 0, "eval/reward": 0.5, "eval/reward_ci95": 0.25})
-        out.write(0, {"eval/updates": 1, "eval/reward": 0.5, "eval/reward_ci95": math.nan})
+        out.write(1, {"eval/updates": 1, "eval/reward": 0.5, "eval/reward_ci95": math.nan})
         out.write(0, {"eval/updates": 0, "eval/loss": 2})
-        out.write(0, {"eval/updates": 1, "eval/loss": 2, "eval/accuracy": 0.75, "eval/margin": 0.5})
+        out.write(1, {"eval/updates": 1, "eval/loss": 2, "eval/accuracy": 0.75, "eval/margin": 0.5})
     assert capsys.readouterr().out.splitlines() == [
         "held-out reward 0.500 ± 0.250 after 0 updates",
         "held-out reward 0.500 after 1 updates",  # of one task
@@ -450,9 +464,9 @@ def printed(capsys, text: str) -> str:
 def test_a_long_step_shows_what_the_run_does(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "QUIET", 0.2)
     with writer("", progress=True, phase=lambda: ("update", 7.0)) as out:
-        out.write(0, {"loss": 1})
+        out.write(1, {"loss": 1})
         shown = printed(capsys, "updating for 7 s, 0:00:00 since the start\n")
-        out.write(9, {"loss": 1})
+        out.write(10, {"loss": 1})
     first, *life, last = (shown + capsys.readouterr().out).splitlines()
     assert first.startswith("step 1/10  loss 1.000") and last.startswith("step 10/10")
     assert life and all(line.startswith("step 2/10: updating for 7 s, 0:00:00 since the start") for line in life)

@@ -233,7 +233,7 @@ def test_other_shapes_of_batches_train_and_are_kept_in_the_log_and_the_checkpoin
     updates = saved_steps(where / "checkpoints")[-1]
     settings = dict(num_prompts=1, num_generations=2, max_new_tokens=2, micro_batches=2, sample_parts=1, max_grad_norm=0.5)
     result = run(reward=Signalling(0), output_dir=str(where), resume="auto", **SMALL | settings | {"num_updates": updates + 1})
-    assert int(result.state.step) == updates + 1 and rows_of(where)[-2]["step"] == updates
+    assert int(result.state.step) == updates + 1 and rows_of(where)[-2]["step"] == updates + 1
     content = json.loads((where / "checkpoints" / str(updates + 1) / "meta.json").read_text(encoding="utf-8"))["meta"]
     [change] = content["changes"]
     assert change["step"] == updates and "num_generations: 3 -> 2" in change["changed"]

@@ -200,7 +200,7 @@ def test_a_run_with_history_resumes_bit_for_bit(agents, tmp_path, lora):
     assert [p.chosen for p in pairs] == [p.chosen for p in saved] and all(p.tokens for p in saved)
     rows = log_of(tmp_path / "whole")
     begun = [row["step"] for row in rows if "pairs" in row]
-    assert begun == [0, 2, 4, 6, 8] and all(row["reward/comparator"] > 0 for row in rows if "pairs" in row)
+    assert begun == [1, 3, 5, 7, 9] and all(row["reward/comparator"] > 0 for row in rows if "pairs" in row)
     for row in [row for row in rows if "time/step_s" in row]:  # of which sampling pairs is no part, and saving may be
         busy = sum(row[f"time/{phase}"] for phase in PHASES if phase not in ("sampling", "evaluation"))
         assert (row["time/sampling"] > 0) == ("pairs" in row) and 0 < row["time/step_s"] < busy + 0.1

@@ -327,7 +327,7 @@ def test_an_error_of_the_log_keeps_the_update(pair, tmp_path):
         calls.append(1)
         return [math.nan if len(calls) == 3 else 1.0, *share_of_e(a, b)[1:]]
 
-    with pytest.raises(UserWarning, match="update 2: 1 of 6 joint actions have no valid reward"):
+    with pytest.raises(UserWarning, match="update 3: 1 of 6 joint actions have no valid reward"):
         run(pair, reward, num_updates=4, save_every=100, output_dir=str(tmp_path))
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
         assert saved.steps() == [3]
@@ -380,10 +380,10 @@ def test_a_failed_run_resumes_from_its_last_update(pair, tmp_path, error, raised
         run(pair, breaking(3, error), output_dir=str(tmp_path / "broken"), **saving)
     with Checkpointer(tmp_path / "broken" / "checkpoints", read_only=True) as saved:
         assert saved.steps() == [2]
-    assert [row["step"] for row in rows_of(tmp_path / "broken")] == [0, 1], "of its last update, too"
+    assert [row["step"] for row in rows_of(tmp_path / "broken")] == [1, 2], "of its last update, too"
     rest = run(pair, share_of_e, output_dir=str(tmp_path / "broken"), resume=True, allow_changed="reward", **saving)
     jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
-    assert rest.rewards == whole.rewards[2:] and [row["step"] for row in rows_of(tmp_path / "broken")] == [0, 1, 2, 3]
+    assert rest.rewards == whole.rewards[2:] and [row["step"] for row in rows_of(tmp_path / "broken")] == [1, 2, 3, 4]
     with pytest.raises(raised):
         run(pair, breaking(1, error), output_dir=str(tmp_path / "early"), **saving)
     with Checkpointer(tmp_path / "early" / "checkpoints", read_only=True) as saved:
@@ -410,7 +410,7 @@ def test_a_resumed_run_prints_its_step_and_the_changed_settings(pair, begun, cap
     """`save_models=False` writes no models."""
     settings = dict(save_every=1, resume=True, progress=True, num_updates=3, save_models=False)
     result = run(pair, output_dir=str(begun), **settings)
-    assert len(result.rewards) == 2 and [row["step"] for row in rows_of(begun)] == [0, 1, 2]
+    assert len(result.rewards) == 2 and [row["step"] for row in rows_of(begun)] == [1, 2, 3]
     assert f"resuming {begun} from step 1 of 3, num_updates: 2 -> 3" in capsys.readouterr().out
     assert not (begun / "models").exists()
 

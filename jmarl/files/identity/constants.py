@@ -114,8 +114,8 @@ def variables_of(function: types.FunctionType) -> dict[str, Any]:
     values |= function.__kwdefaults__ or {}
     if is_of_user(function.__module__) and not _source(function.__module__):
         names = {name for part in inside for name in part.co_names} - _written("STORE_GLOBAL", inside)
-        used = {name: function.__globals__[name] for name in sorted(names & function.__globals__.keys())}
-        values |= {name: value for name, value in used.items() if isinstance(value, PLAIN | tuple) and is_plain(value)}
+        in_module = {name: function.__globals__[name] for name in sorted(names & function.__globals__.keys())}
+        values |= {name: value for name, value in in_module.items() if isinstance(value, PLAIN | tuple) and is_plain(value)}
     return {name: value for name, value in values.items() if name not in own}
 
 
