@@ -8,6 +8,7 @@ import random
 import time
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jmarl.config import TrainConfig
 from jmarl.envs.rewards import make_reward
@@ -15,6 +16,7 @@ from jmarl.files.attempt import attempt
 from jmarl.logs import completions_file, samples
 from jmarl.logs.completions_file import TRAIN, CompletionsFile, finite, read_completions, steps_of
 from jmarl.logs.log_file import LogFile
+from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.terminal import say
 from jmarl.runs.seeds import train_seeds
 from jmarl.runs.train import train
@@ -150,6 +152,17 @@ def test_a_run_keeps_all_that_was_written_and_how_it_was_rewarded(directory):
         )
         row = next(row for row in rows if row["step"] == record["step"] and "reward/mean" in row)
         assert row["reward/mean"] == pytest.approx(sum(map(sum, values)) / 6)
+
+
+@pytest.mark.long
+def test_all_logs_count_updates(directory):
+    """Rows, TensorBoard and the terminal, also over a resume: the first update is 1, and the evaluation before it 0."""
+    events = EventAccumulator(str(directory), size_guidance={"scalars": 0})
+    events.Reload()
+    rows = read_rows(directory / "metrics.jsonl")
+    for column, steps in (("reward/mean", [1, 2, 3]), ("agent_0/learning_rate", [1, 2, 3]), ("eval/reward", [0, 2, 3])):
+        assert [event.step for event in events.Scalars(column)] == [row["step"] for row in rows if column in row] == steps
+    assert "step 3/3  reward " in (directory / "attempts/2/log.txt").read_text()
 
 
 @pytest.mark.long
