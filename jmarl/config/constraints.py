@@ -19,7 +19,7 @@ from jmarl.config.validation import per_agent_values
 
 Constraint = tuple[str, Callable[[Any], Any], str | Callable[[Any], str]]
 
-CHANGES = ("data", "held_out", "reward", "environment")  # what `allow_changed` can allow
+CHANGES = ("data", "reward", "environment", "held_out")  # what `allow_changed` can allow
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # Hugging Face's names
 
 # A setting of one optimizer -> that optimizer, and the default.

@@ -62,7 +62,7 @@ class Run(Section):
     strict_checkpoints: bool = False
     """Refuse to resume if the newest checkpoint is damaged; otherwise it is set aside and the one before is used."""
     allow_changed: str | None = None
-    """Resume although these have changed, separated by commas: data, held_out, reward, environment."""
+    """Resume although these have changed, separated by commas: data, reward, environment, held_out."""
     save_every: CountOrOff | None = None
     """Updates between checkpoints in output_dir; None: by time, see save_minutes; 0: no checkpoints. If there are any, one is
     written at the end too, and when the run is interrupted or fails."""

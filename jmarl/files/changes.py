@@ -55,7 +55,7 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
         errors.append("initial: other weights before training, which are the reference")
     # A checkpoint of an older version lacks newer fingerprints, or entries of them: those are not compared.
     given = {name: (old.get(name, new.get(name, {})), new.get(name, {})) for name in (*CHANGES, "options")}
-    fingerprints = {name: difference(name, *given[name]) for name in ("data", "held_out", "reward")}
+    fingerprints = {name: difference(name, *given[name]) for name in ("data", "reward", "held_out")}
     (before, now), (options_before, options) = given["environment"], given["options"]
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     texts = [f"{name} {before.get(name)!r} -> {now.get(name)!r}" for name in changed]

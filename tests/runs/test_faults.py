@@ -370,9 +370,12 @@ def test_changed_data_and_rewards_are_refused_by_name_unless_allowed(stopped, tm
     changed = [dict(item, prompt="red red") for item in ITEMS[:1]] + ITEMS[1:]
     with pytest.raises(ValueError, match="data: other items"):
         run(reward=Signalling(0), items=changed, output_dir=str(where), resume=True)
+    with pytest.raises(ValueError, match=r"(?s)held_out: 2 items -> 1\n.*allow_changed=held_out resumes with"):
+        run(reward=Signalling(0), held_out=ITEMS[:1], output_dir=str(where), resume=True)
     with pytest.raises(ValueError, match=r"reward: .*Signalling \(gone\), .*other \(new\)"):
         run(reward=other, output_dir=str(where), resume=True, allow_changed="data")
-    result = run(reward=other, items=changed, output_dir=str(where), resume=True, allow_changed="data, reward")
+    other_data = dict(items=changed, held_out=ITEMS[1:3], allow_changed="data, reward, held_out")
+    result = run(reward=other, output_dir=str(where), resume=True, **other_data)
     assert len(result.rewards) == 3
     with pytest.raises(ValueError, match="allow_changed='team' is not allowed: .* some of data,reward,environment"):
         TrainConfig.of(allow_changed="team")
@@ -509,7 +512,7 @@ def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(
     with (
         pytest.warns(
             UserWarning,
-            match="update 0.*: a loss or gradient is not finite, so the optimizer step was skipped .*agent_0/skipped, agent_1/",
+            match="update 1.*: a loss or gradient is not finite, so the optimizer step was skipped .*agent_0/skipped, agent_1/",
         ) as warned,
         pytest.raises(NonFiniteError, match=r"a loss or gradient was not finite .*--replay-rollout .*failed_update_3.pkl"),
     ):
