@@ -353,7 +353,7 @@ def test_a_failed_evaluation_is_repeated_on_resume(pair, tmp_path, broken_at, sa
         run(pair, reward(broken_at), **settings)
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
         assert saved.latest_step() == saved_at
-    result = run(pair, reward(0), resume=True, **settings)
+    result = run(pair, reward(0), resume=True, allow_changed="reward", **settings)
     assert result.after is not None and len(result.rewards) == 4 - saved_at
     assert [row["eval/updates"] for row in rows_of(tmp_path) if "eval/reward" in row] == [0, 2, 4]
 
