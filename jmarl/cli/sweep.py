@@ -201,7 +201,7 @@ def result_row(point: Point, seed: int, directory: Path, failed: Mapping[str, st
     """Return the results of one run: its last reward (or loss), its first and last evaluation, how many joint actions and
     episodes had no valid reward, and whether it failed or is not finished."""
     run = point.cfg.train.run
-    rows = read_rows(directory / "metrics.jsonl") if last_step(directory) >= 0 else []
+    rows = read_rows(file) if (file := directory / "metrics.jsonl").is_file() else []
     updates, evaluations = ([row for row in rows if ("eval/updates" in row) == held_out] for held_out in (False, True))
     tag = LOSS_TAG if any(LOSS_TAG in row for row in updates) and not any(REWARD_TAG in row for row in updates) else REWARD_TAG
     held_out = "eval/reward" if tag == REWARD_TAG else "eval/loss"

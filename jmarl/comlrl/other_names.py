@@ -64,6 +64,8 @@ if TYPE_CHECKING:
         adam_beta1: float = UNSET
         adam_beta2: float = UNSET
         adam_epsilon: float = UNSET
+        stop_strings: str | tuple[str, ...] = UNSET
+        stop_sequences: str | tuple[str, ...] = UNSET
         # verl
         lr: float = UNSET
 

@@ -488,7 +488,7 @@ def test_failed_and_unfinished_runs_of_a_sweep_are_in_no_mean(tmp_path):
     for point, losses in zip(points, ([1.0, 3.0], [2.0, 6.0], [50.0, 50.0], [70.0]), strict=False):
         (directory,) = point.directories
         directory.mkdir(parents=True)
-        rows = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+        rows = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
         (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     failed = {points[number].cfg.train.run.output_dir: "not finite" for number in (2, 4)}
     assert write_results(tmp_path, points, failed)

@@ -110,7 +110,8 @@ def test_the_best_checkpoint_stays_beside_the_newest_ones_and_holds_the_weights_
 def test_evaluations_with_invalid_episodes_are_not_chosen_and_the_untrained_team_may_be(tmp_path):
     """Of six episodes the second evaluation has two with a high reward."""
     few = [None] * 4 + [0.9] * 2
-    scored(tmp_path, 0.3, few, 0.2, num_updates=2, save_every=2)
+    with pytest.warns(UserWarning, match="4 of 6 held-out episodes have no valid reward"):
+        scored(tmp_path, 0.3, few, 0.2, num_updates=2, save_every=2)
     assert history(tmp_path) == [[0, 0.3]] and saved_steps(tmp_path / "checkpoints") == [0, 2]
 
 
