@@ -48,9 +48,8 @@ def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tiny_dir, tmp_p
     assert algorithm != "marlhf" or trained.team.reward_model.config.family == "qwen2"
     result = trained.train()
     assert int(result.state.step) == 2 and trained.config.algorithm == algorithm
-    assert set(trained.evaluate()) == {
-        f"eval/{x}" for x in ("reward", "reward_ci95", "turn_1/reward_mean", "turn_1/expected_return")
-    }
+    names = {"reward", "reward_ci95", "reward/lengths", "reward/invalid", "episodes", "turn_1/reward_mean"}
+    assert set(trained.evaluate()) == {f"eval/{name}" for name in names | {"turn_1/expected_return"}}
     trained.save_model(tmp_path / "saved")
     assert load_agent(tmp_path / "saved" / "agent_1").config == load_agent(model).config
     rounds = list((tmp_path / "run" / "pairs").glob("*.jsonl"))

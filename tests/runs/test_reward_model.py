@@ -260,7 +260,7 @@ def test_parts_faults_and_states_of_the_task_are_passed_on(model):
     env.model = model[0]
     got = env.step([(None, ("the", "a"))] * 4, SOME[1], np.random.default_rng(0))
     assert (got.result.faults, got.result.num_raised, got.after) == ({1: "no number"}, 3, ["one", "two"] * 2)
-    assert (got.done == done).all() and list(got.result.measures) == ["length", "task"] and not got.result.parts
+    assert (got.done == done).all() and list(got.result.measures) == ["task", "length"] and not got.result.parts
 
 
 def test_each_rounds_reward_model_starts_from_the_last(monkeypatch):
