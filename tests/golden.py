@@ -462,7 +462,7 @@ def compare_rows(before: Mapping[str, list], after: Mapping[str, list], result: 
     columns: tuple[set[str], set[str]] = set(), set()
     worst = ""
     for directory in sorted({*before, *after}):
-        old, new = before.get(directory, []), after.get(directory, [])
+        old, new = (by_updates(rows.get(directory, [])) for rows in (before, after))
         if len(old) != len(new):
             result.metric_relative, result.equal = np.inf, False
             result.notes.append(f"{directory}/metrics.jsonl has {len(old)} rows before, {len(new)} after")
@@ -480,6 +480,12 @@ def compare_rows(before: Mapping[str, list], after: Mapping[str, list], result: 
     result.only_before, result.only_after = sorted(columns[0]), sorted(columns[1])
     result.equal = result.equal and result.metric_absolute == 0
     result.notes += [worst] if worst else []
+
+
+def by_updates(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows whose step is the number of updates, also those of trees that count steps from 0."""
+    first = next((row["step"] for row in rows if "eval/updates" not in row), 1)
+    return rows if first else [row | {"step": row.get("eval/updates", row["step"] + 1)} for row in rows]
 
 
 def compare_parameters(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], result: Comparison) -> None:
