@@ -68,19 +68,19 @@ def reward(a, b, rng):
 class Chance(TextEnvironment):
     """Rewards depend on the random numbers of each episode. Each process plays its share.
 
-    fault: what goes wrong in one process: an error in its 1st episode, an end in its 5th, which in each of two is the first one
-    of its second step."""
+    The environment variable FAULT_OF_EPISODES is what goes wrong in one process: an error in its 1st episode, an end in its
+    5th, which in each of two is the first one of its second step."""
 
     roles = ("first", "second")
 
-    played, fault = 0, ""
+    played = 0
 
     def reset(self, task, rng):
         return {"draw": float(rng.random())}, [task["prompt"], task["prompt"] + " or"]
 
     def step(self, state, messages, rng):
         Chance.played += 1
-        fault, _, process = Chance.fault.partition(" of ")
+        fault, _, process = os.environ.get("FAULT_OF_EPISODES", "").partition(" of ")
         if process and int(process) == exchange.number() and Chance.played == (5 if fault in ("killed", "stopped") else 1):
             if fault == "killed":
                 time.sleep(20)  # and the others wait for it before
@@ -183,7 +183,7 @@ def main(out, *arguments):
     results = {name: others[name]() if name in others else result_of(name, agents, out) for name in names}
     if names and exchange.is_first():
         Path(out, "results.pkl").write_bytes(pickle.dumps((results, jax.process_count(), jax.device_count())))
-    Chance.played, Chance.fault = 0, fault
+    Chance.played, os.environ["FAULT_OF_EPISODES"] = 0, fault
     if (fault or not names) and trained(agents, out, "run"):
         return 75
     if fault == "update":

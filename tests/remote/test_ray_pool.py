@@ -41,7 +41,7 @@ class Draws(TextEnvironment):
 
     def step(self, state, messages, rng):
         if messages[0] == "sleep":
-            time.sleep(60)
+            time.sleep(600)
         if messages[0] == "die" or messages[0].startswith("/") and _is_first(messages[0]):
             os.kill(os.getpid(), signal.SIGKILL)
         if messages[0] == "bug":
@@ -157,7 +157,7 @@ def test_calls_that_hang_or_die_are_repeated_and_then_masked(pool):
     states, _ = lock.reset([{"id": i} for i in range(4)], rng)
     start = time.monotonic()
     result = lock.step(states, [["fine", "sleep", "die", "fine"], [""] * 4], rng).result
-    assert time.monotonic() - start < 40
+    assert time.monotonic() - start < 300  # new actors take long to start beside other work
     assert result.invalid.tolist() == [False, True, True, False] and np.isnan(result.rewards[1:3]).all()
     assert result.faults[1] == "Draws did not answer within 2 s, 2 times"
     assert result.faults[2].startswith("Draws lost its actor (The actor is dead because its worker process has died")
