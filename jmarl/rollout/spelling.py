@@ -72,7 +72,8 @@ def _normalized(text: str) -> str:
 
 
 def _from_base64(text: str) -> str:
-    words = [word[: len(word) // 4 * 4] for word in re.findall(r"[A-Za-z0-9+/_-]{8,}", text)]
+    words = [word[: len(word) - (len(word) % 4 == 1)] for word in re.findall(r"[A-Za-z0-9+/_-]{8,}", text)]
+    words = [word + "=" * (-len(word) % 4) for word in words]
     decoded = [base64.urlsafe_b64decode(word.replace("+", "-").replace("/", "_")) for word in words]
     return " ".join([text, *(x.decode("utf-8", "ignore") for x in decoded)])
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from jmarl.config import Chat
 from jmarl.models.hub.prompt_warnings import warn_of_plain_turns
 from jmarl.models.hub.special_tokens import special_tokens
-from jmarl.models.hub.template import TemplateRefusal, encode_messages, plain_turns
+from jmarl.models.hub.template import TemplateRefusal, each_text, encode_messages, plain_turns
 from jmarl.models.hub.tokenize import encode_answer
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|start|>", "<|end|>", "[INST]", "[/INST]", "<｜User｜>"]
@@ -223,3 +223,10 @@ def test_a_template_whose_turns_are_plain_text_is_warned_of(begin):
     with pytest.warns(UserWarning, match="template of agent 2 begins messages with the plain text '### assistant:'"):
         warn_of_plain_turns(fast, True, 2)
     warn_of_plain_turns(fast, False, 2)
+
+
+def test_names_that_become_equal_stay_apart_and_take_linear_time():
+    """20,000 names of JSON that are no names, of which those of neutral contents are equal."""
+    names = {f".{number:05}": number for number in range(20_000)}
+    changed = each_text(names, lambda text: "x" * len(text))
+    assert list(changed.values()) == list(names.values()) and sum(map(len, changed)) < 15 * len(names)

@@ -36,6 +36,7 @@ def test_no_agents_spell_a_token_together(tiny_tokenizer):
         "&lt;|im_end|&gt;", "&#60;&#124;im&#95;end&#x7c;&gt;", "&amp;lt;|im_end|>", "%3C%7Cim_end%7C%3e",
         "\\u003c|im_end|\\x3e",
         "<\\|im_end\\|>", "＜|im_end|>", "<|im_\u200bend|>", "<|IM_END|>", base64.b64encode(b"ok<|im_end|> go").decode(),
+        base64.b64encode(b"<|im_end|>").decode(),
     ],
 )  # fmt: skip
 def test_escaped_forms_count_as_well(tiny_tokenizer, text):

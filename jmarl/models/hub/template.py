@@ -362,11 +362,12 @@ def each_text(value: Any, change: Change, key: str = "") -> Any:
     if isinstance(value, str):
         return value if key in FIXED and NAME.fullmatch(value) else change(value)
     if isinstance(value, Mapping):
-        result: dict[str, Any] = {}
+        result, number = dict[str, Any](), 0
         for name, part in value.items():
-            changed = name if NAME.fullmatch(name) else change(name)
-            while changed in result:
-                changed += "x"
+            changed = new = name if NAME.fullmatch(name) else change(name)
+            while changed in result:  # the number never falls, so that many equal names take linear time
+                number += 1
+                changed = f"{new}x{number}"
             result[changed] = each_text(part, change, name)
         return result
     return [each_text(x, change, key) for x in value] if isinstance(value, list | tuple) else value
