@@ -19,7 +19,7 @@ from jmarl.config import Chat, TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.envs.data import shared_line
 from jmarl.envs.reward_environment import RewardEnvironment
-from jmarl.models.hub.prompt_warnings import warn_of_plain_turns, warn_of_prompts
+from jmarl.models.hub.prompt_warnings import warn_of_prompts
 from jmarl.models.hub.template import render
 from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, messages_of, naming, text_start
 from jmarl.rollout.play import check_number_of_agents
@@ -48,8 +48,6 @@ def items_that_fit(
     with the same text; prompts are cut when they are read. drop: leaves such items out and warns; raises ValueError if none is
     left.
     """
-    for n, spec in enumerate(team.agent_specs):
-        warn_of_plain_turns(spec.tokenizer, cfg.episodes.chat_settings.of(n), n)
     if not isinstance(env, RewardEnvironment):
         if cfg.episodes.long_prompts == "drop" and cfg.episodes.num_turns == 1:
             raise ValueError(

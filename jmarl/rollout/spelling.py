@@ -2,8 +2,8 @@
 
 Such a prompt may hold a template that the user's data, formatter or environment writes by hand, so its special tokens are
 tokens in the first turn. In later turns the prompt may also hold what agents wrote. Then a special token is one only if the
-agent's first prompt spells it too, and no completion of the episode does, nor the end of one with the beginning of another (an
-environment may write them side by side); otherwise it is text. Escaped forms count as well, such as &lt; and \\u003c, since an
+agent's first prompt spells it too, and no completion of the episode does, nor the end of one with the beginning of another, or
+with whole ones between them (an environment may write them side by side); otherwise it is text. Escaped forms count as well, such as &lt; and \\u003c, since an
 environment may decode them. Chat templates need none of this: there, all contents are text. Left out: forms that only one
 environment decodes; let it write messages, not texts.
 """
@@ -46,6 +46,9 @@ class Spelling(NamedTuple):
         texts = [form.strip() for text in completions for form in decoded_forms(text)]
         sizes = range(1, tokens.longest)
         begun = self.begun | tokens.heads.intersection(text[-size:] for text in texts for size in sizes)
+        short = [text for text in texts if 0 < len(text) < tokens.longest]
+        for _ in short:
+            begun |= tokens.heads.intersection(head + text for head in begun for text in short)
         ended = self.ended | tokens.tails.intersection(text[:size] for text in texts for size in sizes)
         joined = {head + tail for head in begun for tail in ended} & tokens.ids.keys()
         by_agents = self.by_agents.union(joined, *(spelled(tokenizer, text) for text in texts))
@@ -62,7 +65,7 @@ def decoded_forms(text: str) -> list[str]:
 
 
 def _without_backslashes(text: str) -> str:
-    codes = r"\\(?:u\{?([0-9a-fA-F]{2,6})\}?|x([0-9a-fA-F]{2}))"
+    codes = r"\\(?:[uU]\{?0*([0-9a-fA-F]{2,6})\}?|x([0-9a-fA-F]{2}))"
     text = re.sub(codes, lambda match: chr(min(int(match[1] or match[2], 16), 0x10FFFF)), text)
     return text.replace("\\", "")
 

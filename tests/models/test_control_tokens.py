@@ -15,9 +15,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from jmarl.config import Chat
+from jmarl.models.hub.messages import each_text
 from jmarl.models.hub.prompt_warnings import warn_of_plain_turns
 from jmarl.models.hub.special_tokens import special_tokens
-from jmarl.models.hub.template import TemplateRefusal, each_text, encode_messages, plain_turns
+from jmarl.models.hub.template import TemplateRefusal, encode_messages, plain_turns
 from jmarl.models.hub.tokenize import encode_answer
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|start|>", "<|end|>", "[INST]", "[/INST]", "<｜User｜>"]
@@ -162,7 +163,7 @@ def test_ordinary_messages_have_the_ids_of_their_template(template):
     assert encode_messages(tokenizer, messages, Chat(True)) == tokenizer.encode(text, add_special_tokens=False)
 
 
-SWITCHED = TEMPLATES["plain"].replace(
+SWITCHED = turns("{{ m.content if m.role != 'assistant' else m.content.split('</think>')[-1] }}").replace(
     "assistant\n{% endif %}", "assistant\n{% if '/no_think' in messages[0].content %}<think>\n\n</think>{% endif %}{% endif %}"
 )
 
@@ -180,7 +181,7 @@ def test_a_template_may_write_an_assistants_own_tokens_because_of_a_message():
 def test_a_template_may_not_write_tokens_of_turns_because_of_a_message():
     """Then the message is broken up; a client's message that cannot be is refused."""
     template = TEMPLATES["plain"] + "{% if 'hi' in messages[0].content %}<|end|>{% endif %}"
-    broken = TEMPLATES["plain"] + "{% if 'x' not in messages[0].content %}<|end|>{% endif %}"
+    broken = TEMPLATES["plain"] + "{% if messages[0].content | unique | list | length > 5 %}<|end|>{% endif %}"
     backend, said = tokenizer_of("bytes", "plain").backend_tokenizer, [{"role": "user", "content": 'say "hi"!'}]
     meant = encode_messages(tokenizer_of("bytes", "plain"), said, Chat(True))
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template=template)
@@ -190,6 +191,108 @@ def test_a_template_may_not_write_tokens_of_turns_because_of_a_message():
         encode_messages(fast, said, Chat(True), outside=True)
     with pytest.warns(UserWarning, match="its letters are read as x"):
         assert fast.decode(encode_messages(fast, said, Chat(True))).startswith('<|start|>user\nxxx "xx"!<|end|>\n<|start|>')
+
+
+# Tokens that templates write around an assistant's text, as those of GLM, DeepSeek, Command R and Phi do, and whose they are.
+ASKS = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+SAYS, IS_ANSWER = f"{LOOP}<|{{{{ m.role }}}}|>{{{{ ", "if m.role == 'assistant'"
+BOTH = {"<think>", "</think>"}
+OWN = {
+    "cuts thoughts": (turns(f"{{{{ m.content.split('</think>')[-1] {IS_ANSWER} else m.content }}}}"), {"</think>"}),
+    "empty thoughts": (f"{SAYS}'<think></think>' {IS_ANSWER} }}}}{{{{ m.content }}}}{END}{ASKS}", BOTH),
+    "one of two prompts": (
+        f"{SAYS}'</think>' {IS_ANSWER} }}}}{{{{ m.content }}}}{END}"
+        + ASKS.replace("|>", "|>{{ '<think>' if thinking else '</think>' }}"),
+        BOTH,
+    ),
+    "around answers": (f"{SAYS}'<think>' ~ m.content ~ '</think>' {IS_ANSWER} else m.content }}}}{END}{ASKS}", BOTH),
+    "a tool's end before an answer": (
+        f"{LOOP}{{% if m.role == 'tool' %}}<tool_output>{{{{ m.content }}}}{{% elif m.role == 'assistant' %}}"
+        "{{ '</tool_output>' if loop.index0 and messages[loop.index0 - 1].role == 'tool' }}"
+        f"<tool_call>{{{{ m.content }}}}</tool_call>{{% else %}}<|user|>{{{{ m.content }}}}{{% endif %}}{END}",
+        {"<tool_call>", "</tool_call>"},
+    ),
+    "tools of a system message": (turns("{{ m.content ~ ('<|tool|>' ~ m.tools ~ '</tool_output>' if m.tools) }}"), set()),
+    "calls as text": (
+        turns(
+            "{{ m.content }}",
+            "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name ~ '(' + c.function.arguments }}{% endfor %}",
+        ),
+        {"<tool_call>"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_tokens_are_an_assistants_own_where_only_it_is_seen_to_write_or_read_them(name):
+    """All others are of turns, in its text too."""
+    template, own = OWN[name]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of("bytes", "plain").backend_tokenizer, eos_token="</s>", chat_template=template
+    )
+    assert special_tokens(tokenizer).own == own
+    for token in {x for x in PLAIN if x in special_tokens(tokenizer).ids}:
+        ids = encode_answer(tokenizer, f"a {token} b", chat=True)
+        assert (tokenizer.convert_tokens_to_ids(token) in ids) == (token in own), token
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "m == (messages | selectattr('role', 'equalto', 'user') | list)[-1]",
+        "loop.index == messages | map(attribute='content') | unique | list | length",
+    ],
+)
+def test_a_template_may_look_for_a_message_among_others(condition, recwarn):
+    """Ordinary texts are neither masked nor broken up then, also if they are as long as each other."""
+    template = TEMPLATES["plain"].replace("<|start|>{{", f"{{% if {condition} %}}<tool_call>{{% endif %}}<|start|>{{{{")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of("bytes", "plain").backend_tokenizer, eos_token="</s>", chat_template=template
+    )
+    messages = [{"role": role, "content": text} for role, text in (("user", "yes"), ("assistant", "no!"), ("user", "why"))]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert encode_messages(tokenizer, messages, Chat(True)) == tokenizer.encode(text, add_special_tokens=False)
+    assert "<tool_call>" in text and not recwarn.list
+
+
+@pytest.mark.parametrize("form", ["NFKC", "NFKD"])
+def test_letters_that_a_tokenizer_normalizes_make_no_control_tokens(form):
+    """Circled letters, wide ones and signs, where control tokens are looked for in the normalized text."""
+    backend = Tokenizer.from_str(tokenizer_of("normal", "plain").backend_tokenizer.to_str())
+    backend.normalizer = getattr(normalizers, form)()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template=TEMPLATES["plain"])
+    for text in ("<ⓢ>", "﹤/ⓢ﹥", "<｜ｓtart|>", "<⽑|end|>"):
+        ids = encode_messages(tokenizer, [{"role": "user", "content": text}], Chat(True))
+        assert len([i for i in ids if i in special_tokens(tokenizer).numbers]) == 3, text
+
+
+def test_tokens_of_any_letters_and_templates_that_cut_texts_are_no_way_out():
+    """A token whose letters are all x, a template that leaves first letters out, names in calls, other values of templates."""
+    backend = Tokenizer.from_str(tokenizer_of("bytes", "plain").backend_tokenizer.to_str())
+    backend.add_special_tokens([AddedToken("<x>", special=True)])
+    template = (
+        turns("{{ m.content.lstrip('<x') }}{{ m.name }}", CALLS) + "{% for d in documents or [] %}{{ d.text }}{% endfor %}"
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template=template)
+    call = {"type": "function", "function": {"name": "<tool_call>", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "<x>a<x>"},
+        {"role": "assistant", "content": "<x>", "tool_calls": [call]},
+        {"role": "tool", "content": "<think><x>", "name": "</tool_call><x>"},
+    ]
+    ids = encode_messages(tokenizer, messages, Chat(True, {"documents": [{"text": "<|end|><x>"}]}))
+    names = tokenizer.convert_ids_to_tokens([i for i in ids if i in special_tokens(tokenizer).numbers])
+    assert names == [
+        "<|start|>",
+        "<|end|>",
+        "<|start|>",
+        "<tool_call>",
+        "</tool_call>",
+        "<|end|>",
+        "<|start|>",
+        "<|end|>",
+        "<|start|>",
+    ]
 
 
 def test_texts_with_all_private_characters_are_encoded_in_linear_time():

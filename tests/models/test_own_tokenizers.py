@@ -114,6 +114,7 @@ def test_each_agent_of_a_stack_has_its_own_template_and_ends(different, shared_w
         assert back.generation_config.get("temperature") == agent.generation_config.get("temperature")
 
 
+@pytest.mark.filterwarnings("ignore:.*begins messages with the plain text")
 def test_prompts_are_measured_with_the_template_of_their_agent(agent_with):
     long = "{% for m in messages %}{{ 'x' * 200 }}{{ m['content'] }}{% endfor %}"
     team, _ = make_team([agent_with(0), agent_with(1, long)])
@@ -294,6 +295,7 @@ def test_agents_of_one_tokenizer_and_other_ends_are_measured_apart(agent_with):
     assert agents_by_encoding(team, Chat(True)) == [[0, 2], [1]]
 
 
+@pytest.mark.filterwarnings("ignore:.*begins messages with the plain text")
 def test_the_clock_of_a_judge_does_not_depend_on_the_day(agent_with):
     clock = (
         "{{ strftime_now('%d %b %Y') }}{% if think %} Think.{% endif %}{% for m in messages %} {{ m['content'] }}{% endfor %}"

@@ -13,6 +13,7 @@ from jmarl.config import Chat, Episodes, TrainConfig
 from jmarl.models.hub.prompt_warnings import warn_of_prompts
 from jmarl.models.hub.template import answer_start, refuses_system
 from jmarl.models.hub.tokenize import (
+    ChatPrompt,
     chat_prompt,
     decode,
     encode_answer,
@@ -252,6 +253,25 @@ def test_a_turn_ends_once_where_the_template_writes_a_blank_before_its_end(templ
     assert row[:2] == [7, ending] and tokenizer.decode(row[2:]) == "<|endoftext|>[INST] more [/INST]"
     (row,) = follow_ups(tokenizer, [[7]], ["more"], 100, chat=True)  # cut off: the template ends it
     assert tokenizer.decode(row[1:]) == " <|im_end|><|endoftext|>[INST] more [/INST]"
+
+
+GLM = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("ended", ["<|im_end|>", "<|user|>", "<|tool|>"])
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_the_next_header_stays_whatever_ended_the_completion(templated, ended, role):
+    """Where the tokens that begin messages of others end answers."""
+    tokenizer = templated(GLM)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>"]})
+    stop = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|user|>", "<|tool|>"])
+    last, more = tokenizer.convert_tokens_to_ids(ended), ChatPrompt([{"role": role, "content": "more"}])
+    (row,) = follow_ups(tokenizer, [[7, last]], [more], 100, chat=True, stop=stop)
+    header = f"<|{role}|>\nmore<|assistant|>"
+    assert tokenizer.decode(row[1:]) == (header if ended == f"<|{role}|>" else ended + header)
 
 
 def test_a_system_message_of_a_later_turn_is_not_lost_where_the_template_writes_it_first(templated):

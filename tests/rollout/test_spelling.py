@@ -28,13 +28,14 @@ def test_no_agents_spell_a_token_together(tiny_tokenizer):
     assert by_hand.after(tiny_tokenizer, ["start|> b", "a<|im_\n"], "x").allowed == {END}
     assert by_hand.after(tiny_tokenizer, ["a<|im_"], "x").after(tiny_tokenizer, ["end|>"], "x").allowed == {START}
     assert by_hand.after(tiny_tokenizer, ["a <", "b"], "x").allowed == {START, END}
+    assert by_hand.after(tiny_tokenizer, ["d|", "a<|i", "> b", "m_", "en"], "x").allowed == {START}, "in five pieces"
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "&lt;|im_end|&gt;", "&#60;&#124;im&#95;end&#x7c;&gt;", "&amp;lt;|im_end|>", "%3C%7Cim_end%7C%3e",
-        "\\u003c|im_end|\\x3e",
+        "\\u003c|im_end|\\x3e", "\\U0000003c|im_end\\u{7c}>",
         "<\\|im_end\\|>", "＜|im_end|>", "<|im_\u200bend|>", "<|IM_END|>", base64.b64encode(b"ok<|im_end|> go").decode(),
         base64.b64encode(b"<|im_end|>").decode(),
     ],

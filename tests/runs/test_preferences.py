@@ -448,6 +448,7 @@ def test_observations_of_messages_are_a_chat(one):
     assert encode_trajectories(one[0], [messages], False) == encode_trajectories(one[0], [TALK], True)
 
 
+@pytest.mark.filterwarnings("ignore:.*begins messages with the plain text")
 def test_a_chat_template_without_an_end_token_loses_no_text(tiny_config, make_tokenizer, random_agent):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (

@@ -9,7 +9,7 @@ results, reasoning beside the content, names, weights, and content that is a lis
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 ROLES = ("system", "user", "assistant")
@@ -18,6 +18,8 @@ MRLM_ROLES = {"environment": "user"}  # which chat templates do not know
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")  # columns of data that is not only text
 NAME = re.compile(r"[A-Za-z0-9_-]+")  # what a role must be: chat templates write it among their control tokens
 NOTES = ("metadata",)  # of MRLM's messages: no chat template reads it
+FIXED = ("role", "type", "id", "tool_call_id")  # fields that stay as they are, where they are names
+Change = Callable[[str], str]  # of a text
 
 
 def check_role(role: Any) -> str:
@@ -81,3 +83,24 @@ def _read_message(message: Mapping, place: str) -> dict[str, str]:
             "calls and their results as text of the assistant and the user, or leave the row out"
         )
     return {"role": known, "content": content}
+
+
+def each_text(value: Any, change: Change, named: Change | None = None, key: str = "") -> Any:
+    """Return messages, or a value in them, with another text for each one. Roles, names of fields, types and ids stay.
+
+    named: what to do with a name, if not the same. key: of the value.
+    """
+    if isinstance(value, str):
+        if key in FIXED and NAME.fullmatch(value):
+            return value
+        return (named or change)(value) if key == "name" else change(value)
+    if isinstance(value, Mapping):
+        result, number = dict[str, Any](), 0
+        for name, part in value.items():
+            changed = new = name if NAME.fullmatch(name) else change(name)
+            while changed in result:  # the number never falls, so that many equal names take linear time
+                number += 1
+                changed = f"{new}x{number}"
+            result[changed] = each_text(part, change, named, name)
+        return result
+    return [each_text(x, change, named, key) for x in value] if isinstance(value, list | tuple) else value

@@ -13,7 +13,8 @@ from jmarl.models.hub.tokenize import ChatPrompt, as_prompt
 
 
 def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, agent: int) -> None:
-    """Warn once of messages with a role that an agent's template refuses, and once of texts that hold a template already."""
+    """Warn once each of messages with a role that an agent's template refuses, of texts that hold a template already, and of
+    turns that begin with plain text."""
     chat, prompts = as_chat(chat), [as_prompt(prompt) for prompt in prompts]
     roles = {message["role"] for prompt in prompts if isinstance(prompt, ChatPrompt) for message in prompt.messages}
     if "system" in roles and refuses_system(tokenizer, chat):
@@ -31,10 +32,11 @@ def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, a
             "chat=False; this warning appears once",
             stacklevel=2,
         )
+    warn_of_plain_turns(tokenizer, chat, agent)
 
 
 def warn_of_plain_turns(tokenizer: Any, chat: bool | Chat, agent: int) -> None:
-    """Warn once, at the start, of a chat template whose messages begin with plain text. Without a chat there is none."""
+    """Warn once of a chat template whose messages begin with plain text. Without a chat there is none."""
     if not (chat := as_chat(chat)):
         return
     try:

@@ -1,16 +1,18 @@
 """Find the control tokens of a tokenizer, and encode texts in which only some spellings of them are tokens.
 
-Control tokens are a tokenizer's special tokens, and added tokens that its chat template writes. Those that the template writes
-only inside an assistant's own message, such as <think> and <tool_call>, are a model's own words; all others are of turns. A
-text in which all control tokens may stand is encoded as the tokenizer does. Otherwise a copy of the tokenizer encodes it, in
-which control tokens have secret names and everything else is text.
+Control tokens are a tokenizer's special tokens, and added tokens that its chat template writes. Those that the template is seen
+to write or read inside an assistant's own message alone, such as <think> and <tool_call>, are a model's own words; all others
+are of turns. A text in which all control tokens may stand is encoded as the tokenizer does. Otherwise a copy of the tokenizer
+encodes it, in which control tokens have secret names and everything else is text.
 
 Some tokenizers have special tokens without a row in their model's embeddings: that of Gemma 3 1B, which reads no images, has
 one for images. They are taken out of the tokenizer (`tokenizer_for`), so that their spelling is text as any other.
 """
 
 import functools
+import itertools
 import json
+import os
 import re
 import secrets
 import tempfile
@@ -23,10 +25,20 @@ from jmarl.models.hub.weight_files import read_json, write_json
 
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 MESSAGE_ROLES = ("system", "user", "tool", "developer", "function", "environment")  # probed besides those a template names
-ANY_ROLE = "1029384756"  # which no template names
-CALL = {"type": "function", "id": "012345678", "function": {"name": "probe", "arguments": {"a": "-"}}}
+ANY_ROLE, CONTENT = "1029384756", "5647382910"  # which no template names
+CALL: dict[str, Any] = {"type": "function", "id": "012345678", "function": {"name": "probe", "arguments": {"a": "-"}}}
 TOOL = {"name": "probe", "description": "-", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 TOOLS = ({"type": "function", "function": TOOL},)
+THOUGHTS = dict.fromkeys(("reasoning_content", "reasoning", "thinking", "tool_plan"), "-")
+WITH_TOOLS: list[dict[str, Any]] = [{}, {"tools": [*TOOLS]}]
+CALLS = [CALL, CALL | {"function": {"name": "probe", "arguments": '{"a": "-"}'}}]  # templates want a dict or its JSON
+SAID = [
+    {"role": "assistant"} | more
+    for more in (
+        THOUGHTS,
+        *({"tool_calls": [c], "content": x} | t for c in CALLS for x in (CONTENT, "", None) for t in ({}, THOUGHTS)),
+    )
+]
 
 
 class SpecialTokens(NamedTuple):
@@ -37,7 +49,7 @@ class SpecialTokens(NamedTuple):
     numbers: frozenset[int]  # the ids, without that of unknown characters
     turn_numbers: frozenset[int]  # those of turns
     unknown: str  # the token of unknown characters, if it is one of them
-    letters: re.Pattern[str]  # letters, digits and accents, and the characters of tokens that have none
+    letters: re.Pattern[str]  # letters, digits, what is not ASCII, and the characters of tokens that have none of these
     inner: re.Pattern[str]  # the inside of a text without their characters
     essential: frozenset[str]  # characters of which each token has one: its first that is neither letter nor digit
     heads: frozenset[str]  # proper beginnings of the tokens
@@ -71,16 +83,17 @@ def special_tokens(tokenizer: Any) -> SpecialTokens:
 @functools.lru_cache(maxsize=64)
 def _special_tokens(tokenizer: Any, template: str, size: int) -> SpecialTokens:
     tokens = [(i, str(token), token.special) for i, token in tokenizer.added_tokens_decoder.items()]
-    added = {text: i for i, text, special in tokens if text.strip() or (text and special)}  # blanks are no control tokens
+    added = {text: i for i, text, _ in tokens if text.strip()}  # blanks are no control tokens
     special = {text for _, text, special in tokens if special}
-    turns = frozenset(special | (_of_turns(tokenizer, template, added.keys() - special) if template else set()))
-    ids = {text: i for text, i in added.items() if text in turns or text in template}
+    written = _written(tokenizer, template, added.keys() - special) if template else set()
+    turns = frozenset(special | (written - _own(tokenizer, written) if written else set()))
+    ids = {text: i for text, i in added.items() if text in special | written}
     numbers = frozenset(ids.values()) - {tokenizer.unk_token_id}
-    turn_numbers = numbers.intersection(ids[text] for text in turns)
-    letter, sign = r"(?:[^\W_]|[\u0300-\u036f])", r"""[^\w\s"\\]"""
+    turn_numbers = numbers.intersection(ids[text] for text in turns if text in ids)
+    letter, sign = r"(?:[A-Za-z0-9]|[^\x00-\x7f\s])", r"""[^\w\s"\\]"""
     bare = {x for text in ids if not re.search(letter, text) for x in text if not x.isspace()}
     letters = re.compile(f"(?:{'|'.join([letter, *map(re.escape, sorted(bare))])})+")
-    outside = f"[^\0{re.escape(''.join({x for text in ids for x in text if x != 'x' and not x.isspace()}))}]"
+    outside = f"[^\0{re.escape(''.join({x for text in ids for x in text if not x.isspace()}))}]"
     inner = re.compile(f"(?<={outside}){outside}+(?={outside})" if ids else r"(?!)")
     essential = frozenset((re.findall(sign, text) or text.split() or [" "])[0][0] for text in ids)
     heads = frozenset(text[:i] for text in ids for i in range(1, len(text)))
@@ -90,30 +103,92 @@ def _special_tokens(tokenizer: Any, template: str, size: int) -> SpecialTokens:
     return SpecialTokens(ids, of_turns, numbers, turn_numbers, unknown, letters, inner, essential, heads, tails, longest)
 
 
-def _of_turns(tokenizer: Any, template: str, added: Collection[str]) -> set[str]:
-    """Return the added tokens that a chat template writes around messages of any role, but not only inside an assistant's own.
+class _Probe:
+    """A chat template that is applied to short conversations, of which those that it refuses are empty."""
+
+    def __init__(self, tokenizer: Any, added: set[str]):
+        self.tokenizer, self.added = tokenizer, added
+        self.parts = re.compile(f"({any_of(added)})")
+
+    def text(self, *messages: Any, prompt: bool = False, **more: Any) -> str:
+        """Return the text of messages; a role in place of one has the content `CONTENT`."""
+        conversation = [{"content": CONTENT, **({"role": m} if isinstance(m, str) else m)} for m in messages]
+        try:
+            return self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=prompt, **more)
+        except Exception:  # a template for other conversations, or a broken one
+            return ""
+
+    def tokens(self, *texts: str) -> set[str]:
+        """Return the added tokens in texts."""
+        return {token for token in self.added if any(token in text for text in texts)}
+
+    def beyond(self, start: Sequence[str], text: str) -> set[str]:
+        """Return the added tokens of a text, without those of the parts with which it begins."""
+        return self.added & {*self.parts.split(text)[len(start) :]}
+
+
+def _written(tokenizer: Any, template: str, added: set[str]) -> set[str]:
+    """Return the added tokens that a chat template spells, or puts together from the name of a role.
 
     Roles are those of `MESSAGE_ROLES`, the words in the template's quotes, and any other that completes a token.
     """
+    probe, roles = _Probe(tokenizer, added), {*MESSAGE_ROLES, *re.findall(r"""['"]([A-Za-z0-9_-]{2,32})['"]""", template)}
+    talks = [
+        talk
+        for role in (*roles, ANY_ROLE)
+        for talk in ((role, "user", "assistant", "user"), ("user", "assistant", role, "user"))
+    ]
+    texts = [probe.text(*talk) for talk in talks]
+    with_any = "\0".join(text for text in texts if ANY_ROLE in text)
+    named = {t for t in added if any(t.replace(word, ANY_ROLE) in with_any for word in re.findall(r"[\w-]+", t))}
+    return named | probe.tokens(template, *texts)
 
-    def written(*messages: Any, **more: Any) -> set[str]:
-        try:
-            conversation = [{"content": "-", **({"role": m} if isinstance(m, str) else m)} for m in messages]
-            text = tokenizer.apply_chat_template(conversation, tokenize=False, **more)
-        except Exception:  # a template for other conversations, or a broken one
-            return set()
-        if ANY_ROLE not in text:
-            return {token for token in added if token in text}
-        return {token for token in added if any(token in text.replace(ANY_ROLE, w) for w in re.findall(r"[\w-]+", token))}
 
-    calling = {"role": "assistant", "tool_calls": [CALL]}
-    answer = {"role": "tool", "tool_call_id": "012345678", "name": "probe"}
-    called = written("user", calling)
-    turns = written("user", "assistant", "user") | (written("user", calling, answer, "user") - called)
-    for role in {*MESSAGE_ROLES, ANY_ROLE, *re.findall(r"""['"]([A-Za-z0-9_-]{2,32})['"]""", template)} - {"assistant"}:
-        turns |= written(role, "user", "assistant", "user") | written("user", "assistant", role, "user")
-    own = called | written("user", add_generation_prompt=True) - turns
-    return turns | (written("user", tools=[*TOOLS]) - own)
+def _own(tokenizer: Any, added: set[str]) -> set[str]:
+    """Return the added tokens that are an assistant's own: all others may be of turns.
+
+    Those are its own that a template writes for its calls and thoughts, that it writes before answers but not before all of
+    them and in all generation prompts, that it writes after an answer, and that it reads in one, to cut thoughts out; and what
+    opens or closes something with one of them. What stands around the text of a user or a tool is none of them.
+    """
+    probe = _Probe(tokenizer, added)
+    asked, prompts = probe.text("user").rpartition(CONTENT)[2], list[str]()
+    for more in ({}, *({name: value} for name in ("enable_thinking", "thinking") for value in (True, False))):
+        prompts.append(probe.text("user", prompt=True, **more).rpartition(CONTENT)[2])
+    answered = [probe.text("user", "assistant"), probe.text("user", "assistant", "user")]
+    headers, end = [text.split(CONTENT)[1] for text in answered if text.count(CONTENT) > 1], answered[0].rpartition(CONTENT)[2]
+    begins = [*headers, *(prompt for prompt in prompts if prompt != asked)]
+    begin = os.path.commonprefix([probe.parts.split(text) for text in begins])
+    own = probe.tokens(end).union(*(probe.beyond(begin, text) for text in begins))
+    before = answered[1].rpartition(CONTENT)[0].rpartition(CONTENT)[2]  # a user's second text
+    around = probe.tokens(asked, before.removeprefix(end)) - (set() if before.startswith(end) else probe.tokens(end))
+    tool = {"role": "tool", "tool_call_id": CALL["id"], "name": "probe", "content": ANY_ROLE}
+    for tools, said in itertools.product(WITH_TOOLS, SAID):
+        without = probe.tokens(probe.text("user", "assistant", **tools).partition(CONTENT)[2])
+        called = probe.text("user", said, **tools)
+        own |= probe.tokens(called.partition(CONTENT)[2]) - without
+        before, _, after = probe.text("user", said, tool, **tools).partition(ANY_ROLE)
+        if before.startswith(called.rstrip()):
+            around |= probe.tokens(before[len(called.rstrip()) :], after)
+    own |= {token for token in added if _reads(probe, token)}
+    own |= {token for token in added if _name(token) in map(_name, own)}
+    return {token for token in own if _name(token) not in map(_name, around)}
+
+
+def _reads(probe: _Probe, token: str) -> bool:
+    """Return whether a template changes an assistant's text because of a token in it, and no text of a user."""
+
+    def stays(role: str, text: str, *later: str) -> bool:
+        return text in probe.text("user", {"role": role, "content": text}, *later)
+
+    text, other = f"a{token}b", f"a{ANY_ROLE}b"
+    changed = any(stays("assistant", other, *later) and not stays("assistant", text, *later) for later in ((), ("user",)))
+    return changed and stays("user", text)
+
+
+def _name(token: str) -> str:
+    """Return what a token opens or closes: `think` for <think> and </think>."""
+    return re.sub(r"begin|start|end|[^a-z]", "", token.lower()) or token
 
 
 def spelled(tokenizer: Any, text: str) -> frozenset[str]:

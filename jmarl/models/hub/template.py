@@ -4,10 +4,11 @@ A template that refuses or leaves out the role system gets the instruction in th
 assistant in turn gets neighbors of one role as one message. What it refuses otherwise is an error.
 
 What messages and tools say is text. Whatever a template does to it, the control tokens of a conversation, in order, are those
-of the same conversation with neutral contents, in which letters and digits are x: `encode_messages` compares the token ids of
-both. Where they differ, a template gets stand-ins for characters of the contents, which it can neither edit nor complete. An
-assistant's message may write tokens that the template writes nowhere else (`SpecialTokens.own`). Left out: templates of the
-tokenizer's own by name (tool_use), and templates whose turns are plain text, which contents may write too (`plain_turns`).
+of the same conversation with neutral contents, in which all letters and digits of a text are one rare letter, another in each
+text: `encode_messages` compares the token ids of both. Where they differ, a template gets stand-ins for characters of the
+contents, which it can neither edit nor complete. An assistant's message may write tokens of its own (`SpecialTokens.own`). Left
+out: templates of the tokenizer's own by name (tool_use), and templates whose turns are plain text, which contents may write too
+(`plain_turns`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ import functools
 import os
 import re
 import secrets
+import unicodedata
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
 
 from jmarl.config import Chat
-from jmarl.models.hub.messages import NAME
+from jmarl.models.hub.messages import Change, each_text
 from jmarl.models.hub.special_tokens import (
     TOOLS,
     any_of,
@@ -39,11 +41,8 @@ from jmarl.models.hub.special_tokens import (
 )
 
 Message = Mapping[str, Any]
-Change = Callable[[str], str]
 MARKER = str(10**15 + secrets.randbelow(10**15))  # a text that nobody knows
-FIXED = ("role", "type", "id", "tool_call_id")  # fields that stay as they are, where they are names
 STAND_INS, LETTERS = range(0xF0000, 0x10FFFE), range(0x20000, 0x2A6D7)  # characters for private use; rare letters
-MARK = "\u241e"  # a character that no chat template writes
 ESCAPED = '"\\'  # a template that writes JSON must see them
 
 
@@ -62,7 +61,7 @@ def render(tokenizer: Any, messages: Sequence[Message], chat: Chat) -> str:
     try:
         return talk.written()
     except TemplateError:  # of what messages say
-        return talk.written(talk.neutral)
+        return talk.written(talk.neutral).translate(talk.as_x)
 
 
 def encode_messages(
@@ -92,7 +91,7 @@ def encode_messages(
     if outside:
         raise TemplateRefusal(f"{problem}: change the texts of the messages and tools")
     warnings.warn(f"{problem}, whichever way it is encoded: its letters are read as x; use another template", stacklevel=2)
-    return encode_text(tokenizer, meant)
+    return encode_spans(tokenizer, meant.translate(talk.as_x), control_spans(tokenizer, meant))
 
 
 class _Conversation:
@@ -106,6 +105,7 @@ class _Conversation:
             )
         self.tokenizer, self.tokens, self.chat, self.follows = tokenizer, special_tokens(tokenizer), chat, follows
         self.roles = tuple(message["role"] for message in messages)
+        self.rare = dict[tuple[str, bool], tuple[str, str]]()  # the letter and the sign of a text, and whether it is marked
         kwargs = dict(chat.template_kwargs) | ({"tools": TOOLS} if chat.template_kwargs.get("tools") else {})
         probed = dataclasses.replace(chat, template_kwargs=kwargs)
         if all(message.keys() <= {"role", "content"} for message in messages):
@@ -115,7 +115,9 @@ class _Conversation:
         if form is None:
             raise self.refusal(problem)
         self.messages = FORMS[form](each_text([*messages], encodable))
-        self.tools = each_text(chat.template_kwargs.get("tools"), encodable)
+        kwargs = {name: value for name, value in chat.template_kwargs.items() if isinstance(value, list | tuple | Mapping)}
+        self.contents = each_text(kwargs, encodable)  # tools, documents
+        self.letters, self.signs = self.unused(LETTERS), self.unused(STAND_INS)
 
     def refusal(self, problem: str) -> TemplateRefusal:
         """Return the error for messages that a template refuses."""
@@ -130,24 +132,46 @@ class _Conversation:
 
         Args:
             change: made to all texts, except the tokens that an assistant's message may write.
-            others: made in its place to tools, and messages of other roles.
+            others: made in its place to tools, names of functions, and messages of other roles.
         """
         others, own = others or change, _except(self.tokens.own, change)
-        messages = [each_text(x, own if x["role"] == "assistant" else others) for x in self.messages]
-        kwargs = dict(self.chat.template_kwargs) | ({"tools": each_text(self.tools, others)} if self.tools else {})
-        chat = dataclasses.replace(self.chat, template_kwargs=kwargs)
+        messages = [each_text(x, own if x["role"] == "assistant" else others, others) for x in self.messages]
+        contents = {name: each_text(value, others, others) for name, value in self.contents.items()}
+        chat = dataclasses.replace(self.chat, template_kwargs=dict(self.chat.template_kwargs) | contents)
         text = _apply(self.tokenizer, [*(_BEFORE if self.follows else ()), *messages], chat)
         return text.partition(MARKER)[2] if self.follows else text
 
     def neutral(self, text: str) -> str:
-        """Return a text with x in place of letters and digits, and of what is in control tokens that have none."""
-        return self.tokens.letters.sub(lambda match: "x" * len(match[0]), text)
+        """Return a text with a letter of its own in place of letters and digits, and of what is in control tokens without any,
+        and a sign of its own for signs that are not ASCII.
+
+        Texts that differ stay different, for templates that look for a message among others."""
+        letter, sign = self._rare(text, False)
+        return self.tokens.letters.sub(lambda match: "".join(sign if is_sign(x) else letter for x in match[0]), text)
+
+    def marked(self, text: str) -> str:
+        """Return a text with a letter of its own in place of all but blanks."""
+        return re.sub(r"\S", self._rare(text, True)[0], text)
+
+    def _rare(self, text: str, whole: bool) -> tuple[str, str]:
+        if (text, whole) not in self.rare:
+            self.rare[text, whole] = next(self.letters, "x"), next(self.signs, "\ufffd")
+        return self.rare[text, whole]
+
+    def unused(self, characters: Iterable[int]) -> Iterator[str]:
+        """Return those of rare characters that no text has."""
+        return (x for x in map(chr, characters) if x not in self.used)
+
+    @property
+    def as_x(self) -> dict[int, str]:
+        """How to write neutral texts for people and models."""
+        return {ord(x): "x" for pair in self.rare.values() for x in pair}
 
     @functools.cached_property
     def used(self) -> set[str]:
         """The characters of all texts."""
         used = set[str]()
-        each_text([self.messages, self.tools], lambda text: used.update(text) or text)
+        each_text([self.messages, self.contents], lambda text: used.update(text) or text)
         return used
 
     @property
@@ -164,8 +188,8 @@ class _Conversation:
         if not characters:
             text, unknown = self.written(), self.tokens.unknown
             return self.encode(self.tokens.essential) if unknown and unknown in text else encode_text(self.tokenizer, text)
-        signs, letters = ((x for x in map(chr, some) if x not in self.used) for some in (STAND_INS, LETTERS))
-        stand_ins = {ord(x): next(letters if x.isalnum() or x == "_" else signs, "\ufffd") for x in sorted(characters)}
+        signs, letters = self.unused(STAND_INS), self.unused(LETTERS)
+        stand_ins = {ord(x): next(signs if is_sign(x) else letters, "\ufffd") for x in sorted(characters)}
         text = self.written(lambda x: x.translate(stand_ins))
         back = {ord(stand_in): x for x, stand_in in stand_ins.items() if stand_in != "\ufffd"}
         return encode_spans(self.tokenizer, text.translate(back), control_spans(self.tokenizer, text))
@@ -182,12 +206,13 @@ class _Conversation:
         if [turn for turn, _ in turns] != [turn for turn, _ in meant_turns]:
             return False
         different = {i for i, (a, b) in enumerate(zip(turns, meant_turns, strict=True)) if a != b}
-        text = self.written(self.neutral, lambda text: re.sub(r"\S", MARK, self.neutral(text), count=1))
+        text = self.written(self.neutral, self.marked)
         spans = [span for span in control_spans(self.tokenizer, text) if span.id in self.tokens.turn_numbers]
         if [span.id for span in spans] != [turn for turn, _ in turns[1:]]:
             return False
         ends = [0, *(span.start for span in spans), len(text)]
-        return not any(MARK in text[ends[i] : ends[i + 1]] for i in different)
+        marks = {letter for (_, whole), (letter, _) in self.rare.items() if whole}
+        return all(marks.isdisjoint(text[ends[i] : ends[i + 1]]) for i in different)
 
     def _by_turn(self, controls: Sequence[int]) -> list[tuple[int | None, list[int]]]:
         """Return each token of turns with those after it that only an assistant's message has."""
@@ -263,6 +288,13 @@ def _answer_start(tokenizer: Any, template: str, chat: Chat) -> str:
     asked = render(tokenizer, [user], chat)
     start = answered.removeprefix(asked)
     return start if answered.startswith(asked) and not start.strip() else ""
+
+
+def answer_end(tokenizer: Any, chat: Chat) -> str:
+    """Return what the template writes after an assistant's text that nothing follows; empty if it refuses such messages."""
+    with contextlib.suppress(TemplateError):
+        return _apply(tokenizer, _BEFORE, chat, add_generation_prompt=False).partition(MARKER)[2]
+    return ""
 
 
 def after_opening(tokenizer: Any, text: str, chat: Chat) -> str:
@@ -351,26 +383,9 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 FORMS = (list, _without_system, _merged, lambda messages: _merged(_without_system(messages)))  # of messages, that say the same
 
 
-# --- contents ----------------------------------------------------------------------------------------------------------
-
-
-def each_text(value: Any, change: Change, key: str = "") -> Any:
-    """Return messages, or a value in them, with another text for each one. Roles, names of fields, types and ids stay.
-
-    key: of the value.
-    """
-    if isinstance(value, str):
-        return value if key in FIXED and NAME.fullmatch(value) else change(value)
-    if isinstance(value, Mapping):
-        result, number = dict[str, Any](), 0
-        for name, part in value.items():
-            changed = new = name if NAME.fullmatch(name) else change(name)
-            while changed in result:  # the number never falls, so that many equal names take linear time
-                number += 1
-                changed = f"{new}x{number}"
-            result[changed] = each_text(part, change, name)
-        return result
-    return [each_text(x, change, key) for x in value] if isinstance(value, list | tuple) else value
+def is_sign(character: str) -> bool:
+    """Return whether a character is no part of a word."""
+    return unicodedata.category(character)[0] not in "LMN" and character != "_"
 
 
 def _except(own: frozenset[str], change: Change) -> Change:

@@ -19,7 +19,7 @@ import numpy as np
 from jmarl.config import Chat, as_chat
 from jmarl.models.hub.messages import check_role, read_prompt
 from jmarl.models.hub.special_tokens import encode_text, special_tokens
-from jmarl.models.hub.template import TemplateRefusal, after_opening, answer_start, encode_messages, render
+from jmarl.models.hub.template import TemplateRefusal, after_opening, answer_end, answer_start, encode_messages, render
 
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
@@ -215,7 +215,8 @@ def encode_follow_up(
 ) -> list[int]:
     """Return the token ids of the text that follows a completion: with `chat`, or for chat messages, in the template.
 
-    last: the last token of the completion. If it ends completions, the end of the message is not written a second time.
+    last: the last token of the completion. If it ends completions, the end of the message is not written a second time. The
+        token with which the next message begins is, whatever ended the completion (GLM ends them with those tokens).
     stop: the tokens that end completions; None: those that the tokenizer knows.
     """
     text, stop, chat = as_prompt(text), known_ends(tokenizer) if stop is None else stop, as_chat(chat)
@@ -223,12 +224,18 @@ def encode_follow_up(
         return without_end(encode_continuation(tokenizer, text, special), stop)
     new = encode_messages(tokenizer, messages_of(text), chat, follows=True)
     if {*last} & {*stop}:
-        end = next((i for i, token in enumerate(new) if token in stop), None)
-        if end is not None and not _decode(tokenizer, new[:end], skip=False).strip():  # the template may write blanks before it
+        end = next((i for i, token in enumerate(new) if token in stop), len(new))
+        ends = {*last, *_answer_end(tokenizer, str(tokenizer.chat_template), chat)}
+        if ends & {*new[end : end + 1]} and not _decode(tokenizer, new[:end], skip=False).strip():  # blanks may stand before it
             new = new[end + 1 :]
     elif new[:1] == [*last]:
         new = new[1:]
     return without_end(new, stop)
+
+
+@functools.lru_cache(maxsize=64)
+def _answer_end(tokenizer: Any, template: str, chat: Chat) -> list[int]:
+    return encode_text(tokenizer, answer_end(tokenizer, chat))
 
 
 # --- completions -------------------------------------------------------------------------------------------------------
