@@ -20,7 +20,7 @@ from jax._src.lru_cache import LRUCache
 MAPS = Path("/proc/self/maps")
 # A program takes dozens of memory maps. XLA ends the process with a segmentation fault where there are more than Linux allows.
 MAX_MAPS = 65_530
-MANY_MAPS = 30_000  # more than a module takes
+MANY_MAPS = 15_000  # more than a module takes; with as many, a worker takes 3.3 GB
 
 
 def write_whole(cache: LRUCache, key: str, value: bytes) -> None:
