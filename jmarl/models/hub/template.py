@@ -147,6 +147,8 @@ class _Conversation:
 
         Texts that differ stay different, for templates that look for a message among others."""
         letter, sign = self._rare(text, False)
+        if text.isascii():  # the same, faster
+            return self.tokens.letters.sub(lambda match: letter * len(match[0]), text)
         return self.tokens.letters.sub(lambda match: "".join(sign if is_sign(x) else letter for x in match[0]), text)
 
     def marked(self, text: str) -> str:
