@@ -2,10 +2,10 @@
 
 Such a prompt may hold a template that the user's data, formatter or environment writes by hand, so its special tokens are
 tokens in the first turn. In later turns the prompt may also hold what agents wrote. Then a special token is one only if the
-agent's first prompt spells it too, and no completion of the episode does, nor the end of one with the beginning of another, or
-with whole ones between them (an environment may write them side by side); otherwise it is text. Escaped forms count as well, such as &lt; and \\u003c, since an
-environment may decode them. Chat templates need none of this: there, all contents are text. Left out: forms that only one
-environment decodes; let it write messages, not texts.
+agent's first prompt spells it too, and no completion of the episode does, nor the end of one with the beginning of another,
+or with whole ones between them (an environment may write them side by side); otherwise it is text. Escaped forms count as
+well, such as &lt; and \\u003c, since an environment may decode them. Chat templates need none of this: there, all contents
+are text. Left out: forms that only one environment decodes; let it write messages, not texts.
 """
 
 from __future__ import annotations
