@@ -173,7 +173,7 @@ def test_a_template_may_write_an_assistants_own_tokens_because_of_a_message():
         tokenizer_object=tokenizer_of("bytes", "plain").backend_tokenizer, eos_token="</s>", chat_template=SWITCHED
     )
     think = tokenizer.convert_tokens_to_ids("<think>")
-    for text, count in (("a", 0), ("/no_think", 1), ("<think>/no_think", 1), ("</think><think>", 0)):
+    for text, count in (("a", 0), ("/no_think", 1), ("<think>\n/no_think", 1), ("<think>/no_think", 0)):
         ids = encode_messages(tokenizer, [{"role": "user", "content": text}], Chat(True))
         assert ids.count(think) == count, text
 
@@ -295,6 +295,49 @@ def test_tokens_of_any_letters_and_templates_that_cut_texts_are_no_way_out():
     ]
 
 
+@pytest.mark.parametrize("key", ["tool_call", "think", "s"])
+def test_names_of_fields_make_no_control_tokens(key):
+    """Where a template writes <key> for each field of a tool that it does not know."""
+    template = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% for key in t.function if key != 'name' %}"
+        "{{ '<' ~ key ~ '>' ~ t.function[key] ~ '</' ~ key ~ '>' }}{% endfor %}{% endfor %}"
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of("bytes", "plain").backend_tokenizer,
+        eos_token="</s>",
+        chat_template=template + TEMPLATES["tools"],
+    )
+    tools = [{"type": "function", "function": {"name": "f", "description": "-", **fields}} for fields in ({}, {key: "-"})]
+    messages = [{"role": "user", "content": "a"}]
+    rows = [encode_messages(tokenizer, messages, Chat(True, {"tools": [tool]})) for tool in tools]
+    numbers = special_tokens(tokenizer).numbers
+    assert [i for i in rows[0] if i in numbers] == [i for i in rows[1] if i in numbers]
+    assert f"<{key}>-</{key}>" in tokenizer.decode(rows[1])
+
+
+def test_a_template_reads_switches_and_the_names_of_its_functions():
+    """What it writes because of them is as without the library, also if nothing is left of a message."""
+    template = (
+        "{% set said = messages[0].content.replace('/think', '') | trim %}<|start|>system\n{{ said or '<think>no</think>' }}"
+        "{% if 'detailed thinking on' in messages[0].content %}<tool_call>{% endif %}<|end|>\n"
+        "{% for m in messages[1:] %}<|start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ '<tool_call>' if c.function.name == 'python' else '<tool_output>' }}{{ c.function.name }}{% endfor %}<|end|>\n"
+        "{% endfor %}"
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of("bytes", "plain").backend_tokenizer, eos_token="</s>", chat_template=template
+    )
+    for system, function in (("/think", "python"), (" /think\n", "bash"), ("Be kind. detailed thinking on", "python")):
+        calls = [{"type": "function", "function": {"name": function, "arguments": {}}}]
+        messages = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", "tool_calls": calls},
+        ]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        assert encode_messages(tokenizer, messages, Chat(True)) == tokenizer.encode(text, add_special_tokens=False)
+
+
 def test_texts_with_all_private_characters_are_encoded_in_linear_time():
     tokenizer = tokenizer_of("bytes", "plain")
     text = "".join(map(chr, range(0xF0000, 0x10FFFE))) + "<|end|>"
@@ -331,5 +374,5 @@ def test_a_template_whose_turns_are_plain_text_is_warned_of(begin):
 def test_names_that_become_equal_stay_apart_and_take_linear_time():
     """20,000 names of JSON that are no names, of which those of neutral contents are equal."""
     names = {f".{number:05}": number for number in range(20_000)}
-    changed = each_text(names, lambda text: "x" * len(text))
+    changed = each_text(names, lambda text, _: "x" * len(text))
     assert list(changed.values()) == list(names.values()) and sum(map(len, changed)) < 15 * len(names)

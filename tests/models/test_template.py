@@ -274,6 +274,16 @@ def test_the_next_header_stays_whatever_ended_the_completion(templated, ended, r
     assert tokenizer.decode(row[1:]) == (header if ended == f"<|{role}|>" else ended + header)
 
 
+def test_a_turn_ends_once_where_two_tokens_end_it(templated):
+    """Whether the completion has both, as those of Command R7B, or another end."""
+    tokenizer = templated(CHATML.replace("<|im_end|>", "{{ '<|end|>' if m['role'] == 'assistant' }}<|im_end|>"))
+    tokenizer.add_tokens(["<|end|>"])
+    answer = tokenizer.encode("so<|end|>")
+    for ended in ([*answer, 2], [7, 2], [7, 0]):
+        (row,) = follow_ups(tokenizer, [ended], ["more"], 100, chat=True)
+        assert tokenizer.decode(row[len(ended) :]) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_a_system_message_of_a_later_turn_is_not_lost_where_the_template_writes_it_first(templated):
     tokenizer = templated(HOISTS)
     assert read(tokenizer, [SYSTEM, USER]).startswith("Be kind.<|im_start|>user")

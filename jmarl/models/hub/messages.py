@@ -19,7 +19,9 @@ MEDIA = ("image", "images", "video", "videos", "audio", "audios")  # columns of 
 NAME = re.compile(r"[A-Za-z0-9_-]+")  # what a role must be: chat templates write it among their control tokens
 NOTES = ("metadata",)  # of MRLM's messages: no chat template reads it
 FIXED = ("role", "type", "id", "tool_call_id")  # fields that stay as they are, where they are names
-Change = Callable[[str], str]  # of a text
+Message = Mapping[str, Any]
+KEY = "the name of a field"
+Change = Callable[[str, str], str]  # of a text in a field
 
 
 def check_role(role: Any) -> str:
@@ -85,22 +87,49 @@ def _read_message(message: Mapping, place: str) -> dict[str, str]:
     return {"role": known, "content": content}
 
 
-def each_text(value: Any, change: Change, named: Change | None = None, key: str = "") -> Any:
-    """Return messages, or a value in them, with another text for each one. Roles, names of fields, types and ids stay.
+def each_text(value: Any, change: Change, field: str = "") -> Any:
+    """Return messages, or a value in them, with another text for each one, also for the names of fields.
 
-    named: what to do with a name, if not the same. key: of the value.
+    Roles, types and ids stay. change: gets a text and the field that it is in, `KEY` for the name of one. field: of the value.
     """
     if isinstance(value, str):
-        if key in FIXED and NAME.fullmatch(value):
-            return value
-        return (named or change)(value) if key == "name" else change(value)
+        return value if field in FIXED and NAME.fullmatch(value) else change(value, field)
     if isinstance(value, Mapping):
         result, number = dict[str, Any](), 0
         for name, part in value.items():
-            changed = new = name if NAME.fullmatch(name) else change(name)
+            changed = new = change(name, KEY)
             while changed in result:  # the number never falls, so that many equal names take linear time
                 number += 1
                 changed = f"{new}x{number}"
-            result[changed] = each_text(part, change, named, name)
+            result[changed] = each_text(part, change, name)
         return result
-    return [each_text(x, change, named, key) for x in value] if isinstance(value, list | tuple) else value
+    return [each_text(x, change, field) for x in value] if isinstance(value, list | tuple) else value
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    """Put the texts of role system at the beginning of the next message of the user."""
+    result, instructions = list[Message](), list[str]()
+    for message in messages:
+        if message["role"] == "system":
+            instructions.append(message["content"])
+        elif message["role"] == "user" and instructions:
+            result.append({**message, "content": "\n\n".join([*instructions, message["content"]])})
+            instructions = []
+        else:
+            result.append(message)
+    return [*result, {"role": "user", "content": "\n\n".join(instructions)}] if instructions else result
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """Join neighboring messages of one role, of the user or the assistant."""
+    result = list[Message]()
+    for message in messages:
+        bare = all(m.keys() <= {"role", "content"} for m in (message, *result[-1:]))  # without calls
+        if result and message["role"] == result[-1]["role"] and message["role"] in ("user", "assistant") and bare:
+            result[-1] = {**result[-1], "content": f"{result[-1]['content']}\n\n{message['content']}"}
+        else:
+            result.append(message)
+    return result
+
+
+FORMS = (list, _without_system, _merged, lambda messages: _merged(_without_system(messages)))  # of messages, that say the same

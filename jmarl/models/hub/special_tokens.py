@@ -12,7 +12,6 @@ one for images. They are taken out of the tokenizer (`tokenizer_for`), so that t
 import functools
 import itertools
 import json
-import os
 import re
 import secrets
 import tempfile
@@ -55,6 +54,7 @@ class SpecialTokens(NamedTuple):
     heads: frozenset[str]  # proper beginnings of the tokens
     tails: frozenset[str]  # proper ends
     longest: int
+    words: frozenset[str]  # names in the tokens, from which a template may make one
 
     @property
     def own(self) -> frozenset[str]:
@@ -100,7 +100,8 @@ def _special_tokens(tokenizer: Any, template: str, size: int) -> SpecialTokens:
     tails = frozenset(text[i:] for text in ids for i in range(1, len(text)))
     longest, of_turns = max(map(len, ids), default=0), turns.intersection(ids)
     unknown = tokenizer.unk_token if tokenizer.unk_token in ids else ""
-    return SpecialTokens(ids, of_turns, numbers, turn_numbers, unknown, letters, inner, essential, heads, tails, longest)
+    words = frozenset(word for text in ids for word in re.findall(r"[\w-]+", text))
+    return SpecialTokens(ids, of_turns, numbers, turn_numbers, unknown, letters, inner, essential, heads, tails, longest, words)
 
 
 class _Probe:
@@ -108,7 +109,6 @@ class _Probe:
 
     def __init__(self, tokenizer: Any, added: set[str]):
         self.tokenizer, self.added = tokenizer, added
-        self.parts = re.compile(f"({any_of(added)})")
 
     def text(self, *messages: Any, prompt: bool = False, **more: Any) -> str:
         """Return the text of messages; a role in place of one has the content `CONTENT`."""
@@ -121,10 +121,6 @@ class _Probe:
     def tokens(self, *texts: str) -> set[str]:
         """Return the added tokens in texts."""
         return {token for token in self.added if any(token in text for text in texts)}
-
-    def beyond(self, start: Sequence[str], text: str) -> set[str]:
-        """Return the added tokens of a text, without those of the parts with which it begins."""
-        return self.added & {*self.parts.split(text)[len(start) :]}
 
 
 def _written(tokenizer: Any, template: str, added: set[str]) -> set[str]:
@@ -148,8 +144,9 @@ def _own(tokenizer: Any, added: set[str]) -> set[str]:
     """Return the added tokens that are an assistant's own: all others may be of turns.
 
     Those are its own that a template writes for its calls and thoughts, that it writes before answers but not before all of
-    them and in all generation prompts, that it writes after an answer, and that it reads in one, to cut thoughts out; and what
-    opens or closes something with one of them. What stands around the text of a user or a tool is none of them.
+    them and in all generation prompts, or that open and close something there, that it writes after an answer, and that it
+    reads in one, to cut thoughts out; and what opens or closes something with one of them. What stands around the text of a
+    user or a tool is none of them.
     """
     probe = _Probe(tokenizer, added)
     asked, prompts = probe.text("user").rpartition(CONTENT)[2], list[str]()
@@ -157,18 +154,19 @@ def _own(tokenizer: Any, added: set[str]) -> set[str]:
         prompts.append(probe.text("user", prompt=True, **more).rpartition(CONTENT)[2])
     answered = [probe.text("user", "assistant"), probe.text("user", "assistant", "user")]
     headers, end = [text.split(CONTENT)[1] for text in answered if text.count(CONTENT) > 1], answered[0].rpartition(CONTENT)[2]
-    begins = [*headers, *(prompt for prompt in prompts if prompt != asked)]
-    begin = os.path.commonprefix([probe.parts.split(text) for text in begins])
-    own = probe.tokens(end).union(*(probe.beyond(begin, text) for text in begins))
+    begins = [probe.tokens(text) for text in (*headers, *(prompt for prompt in prompts if prompt != asked))]
+    own = (probe.tokens(end) - probe.tokens(*prompts)).union(*begins) - set.intersection(*begins, added)
+    own |= {token for row in begins for token in row if any(_name(x) == _name(token) and x != token for x in row)}
     before = answered[1].rpartition(CONTENT)[0].rpartition(CONTENT)[2]  # a user's second text
-    around = probe.tokens(asked, before.removeprefix(end)) - (set() if before.startswith(end) else probe.tokens(end))
+    around = probe.tokens(before.removeprefix(end)) - (set() if before.startswith(end) else probe.tokens(end))
+    around |= probe.tokens(asked)
     tool = {"role": "tool", "tool_call_id": CALL["id"], "name": "probe", "content": ANY_ROLE}
     for tools, said in itertools.product(WITH_TOOLS, SAID):
         without = probe.tokens(probe.text("user", "assistant", **tools).partition(CONTENT)[2])
         called = probe.text("user", said, **tools)
         own |= probe.tokens(called.partition(CONTENT)[2]) - without
         before, _, after = probe.text("user", said, tool, **tools).partition(ANY_ROLE)
-        if before.startswith(called.rstrip()):
+        if called and before.startswith(called.rstrip()):
             around |= probe.tokens(before[len(called.rstrip()) :], after)
     own |= {token for token in added if _reads(probe, token)}
     own |= {token for token in added if _name(token) in map(_name, own)}
@@ -182,7 +180,10 @@ def _reads(probe: _Probe, token: str) -> bool:
         return text in probe.text("user", {"role": role, "content": text}, *later)
 
     text, other = f"a{token}b", f"a{ANY_ROLE}b"
-    changed = any(stays("assistant", other, *later) and not stays("assistant", text, *later) for later in ((), ("user",)))
+    changed = any(
+        stays("assistant", other, *later) and not stays("assistant", text, *later)
+        for later in ((), ("user",), ("user", "assistant"))
+    )
     return changed and stays("user", text)
 
 

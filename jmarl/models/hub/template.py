@@ -22,13 +22,13 @@ import re
 import secrets
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
 
 from jmarl.config import Chat
-from jmarl.models.hub.messages import Change, each_text
+from jmarl.models.hub.messages import FORMS, KEY, NAME, Message, each_text
 from jmarl.models.hub.special_tokens import (
     TOOLS,
     any_of,
@@ -40,7 +40,22 @@ from jmarl.models.hub.special_tokens import (
     special_tokens,
 )
 
-Message = Mapping[str, Any]
+Change = Callable[[str], str]  # of a text
+SCHEMA = {  # fields of tools and calls that templates read by name
+    *(
+        "type",
+        "function",
+        "name",
+        "description",
+        "parameters",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "arguments",
+        "return",
+    ),
+}
 MARKER = str(10**15 + secrets.randbelow(10**15))  # a text that nobody knows
 STAND_INS, LETTERS = range(0xF0000, 0x10FFFE), range(0x20000, 0x2A6D7)  # characters for private use; rare letters
 ESCAPED = '"\\'  # a template that writes JSON must see them
@@ -85,7 +100,7 @@ def encode_messages(
     reference = control_ids(tokenizer, encode_text(tokenizer, talk.tokens.inner.sub("", meant)))  # the same, and shorter
     for characters in (frozenset(), talk.tokens.essential, talk.characters):
         with contextlib.suppress(TemplateError):  # of what messages say
-            if talk.agree(ids := talk.encode(characters), reference):
+            if control_ids(tokenizer, ids := talk.encode(characters)) == reference:
                 return ids
     problem = "what a message says becomes control tokens of the chat template"
     if outside:
@@ -105,7 +120,7 @@ class _Conversation:
             )
         self.tokenizer, self.tokens, self.chat, self.follows = tokenizer, special_tokens(tokenizer), chat, follows
         self.roles = tuple(message["role"] for message in messages)
-        self.rare = dict[tuple[str, bool], tuple[str, str]]()  # the letter and the sign of a text, and whether it is marked
+        self.rare = dict[str, tuple[str, str]]()  # the letter and the sign of a text
         kwargs = dict(chat.template_kwargs) | ({"tools": TOOLS} if chat.template_kwargs.get("tools") else {})
         probed = dataclasses.replace(chat, template_kwargs=kwargs)
         if all(message.keys() <= {"role", "content"} for message in messages):
@@ -114,10 +129,12 @@ class _Conversation:
             form, problem = _form(tokenizer, messages, probed, follows)
         if form is None:
             raise self.refusal(problem)
-        self.messages = FORMS[form](each_text([*messages], encodable))
+        self.messages = FORMS[form](each_text([*messages], lambda text, _: encodable(text)))
         kwargs = {name: value for name, value in chat.template_kwargs.items() if isinstance(value, list | tuple | Mapping)}
-        self.contents = each_text(kwargs, encodable)  # tools, documents
+        self.contents = each_text(kwargs, lambda text, _: encodable(text))  # tools, documents
         self.letters, self.signs = self.unused(LETTERS), self.unused(STAND_INS)
+        names, self.switches = _quoted(str(tokenizer.chat_template))
+        self.names = names - self.tokens.words
 
     def refusal(self, problem: str) -> TemplateRefusal:
         """Return the error for messages that a template refuses."""
@@ -127,17 +144,32 @@ class _Conversation:
             "tokenizer.chat_template"
         )
 
-    def written(self, change: Change = str, others: Change | None = None) -> str:
+    def written(self, change: Change = str) -> str:
         """Apply the template. Raises TemplateError.
 
-        Args:
-            change: made to all texts, except the tokens that an assistant's message may write.
-            others: made in its place to tools, names of functions, and messages of other roles.
+        change: made to all texts, but to no role, type, id or field of a message. Its reader may know what stays besides:
+            the tokens that an assistant's message may write, switches, the names of functions that a template quotes, and
+            names of fields, unless one is the word in a control token.
         """
-        others, own = others or change, _except(self.tokens.own, change)
-        messages = [each_text(x, own if x["role"] == "assistant" else others, others) for x in self.messages]
-        contents = {name: each_text(value, others, others) for name, value in self.contents.items()}
-        chat = dataclasses.replace(self.chat, template_kwargs=dict(self.chat.template_kwargs) | contents)
+
+        def others(text: str, field: str, own: frozenset[str] = frozenset()) -> str:
+            if field == KEY and NAME.fullmatch(text) and (text not in self.tokens.words or text in SCHEMA):
+                return text
+            if field == "name" and text in self.names:
+                return text
+            parts = re.split(self.stays(own, field == "content"), text)
+            return "".join(x if i % 2 else change(x) for i, x in enumerate(parts))
+
+        def answers(text: str, field: str) -> str:
+            return others(text, field, frozenset() if field in ("name", KEY) else self.tokens.own)
+
+        changes = [answers if message["role"] == "assistant" else others for message in self.messages]
+        messages = [
+            {field: each_text(value, change, field) for field, value in message.items()}
+            for message, change in zip(self.messages, changes, strict=True)
+        ]
+        kwargs = dict(self.chat.template_kwargs) | {name: each_text(value, others) for name, value in self.contents.items()}
+        chat = dataclasses.replace(self.chat, template_kwargs=kwargs)
         text = _apply(self.tokenizer, [*(_BEFORE if self.follows else ()), *messages], chat)
         return text.partition(MARKER)[2] if self.follows else text
 
@@ -146,19 +178,12 @@ class _Conversation:
         and a sign of its own for signs that are not ASCII.
 
         Texts that differ stay different, for templates that look for a message among others."""
-        letter, sign = self._rare(text, False)
+        if text not in self.rare:
+            self.rare[text] = next(self.letters, "x"), next(self.signs, "\ufffd")
+        letter, sign = self.rare[text]
         if text.isascii():  # the same, faster
             return self.tokens.letters.sub(lambda match: letter * len(match[0]), text)
         return self.tokens.letters.sub(lambda match: "".join(sign if is_sign(x) else letter for x in match[0]), text)
-
-    def marked(self, text: str) -> str:
-        """Return a text with a letter of its own in place of all but blanks."""
-        return re.sub(r"\S", self._rare(text, True)[0], text)
-
-    def _rare(self, text: str, whole: bool) -> tuple[str, str]:
-        if (text, whole) not in self.rare:
-            self.rare[text, whole] = next(self.letters, "x"), next(self.signs, "\ufffd")
-        return self.rare[text, whole]
 
     def unused(self, characters: Iterable[int]) -> Iterator[str]:
         """Return those of rare characters that no text has."""
@@ -169,11 +194,16 @@ class _Conversation:
         """How to write neutral texts for people and models."""
         return {ord(x): "x" for pair in self.rare.values() for x in pair}
 
+    def stays(self, own: frozenset[str], content: bool) -> str:
+        """Return an expression of the parts of a text that no change is made to, in one group."""
+        switches = rf"(?<!\S)(?:{any_of(self.switches)})(?!\S)" if content and self.switches else ""
+        return f"({'|'.join(filter(None, (any_of(own), switches))) or '(?!)'})"
+
     @functools.cached_property
     def used(self) -> set[str]:
         """The characters of all texts."""
         used = set[str]()
-        each_text([self.messages, self.contents], lambda text: used.update(text) or text)
+        each_text([self.messages, self.contents], lambda text, _: used.update(text) or text)
         return used
 
     @property
@@ -196,38 +226,16 @@ class _Conversation:
         back = {ord(stand_in): x for x, stand_in in stand_ins.items() if stand_in != "\ufffd"}
         return encode_spans(self.tokenizer, text.translate(back), control_spans(self.tokenizer, text))
 
-    def agree(self, ids: Sequence[int], meant: list[int]) -> bool:
-        """Return whether the control tokens of ids are those meant, of neutral contents.
-
-        Those that only an assistant's message has may differ there: a template may write <think> because of /no_think.
-        """
-        given = control_ids(self.tokenizer, ids)
-        if given == meant:
-            return True
-        turns, meant_turns = (self._by_turn(row) for row in (given, meant))
-        if [turn for turn, _ in turns] != [turn for turn, _ in meant_turns]:
-            return False
-        different = {i for i, (a, b) in enumerate(zip(turns, meant_turns, strict=True)) if a != b}
-        text = self.written(self.neutral, self.marked)
-        spans = [span for span in control_spans(self.tokenizer, text) if span.id in self.tokens.turn_numbers]
-        if [span.id for span in spans] != [turn for turn, _ in turns[1:]]:
-            return False
-        ends = [0, *(span.start for span in spans), len(text)]
-        marks = {letter for (_, whole), (letter, _) in self.rare.items() if whole}
-        return all(marks.isdisjoint(text[ends[i] : ends[i + 1]]) for i in different)
-
-    def _by_turn(self, controls: Sequence[int]) -> list[tuple[int | None, list[int]]]:
-        """Return each token of turns with those after it that only an assistant's message has."""
-        result: list[tuple[int | None, list[int]]] = [(None, [])]
-        for i in controls:
-            if i in self.tokens.turn_numbers:
-                result.append((i, []))
-            else:
-                result[-1][1].append(i)
-        return result
-
 
 _BEFORE = [{"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}]
+
+
+@functools.lru_cache(maxsize=64)
+def _quoted(template: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names in the quotes of a template, and the switches that users write: /no_think, detailed thinking on."""
+    quoted = {match[2] for match in re.finditer(r"""(['"])([\w/.-]{1,40}(?: [\w/.,-]{1,40}){0,9})\1""", template)}
+    switches = {text for text in quoted if " " in text or re.fullmatch(r"/[\w-]+", text)}
+    return frozenset(quoted - switches), frozenset(switches)
 
 
 @functools.lru_cache(maxsize=256)
@@ -252,7 +260,8 @@ def _form(tokenizer: Any, messages: Sequence[Message], chat: Chat, follows: bool
             problem = problem or str(error)
             continue
         text = text.partition(MARKER)[2] if follows else text
-        lost = [m["role"] for m in messages if m["role"] != "assistant" and m["content"] not in text]
+        there = {f"{MARKER}{number}{MARKER}" for number in re.findall(rf"{MARKER}(\d+?){MARKER}", text)}
+        lost = [m["role"] for m in messages if m["role"] != "assistant" and m["content"] not in there]
         if not lost:
             return number, ""
         problem = problem or f"it leaves out the role {lost[0]}"
@@ -284,18 +293,21 @@ def answer_start(tokenizer: Any, chat: Chat) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _answer_start(tokenizer: Any, template: str, chat: Chat) -> str:
-    user = {"role": "user", "content": "-"}
-    answer = {"role": "assistant", "content": MARKER}
-    answered = _apply(tokenizer, [user, answer], chat, add_generation_prompt=False).partition(MARKER)[0]
-    asked = render(tokenizer, [user], chat)
+    answered = _answered(tokenizer, chat).partition(MARKER)[0]
+    asked = render(tokenizer, _BEFORE[:1], chat)
     start = answered.removeprefix(asked)
     return start if answered.startswith(asked) and not start.strip() else ""
 
 
 def answer_end(tokenizer: Any, chat: Chat) -> str:
     """Return what the template writes after an assistant's text that nothing follows; empty if it refuses such messages."""
+    return _answered(tokenizer, chat).partition(MARKER)[2]
+
+
+def _answered(tokenizer: Any, chat: Chat, *later: Message) -> str:
+    """Return the text of a user's message, the answer `MARKER`, and later messages; empty if the template refuses them."""
     with contextlib.suppress(TemplateError):
-        return _apply(tokenizer, _BEFORE, chat, add_generation_prompt=False).partition(MARKER)[2]
+        return _apply(tokenizer, [*_BEFORE, *later], chat, add_generation_prompt=False)
     return ""
 
 
@@ -316,16 +328,17 @@ def after_opening(tokenizer: Any, text: str, chat: Chat) -> str:
 @functools.lru_cache(maxsize=64)
 def _opening(tokenizer: Any, template: str, chat: Chat) -> str:
     """Return what the generation prompt writes after the assistant's header: where a template writes it before every answer,
-    from the first token behind the special ones, as <think> is one."""
-    user, answer = {"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}
+    from the first token behind those of turns, as <think> is one."""
+    user = _BEFORE[0]
     asked = render(tokenizer, [user], chat)
-    answered = (_apply(tokenizer, [user, answer, *later], chat, add_generation_prompt=False) for later in ([], [user]))
+    answered = (_answered(tokenizer, chat, *later) for later in ([], [user]))
     headers = [text.partition(MARKER)[0] for text in answered if MARKER in text]
     if opening := max((asked.removeprefix(x) for x in headers if asked.startswith(x)), key=len, default=""):
         return opening
-    tokens = [token for token in tokenizer.added_tokens_decoder.values() if token.content in asked]
-    start = max((asked.rfind(token.content) + len(token.content) for token in tokens if token.special), default=0)
-    words = [asked.find(token.content, start) for token in tokens if not token.special]
+    turns = special_tokens(tokenizer).of_turns
+    tokens = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content in asked]
+    start = max((asked.rfind(token) + len(token) for token in tokens if token in turns), default=0)
+    words = [asked.find(token, start) for token in tokens if token not in turns]
     return asked[min((i for i in words if i >= 0), default=len(asked)) :]
 
 
@@ -357,42 +370,6 @@ def _with_clock(template: str, date: datetime.date) -> str:
     return f"{{% macro strftime_now(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}{{{{ '' }}}}{first_line}"
 
 
-def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """Put the texts of role system at the beginning of the next message of the user."""
-    result, instructions = list[Message](), list[str]()
-    for message in messages:
-        if message["role"] == "system":
-            instructions.append(message["content"])
-        elif message["role"] == "user" and instructions:
-            result.append({**message, "content": "\n\n".join([*instructions, message["content"]])})
-            instructions = []
-        else:
-            result.append(message)
-    return [*result, {"role": "user", "content": "\n\n".join(instructions)}] if instructions else result
-
-
-def _merged(messages: Sequence[Message]) -> list[Message]:
-    """Join neighboring messages of one role, of the user or the assistant."""
-    result = list[Message]()
-    for message in messages:
-        if result and message["role"] == result[-1]["role"] and message["role"] in ("user", "assistant"):
-            result[-1] = {**result[-1], "content": f"{result[-1]['content']}\n\n{message['content']}"}
-        else:
-            result.append(message)
-    return result
-
-
-FORMS = (list, _without_system, _merged, lambda messages: _merged(_without_system(messages)))  # of messages, that say the same
-
-
 def is_sign(character: str) -> bool:
     """Return whether a character is no part of a word."""
     return unicodedata.category(character)[0] not in "LMN" and character != "_"
-
-
-def _except(own: frozenset[str], change: Change) -> Change:
-    """Return a change that leaves some tokens as they are."""
-    if not own:
-        return change
-    parts = re.compile(f"({any_of(own)})")
-    return lambda text: "".join(x if i % 2 else change(x) for i, x in enumerate(parts.split(text)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -224,13 +225,22 @@ def encode_follow_up(
         return without_end(encode_continuation(tokenizer, text, special), stop)
     new = encode_messages(tokenizer, messages_of(text), chat, follows=True)
     if {*last} & {*stop}:
-        end = next((i for i, token in enumerate(new) if token in stop), len(new))
-        ends = {*last, *_answer_end(tokenizer, str(tokenizer.chat_template), chat)}
-        if ends & {*new[end : end + 1]} and not _decode(tokenizer, new[:end], skip=False).strip():  # blanks may stand before it
-            new = new[end + 1 :]
+        new = _after_end(tokenizer, chat, new, {*last}, {*stop})
     elif new[:1] == [*last]:
         new = new[1:]
     return without_end(new, stop)
+
+
+def _after_end(tokenizer: Any, chat: Chat, new: list[int], last: set[int], stop: set[int]) -> list[int]:
+    """Return what a template writes after a message whose end is written: without what it writes after every answer, up to a
+    token in `stop`, else to the last control token in that; or without the end `last` after blanks."""
+    same = os.path.commonprefix([new, _answer_end(tokenizer, str(tokenizer.chat_template), chat)])
+    stops, others = ([i + 1 for i, x in enumerate(same) if x in ids] for ids in (stop, special_tokens(tokenizer).numbers))
+    if size := (*stops[:1], *others[-1:]):
+        return new[size[0] :]
+    end = next((i for i, token in enumerate(new) if token in stop), len(new))
+    again = last & {*new[end : end + 1]} and not _decode(tokenizer, new[:end], skip=False).strip()
+    return new[end + 1 :] if again else new
 
 
 @functools.lru_cache(maxsize=64)
