@@ -196,9 +196,16 @@ def print_completion(arguments: Sequence[str]) -> int:
 
 
 def find_own_modules() -> None:
-    """Let Python find the user's modules in the current directory."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    """Let names of the user's code, such as my_module:Env, be looked for in the current directory too."""
+    from jmarl import envs
+
+    envs.own_places[:] = [os.getcwd()]
+
+
+def add_trust_argument(parser: Any) -> None:
+    """Add `--trust`, for commands that run what the config.yaml of a run names."""
+    text = "run the code that the config.yaml of a run from elsewhere names; without it the command asks"
+    parser.add_argument("--trust", action="store_true", help=text)
 
 
 def to_stderr(line: str) -> None:
