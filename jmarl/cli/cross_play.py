@@ -95,13 +95,13 @@ def task_of_runs(args: argparse.Namespace) -> ExperimentConfig:
                 f"{directory} is no run: give directories that `jmarl train` wrote, or of agents (agent_0/)"
             )
     cfg = read_experiment(args.config, args.trust) if args.config else same_task(args.runs)
-    if not args.config:
-        require_trusted_task(Path(args.runs[0]), cfg, args.trust)
     if (turns := cfg.train.episodes.num_turns) > 1 and args.num_turns != 1:
         raise ValueError(
             f"cross-play is for episodes of one turn, and these have up to {turns}: later prompts depend on the partners; "
             "--num-turns 1 plays the first turn alone"
         )
+    if not args.config:
+        require_trusted_task(Path(args.runs[0]), cfg, args.trust)
     return cfg
 
 

@@ -199,17 +199,17 @@ def agent_names(source: Source, given: Sequence[str] | None = None, trust: bool 
                 f"--names {' '.join(given)} is not allowed: give {len(numbered)} different names, one for each agent"
             )
         return [*given]
-    task = None if source.experiment is None else source.experiment.task
-    entries = () if task is None else task.train_envs or task.eval_envs
-    if source.directory and source.experiment and (task.environment is not None or len(entries) == 1):
+    if source.experiment is None:
+        return numbered
+    task = source.experiment.task
+    entries = task.train_envs or task.eval_envs
+    if task.environment is None and len(entries) != 1:  # data, or several environments with roles of their own
+        return numbered
+    if source.directory is not None:
         require_trusted_task(source.directory, source.experiment, trust)
+    name, options = (entries[0].name, entries[0].options) if task.environment is None else (task.environment, task.options)
     try:
-        if task is not None and task.environment is not None:
-            roles = make(task.environment, **task.options).roles
-        elif len(entries) == 1:
-            roles = make(entries[0].name, **entries[0].options).roles
-        else:  # data, or several environments with roles of their own
-            return numbered
+        roles = make(name, **options).roles
     except ValueError as error:
         raise ValueError(f"the roles of the run's environment are not known: {error}. Or give --names") from error
     names = [role.replace(" ", "_") for role in roles]
