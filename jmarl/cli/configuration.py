@@ -85,10 +85,13 @@ def require_trusted_names(names: Sequence[str], given: Mapping[str, Given], valu
     from jmarl.files.own_files import is_of_run
     from jmarl.files.trusted import require_trust
 
-    files = {shipped(name): Path(name).is_dir() for name in names}
-    for file, is_directory in files.items():
-        if is_directory or (Path(file).name == CONFIG_FILE and is_of_run(Path(file).parent)):
-            others = ("--set", *(f"{other}, line " for other in files if other != file))
+    files = [shipped(name) for name in names]
+    for name, file in zip(names, files, strict=True):
+        folder = Path(file).parent
+        is_written = Path(file).name == CONFIG_FILE and (is_of_run(folder) or (folder / "models" / "agent_0").is_dir())
+        if is_written or Path(file) == Path(name) / CONFIG_FILE:
+            sweeps = () if "sweep" in read_yaml(file).tree else ("sweep:",)
+            others = ("--set", *sweeps, *(f"{other}, line " for other in files if other != file))
             places = {name: given[name].place for name in values if name in given}
             by_user = {name for name, place in places.items() if place == FLAGS or place.startswith(others)}
             require_trust(Path(file), {name: value for name, value in values.items() if name not in by_user}, trust)

@@ -114,8 +114,11 @@ def record_trust(directory: str | Path, named: Mapping[str, Any]) -> None:
         path = _path_of(key)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # of this process alone
-        temporary.write_text(json.dumps({"directory": key, "sha256": digests}), encoding="utf-8")
-        temporary.replace(path)
+        try:
+            temporary.write_text(json.dumps({"directory": key, "sha256": digests}), encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         _records[key] = digests
         if named:

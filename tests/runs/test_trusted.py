@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,13 @@ def test_a_record_that_is_damaged_or_of_another_user_is_none(tmp_path, monkeypat
     assert asks(tmp_path)
 
 
+def test_a_record_that_several_write_at_once_is_whole(tmp_path):
+    with ThreadPoolExecutor(8) as threads:
+        assert not any(threads.map(lambda _: record_trust(tmp_path, NAMED) or asks(tmp_path), range(40)))
+    [file] = (tmp_path / "state/jmarl/trusted").iterdir()
+    assert json.loads(file.read_text())["directory"] == str(tmp_path)
+
+
 @pytest.mark.parametrize("home", ["/proc/nothing", "relative"])
 def test_without_a_home_a_warning_says_that_later_commands_ask(tmp_path, monkeypatch, caplog, home):
     monkeypatch.setattr(trusted, "_records", {})
@@ -201,9 +209,11 @@ def test_a_file_that_a_run_has_written_is_of_the_run_and_any_other_file_is_the_u
     run, mark = stranger
     flags = ["train", "--output", str(run.parent / "out"), "--dry-run", "--config"]
     file, own = run / "config.yaml", run.parent / "own.yaml"
+    own.write_text("num_updates: 1\n")
+    assert main([*flags, str(file)]) == 2 and "give --trust" in capsys.readouterr().err, "beside models/agent_0"
+    (run / "models").rename(run / "moved")
     (run / "attempts/1").mkdir(parents=True)
     (run / "attempts/1/start.json").write_text("{}")
-    own.write_text("num_updates: 1\n")
     for given in (file, f"{own},{file}", f"{file},{own}"):
         assert main([*flags, str(given)]) == 2 and "give --trust" in capsys.readouterr().err
     for more in ("sweep: {learning_rate: [1.0, 2.0]}\n", "algorithm: mine.py:softclip\n"):

@@ -251,7 +251,7 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 RENDER = """
-import json, resource, sys, time
+import contextlib, json, resource, sys, time
 sys.path.append(sys.argv[2])
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
@@ -264,7 +264,8 @@ class Generation(Extension):
 def refuse(text):
     raise TemplateError(text)
 for name, limit in json.loads(sys.argv[1]).items():
-    resource.setrlimit(getattr(resource, name), (limit, limit))
+    with contextlib.suppress(ValueError, OSError):  # there is a lower one, or none on this system
+        resource.setrlimit(getattr(resource, name), (limit, limit))
 env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
 env.filters["tojson"] = lambda x, **options: json.dumps(x, **options)
 env.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
