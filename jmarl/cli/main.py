@@ -40,7 +40,7 @@ COMMANDS: dict[str, str] = {
     "configs": "list and show the YAML files that come with jmarl",
     "info": "show devices, versions, environments and algorithms, and whether they work",
 }  # name of a subcommand and of its module in jmarl.cli -> one line of help
-VERBOSE = {"train": "print a joint action a minute, and the traceback of an error"}
+VERBOSE = {"train": "print a joint action a minute, and tracebacks"}
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, KILLED = 0, 1, 2, 75, 130
 USER_ERRORS = (
     ValueError, TypeError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError,
@@ -204,7 +204,7 @@ def find_own_modules() -> None:
 
 def add_trust_argument(parser: Any) -> None:
     """Add `--trust`, for commands that run what the config.yaml of a run names."""
-    text = "run the code that the config.yaml of a run from elsewhere names; without it the command asks"
+    text = "run the code that a run from elsewhere names"
     parser.add_argument("--trust", action="store_true", help=text)
 
 

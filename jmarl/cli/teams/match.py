@@ -54,7 +54,7 @@ def add_model_argument(parser: Any, required: bool = True) -> None:
     parser.add_argument("--model", required=required, nargs="+", metavar="M", help=MODEL_HELP)
     text = "models that a run without config.yaml started from, to read its checkpoints"
     parser.add_argument("--base-model", nargs="+", metavar="M", help=text)
-    text = "of a run with keep_best the weights of its best evaluation, not the newest ones"
+    text = "of a run with keep_best: those of its best evaluation"
     parser.add_argument("--best", action="store_true", help=text)
 
 
