@@ -216,11 +216,16 @@ def test_a_file_that_a_run_has_written_is_of_the_run_and_any_other_file_is_the_u
     (run / "attempts/1/start.json").write_text("{}")
     for given in (file, f"{own},{file}", f"{file},{own}"):
         assert main([*flags, str(given)]) == 2 and "give --trust" in capsys.readouterr().err
-    for more in ("sweep: {learning_rate: [1.0, 2.0]}\n", "algorithm: mine.py:softclip\n"):
-        file.write_text(file.read_text() + more)
+    before = file.read_text()
+    for after in (
+        before + "algorithm: mine.py:softclip\n",
+        before + "sweep: {learning_rate: [1.0, 2.0]}\n",
+        f"models: [m]\nenvironment: sudoku\nsweep: {{environment: [{run}/evil_module:Env]}}\n",
+    ):
+        file.write_text(after)
         assert main([*flags, str(file)]) == 2 and "give --trust" in capsys.readouterr().err
     assert not mark.exists()
-    file.write_text(file.read_text().replace("algorithm: mine.py:softclip\n", ""))
+    file.write_text(before)
     own.write_text("environment: nothing_here\n")
     for more in ([str(run), "--set", "environment=nothing_here"], [f"{run},{own}"]):
         assert main([*flags, *more]) == 2 and "unknown environment 'nothing_here'" in capsys.readouterr().err
