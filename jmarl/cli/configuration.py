@@ -44,8 +44,8 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     layers, sweep, names = read_layers(args)
     for name, value in (point or {}).items():
         layers.add_flag(name, value, "sweep:")
-    if "algorithm" in layers.own:  # the kind of the other settings depends on it
-        require_trusted_names(names, layers.own, {"algorithm": layers.own["algorithm"].value}, args.trust)
+    algorithms = {name: layers.own[name].value for name in ("algorithm", "rl_algorithm") if name in layers.own}
+    require_trusted_names(names, layers.own, algorithms, args.trust)  # the kind of the other settings depends on them
     settings = all_settings(layers)
     notes = choose_directory(settings, Path(names[0]).stem)
     folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
