@@ -92,6 +92,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: place[item.path])
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_account(tmp_path_factory):
+    """Records of trusted directories are those of these tests, also in the processes that they start."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def few_programs():
     """Forget compiled programs behind a module after which there are many. Until then modules share them."""

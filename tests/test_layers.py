@@ -79,7 +79,7 @@ HOST = {
     "logs.samples", "logs.sinks", "logs.terminal", "logs.completions_file",
     "logs.diversity", "report",
     "files.manifest", "files.lock", "files.interrupt", "files.fingerprint",
-    "files.run_files", "files.constants", "files.writes",
+    "files.run_files", "files.trusted", "files.constants", "files.writes",
     "processes.meeting", "processes.ending", "processes.launch", "processes.children", "processes.kept_output",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}

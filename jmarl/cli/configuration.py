@@ -15,6 +15,7 @@ from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
 from jmarl.config.layers import experiment_config
 from jmarl.config.paths import expand_home
 from jmarl.config.yaml_file import Given, YamlFile, parse_value, read_yaml
+from jmarl.files.run_files import CONFIG_FILE, leaves
 from jmarl.mrlm.layers import MRLMLayers
 from jmarl.processes.ending import Interrupted, NoServer
 
@@ -43,10 +44,13 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     layers, sweep, names = read_layers(args)
     for name, value in (point or {}).items():
         layers.add_flag(name, value, "sweep:")
+    algorithms = {name: layers.own[name].value for name in ("algorithm", "rl_algorithm") if name in layers.own}
+    require_trusted_names(names, layers.own, algorithms, args.trust)  # the kind of the other settings depends on them
     settings = all_settings(layers)
     notes = choose_directory(settings, Path(names[0]).stem)
     folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
     cfg = located(experiment_config(settings), folders, settings)
+    require_trusted_names(names, settings, leaves(cfg.as_dict()), args.trust)
     with interrupted_again(cfg):
         cfg, more = complete(cfg, settings)
     return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more, settings)
@@ -73,6 +77,26 @@ def read_layers(args: argparse.Namespace) -> tuple[MRLMLayers, dict[str, Any] | 
     return layers, sweep, names
 
 
+def require_trusted_names(names: Sequence[str], given: Mapping[str, Given], values: Mapping[str, Any], trust: bool) -> None:
+    """Raise PermissionError if the config.yaml of a run, whose directory or whose file is among the names, names code that is
+    not trusted. What flags and other files set is the user's own.
+
+    given: the settings, with the places where they were given; values: of those that may name code."""
+    from jmarl.files.own_files import is_of_run
+    from jmarl.files.trusted import require_trust
+
+    files = [shipped(name) for name in names]
+    for name, file in zip(names, files, strict=True):
+        folder = Path(file).parent
+        is_written = Path(file).name == CONFIG_FILE and (is_of_run(folder) or (folder / "models" / "agent_0").is_dir())
+        if is_written or Path(file) == Path(name) / CONFIG_FILE:
+            sweeps = () if "sweep" in read_yaml(file).tree else ("sweep:",)
+            others = ("--set", *sweeps, *(f"{other}, line " for other in files if other != file))
+            places = {name: given[name].place for name in values if name in given}
+            by_user = {name for name, place in places.items() if place == FLAGS or place.startswith(others)}
+            require_trust(Path(file), {name: value for name, value in values.items() if name not in by_user}, trust)
+
+
 @contextlib.contextmanager
 def naming_places(given: Mapping[str, Given]) -> Iterator[None]:
     """Put the file and line of a setting in front of an error that begins with the setting, such as num_generations=1."""
@@ -85,11 +109,10 @@ def naming_places(given: Mapping[str, Given]) -> Iterator[None]:
         raise
 
 
-def read_experiment(config: str) -> ExperimentConfig:
-    """Return the experiment of YAML files alone. config: as for `jmarl train --config`."""
-    return read_configuration(
-        argparse.Namespace(config=config, **dict.fromkeys(("set", "seed", "device", "output", "resume", "pool")))
-    ).experiment
+def read_experiment(config: str, trust: bool = False) -> ExperimentConfig:
+    """Return the experiment of YAML files alone. config, trust: as the flags of `jmarl train`."""
+    others = dict.fromkeys(("set", "seed", "device", "output", "resume", "pool"))
+    return read_configuration(argparse.Namespace(config=config, trust=trust, **others)).experiment
 
 
 def sweep_of(file: YamlFile) -> dict[str, Any]:
@@ -119,8 +142,8 @@ def shipped(name: str) -> str:
     """Return the path of a configuration: the file itself, that of a run's directory, or the shipped one of this name."""
     from jmarl.cli.configs import find_config
 
-    if (Path(name) / "config.yaml").is_file():
-        return str(Path(name) / "config.yaml")
+    if (Path(name) / CONFIG_FILE).is_file():
+        return str(Path(name) / CONFIG_FILE)
     return name if Path(name).is_file() or Path(name).suffix in (".yaml", ".yml") else str(find_config(name))
 
 
@@ -350,8 +373,6 @@ def first_line(cfg: ExperimentConfig) -> str:
 
 def resume_line(directory: str) -> str:
     """Return a line with the command that continues an interrupted run."""
-    from jmarl.files.run_files import CONFIG_FILE
-
     if not has_checkpoint(directory):
         return "no checkpoint was written: the same command starts again from the beginning"
     return f"to resume: jmarl train --config {shlex.quote(f'{directory}/{CONFIG_FILE}')} --resume"

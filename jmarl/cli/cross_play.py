@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.main import find_own_modules, plural, to_stderr
+from jmarl.cli.main import add_trust_argument, find_own_modules, plural, to_stderr
 from jmarl.cli.teams.match import add_sampling_arguments, environment_of_run, play_config, sampling_settings
-from jmarl.cli.teams.sources import experiment_of, is_run, load_source
+from jmarl.cli.teams.sources import experiment_of, is_run, load_source, require_trusted_task
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.config import ExperimentConfig
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--joint-mode", choices=("aligned", "cross"), default="aligned", help=text)
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of tasks and sampling; default: 0")
     parser.add_argument("--json", metavar="FILE", help="write all numbers to this file")
+    add_trust_argument(parser)
     add_sampling_arguments(parser)
     parser.set_defaults(environment=None, option=[], data=None)
 
@@ -93,12 +94,14 @@ def task_of_runs(args: argparse.Namespace) -> ExperimentConfig:
             raise FileNotFoundError(
                 f"{directory} is no run: give directories that `jmarl train` wrote, or of agents (agent_0/)"
             )
-    cfg = read_experiment(args.config) if args.config else same_task(args.runs)
+    cfg = read_experiment(args.config, args.trust) if args.config else same_task(args.runs)
     if (turns := cfg.train.episodes.num_turns) > 1 and args.num_turns != 1:
         raise ValueError(
             f"cross-play is for episodes of one turn, and these have up to {turns}: later prompts depend on the partners; "
             "--num-turns 1 plays the first turn alone"
         )
+    if not args.config:
+        require_trusted_task(Path(args.runs[0]), cfg, args.trust)
     return cfg
 
 

@@ -40,7 +40,7 @@ COMMANDS: dict[str, str] = {
     "configs": "list and show the YAML files that come with jmarl",
     "info": "show devices, versions, environments and algorithms, and whether they work",
 }  # name of a subcommand and of its module in jmarl.cli -> one line of help
-VERBOSE = {"train": "print a joint action a minute, and the traceback of an error"}
+VERBOSE = {"train": "print a joint action a minute, and tracebacks"}
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, KILLED = 0, 1, 2, 75, 130
 USER_ERRORS = (
     ValueError, TypeError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError,
@@ -196,9 +196,16 @@ def print_completion(arguments: Sequence[str]) -> int:
 
 
 def find_own_modules() -> None:
-    """Let Python find the user's modules in the current directory."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    """Let names of the user's code, such as my_module:Env, be looked for in the current directory too."""
+    from jmarl import envs
+
+    envs.own_places[:] = [os.getcwd()]
+
+
+def add_trust_argument(parser: Any) -> None:
+    """Add `--trust`, for commands that run what the config.yaml of a run names."""
+    text = "run the code that a run from elsewhere names"
+    parser.add_argument("--trust", action="store_true", help=text)
 
 
 def to_stderr(line: str) -> None:

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jmarl.cli.main import add_trust_argument
+
 if TYPE_CHECKING:
     from jmarl.config import ExperimentConfig
 
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to plan")
     what.add_argument("--config", required=True, metavar="FILE[,FILE...]", help="YAML files, or names of shipped ones")
     what.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="any setting, overrides the files")
+    add_trust_argument(what)
     what.add_argument("--device", required=True, metavar="NAME", help="h100, h200, a100-80g, a100-40g, l40s, rtx4090 or cpu")
     what.add_argument(
         "--prompt-tokens", type=int, metavar="N", help="length of the longest prompt; default: measured on 64 tasks"

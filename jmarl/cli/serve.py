@@ -12,9 +12,10 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jmarl.cli.main import find_own_modules, to_stderr
+from jmarl.cli.main import add_trust_argument, find_own_modules, to_stderr
 from jmarl.cli.teams.match import MODEL_HELP
 from jmarl.cli.teams.seats import add_openenv_arguments, load_team, run_openenv
+from jmarl.cli.teams.sources import require_trusted_task
 from jmarl.config import check
 from jmarl.remote.access import LOOPBACK, Access
 from jmarl.remote.limits import Limits
@@ -51,7 +52,7 @@ OTHER_DEFAULTS = {"--models": {"grace": 30.0}, "--openenv": {"sessions": SEAT_SE
 FLAGS = {  # flags that have an effect, besides those of access
     "--environments": ["environments", "rewards", "config", "workers", "grace"]
     + [flag[2:].replace("-", "_") for flag in LIMITS],
-    "--models": ["models", "base_model", "names", "http", "slots", "max_waiting", "max_new_tokens", "mesh", "grace"],
+    "--models": ["models", "base_model", "trust", "names", "http", "slots", "max_waiting", "max_new_tokens", "mesh", "grace"],
     "--openenv": ["openenv", "option", "seat", "split", "models", "base_model", "max_new_tokens", "sessions"]
     + ["idle_timeout", "call_timeout", "grace"],
 }
@@ -88,6 +89,7 @@ def add_models_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--models", nargs="+", metavar="M", help=MODEL_HELP)
     text = "models that a run without config.yaml started from, to read its checkpoints"
     models.add_argument("--base-model", nargs="+", metavar="M", help=text)
+    add_trust_argument(models)
     text = "names of the agents for clients; default: the roles of the run's environment, else agent_0, ..."
     models.add_argument("--names", nargs="+", metavar="NAME", help=text)
     models.add_argument("--http", action="store_true", help="over HTTP, as OpenAI's clients speak it (/v1/chat/completions)")
@@ -178,14 +180,14 @@ def run_models(args: argparse.Namespace, access: Access) -> int:
     find_own_modules()
     team, cfg, source = load_team(args)
     cfg = cfg if args.mesh is None else cfg.replace(mesh=args.mesh)
-    to_stderr(f"{source.text}: {', '.join(names := agent_names(source, args.names))}")
+    to_stderr(f"{source.text}: {', '.join(names := agent_names(source, args.names, args.trust))}")
     from jmarl.serving.server import serve_models
 
     limits = dict(slots=args.slots, max_waiting=args.max_waiting, max_tokens=args.max_new_tokens, grace_s=args.grace)
     return serve_models(team, names, cfg, access, **limits)
 
 
-def agent_names(source: Source, given: Sequence[str] | None = None) -> list[str]:
+def agent_names(source: Source, given: Sequence[str] | None = None, trust: bool = False) -> list[str]:
     """Return the names of agents for clients: those given, else the roles of the environment that their run learned in, else
     agent_0, ..."""
     from jmarl.envs import make
@@ -197,15 +199,17 @@ def agent_names(source: Source, given: Sequence[str] | None = None) -> list[str]
                 f"--names {' '.join(given)} is not allowed: give {len(numbered)} different names, one for each agent"
             )
         return [*given]
-    task = None if source.experiment is None else source.experiment.task
-    entries = () if task is None else task.train_envs or task.eval_envs
+    if source.experiment is None:
+        return numbered
+    task = source.experiment.task
+    entries = task.train_envs or task.eval_envs
+    if task.environment is None and len(entries) != 1:  # data, or several environments with roles of their own
+        return numbered
+    if source.directory is not None:
+        require_trusted_task(source.directory, source.experiment, trust)
+    name, options = (entries[0].name, entries[0].options) if task.environment is None else (task.environment, task.options)
     try:
-        if task is not None and task.environment is not None:
-            roles = make(task.environment, **task.options).roles
-        elif len(entries) == 1:
-            roles = make(entries[0].name, **entries[0].options).roles
-        else:  # data, or several environments with roles of their own
-            return numbered
+        roles = make(name, **options).roles
     except ValueError as error:
         raise ValueError(f"the roles of the run's environment are not known: {error}. Or give --names") from error
     names = [role.replace(" ", "_") for role in roles]

@@ -13,7 +13,7 @@ import logging
 import warnings
 from typing import Any
 
-from jmarl.cli.main import show, to_stderr
+from jmarl.cli.main import add_trust_argument, show, to_stderr
 
 EPILOG = """examples:
   jmarl configs list                                          the shipped files
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--config", required=True, metavar="FILE[,FILE...]", help="YAML files, or names of shipped ones")
     what.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="any setting, overrides the files")
     what.add_argument("--seed", type=int, metavar="N", help="as --set seed=N")
+    add_trust_argument(what)
     where = parser.add_argument_group("where")
     where.add_argument("--output", metavar="DIR", help="directory of the run; default: runs/<experiment_name>")
     where.add_argument("--device", choices=("auto", "cpu", "gpu", "tpu"), help="platform; default: what JAX finds")

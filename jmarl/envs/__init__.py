@@ -36,6 +36,7 @@ ENVIRONMENTS: dict[str, str] = {  # name -> module:class; the tests of all envir
     "tools_sandbox": "jmarl.envs.tools.tool_use:ToolSandbox",
     "tools_team": "jmarl.envs.tools.tool_use:ToolTeam",
 }
+own_places: list[str] = []  # directories that come to Python's with the first name of the user's code, and not before
 # Other names for `make`. `code` plays all episodes in one call of the sandbox: the tests of one episode do not cover it.
 OTHER_NAMES = {"code": "jmarl.envs.code.by_name:Code", "tool": ENVIRONMENTS["tools"]}
 
@@ -97,6 +98,8 @@ def import_object(name: str) -> Any:
 
     place, _, attribute = name.rpartition(":")
     directory, _, module = place.rpartition("/")
+    if not module.startswith("jmarl."):
+        sys.path[:0] = [place for place in own_places if place not in sys.path]
     if directory:
         import_from(os.path.abspath(expand_home(directory)), module)
     try:

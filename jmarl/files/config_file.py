@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from jmarl.config import SECTION_OF, ExperimentConfig, TrainConfig, flat
-from jmarl.config.yaml_file import dump_yaml, read_yaml
+from jmarl.config.yaml_file import dump_yaml, parse_yaml, read_yaml
 from jmarl.files.lock import reserved
 from jmarl.files.run_directory import CHOSEN, check_contents
 from jmarl.files.run_files import CONFIG_FILE, leaves
+from jmarl.files.trusted import is_trusted, named_code, record_trust
 
 WAITING: dict[str, str] = {}  # directory of a run that this process prepares -> its config.yaml
 
@@ -35,12 +36,17 @@ def changed_settings(cfg: ExperimentConfig) -> list[str] | None:
 
 
 def record_choices(cfg: TrainConfig) -> None:
-    """Write the config.yaml of a run that begins, with the settings that were chosen in place of auto; a no-op for runs that
-    did not start from an `ExperimentConfig`."""
+    """Record that the directory of a run that begins is trusted. Write its config.yaml, with the settings that were chosen in
+    place of auto; a no-op for runs that did not start from an `ExperimentConfig`."""
     file = Path(cfg.run.output_dir) / CONFIG_FILE
     if text := WAITING.pop(os.path.abspath(cfg.run.output_dir), ""):
+        record_trust(file.parent, named_code(leaves(parse_yaml(text, str(file)).tree)))
         replace_text(file, text)
-    if not cfg.run.output_dir or cfg.run.replay_rollout or not file.is_file():
+    if not cfg.run.output_dir or cfg.run.replay_rollout:
+        return
+    if not is_trusted(file.parent):
+        record_trust(file.parent, {})
+    if not file.is_file():
         return
     tree, settings = read_yaml(file).tree, flat(cfg)
     sections = [tree.get("train", {}).get(SECTION_OF[name], {}) for name in CHOSEN]

@@ -181,6 +181,6 @@ def test_a_path_of_a_flag_belongs_to_the_current_directory(tmp_path, monkeypatch
     assert main(["init", "project"]) == 0
     Path("prompts.jsonl").write_text('{"prompt": "mine"}\n')
     assert read_experiment("project/run.yaml").task.data == str(tmp_path / "project" / "prompts.jsonl")
-    others = dict.fromkeys(("seed", "device", "output", "resume", "pool"))
+    others = dict.fromkeys(("seed", "device", "output", "resume", "pool", "trust"))
     args = argparse.Namespace(config="project/run.yaml", set=["data=prompts.jsonl"], **others)
     assert read_configuration(args).experiment.task.data == "prompts.jsonl"

@@ -168,7 +168,7 @@ def test_eval_and_collect_play_the_same_episodes(tmp_path, capsys):
     """The mean of eval is that of the trajectories, with the run's own settings; its checkpoint gives the same."""
     assert command("eval", "--model", "full", "-n", 6, *IN_TWOS, "-o", tmp_path / "e.json") == 0
     out, err = capsys.readouterr()
-    command("eval", "--model", "full_checkpoint", "-n", 6, *IN_TWOS, "-o", tmp_path / "c.json")
+    command("eval", "--model", "full_checkpoint", "-n", 6, *IN_TWOS, "--trust", "-o", tmp_path / "c.json")
     command("collect", "--model", "full", "--split", "eval", "-n", 6, *IN_TWOS, "-o", tmp_path / "t.json")
     result, rows = read(tmp_path / "e.json"), read(tmp_path / "t.json")["trajectories"]
     returns = np.array([row["metadata"]["return"] for row in rows if row["metadata"]["agent"] == 0])

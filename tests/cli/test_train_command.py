@@ -191,12 +191,12 @@ def test_a_run_resumes_from_a_step_or_a_path(whole):
     assert (cfg.train.run.resume, cfg.train.run.resume_step, cfg.train.run.output_dir) == (True, None, "out/steps")
     file = Path("out/steps/config.yaml")
     settings = file.read_bytes()
-    assert main(["train", "--config", str(file), "--set", "temperature=0.5", "--resume"]) == 2
+    assert main(["train", "--config", str(file), "--set", "temperature=0.5", "--resume", "--trust"]) == 2
     assert file.read_bytes() == settings, "a refused resume changes no settings"
 
 
 @pytest.mark.long
-def test_resume_auto_begins_and_ends_at_once_where_nothing_is_left_to_do(whole, capsys):
+def test_resume_auto_begins_and_ends_at_once_where_nothing_is_left_to_do(whole, capsys, tmp_path, monkeypatch):
     """The same command again and again, as of a queue; without auto the finished run would be moved aside."""
     flags = ["train", "--config", "run.yaml", "--output", "out/queue", "--resume", "auto"]
     assert main(flags) == 0 and metrics("out/queue") == whole
@@ -205,6 +205,9 @@ def test_resume_auto_begins_and_ends_at_once_where_nothing_is_left_to_do(whole, 
     assert main(flags) == 0 and time.monotonic() - start < 5
     assert capsys.readouterr().out == "out/queue: the run has made all 3 updates, nothing is left to do\n"
     assert metrics("out/queue") == whole and not Path("out/queue/earlier_1").exists()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # an account without records, as in a container
+    assert main(flags) == 0 and "nothing is left to do" in capsys.readouterr().out
+    assert main(["train", "--config", "out/queue"]) == 2 and "give --trust" in capsys.readouterr().err
     assert main([*flags, "--set", "temperature=0.5"]) == 2 and "temperature: 1.0 -> 0.5" in capsys.readouterr().err
     assert read("--config", "run.yaml", "--set", "resume=auto").train.run.resume == "auto"
 
@@ -233,7 +236,7 @@ def test_the_dry_run_of_a_resume_refuses_what_the_run_refuses(whole, flags, mess
 def test_the_dry_run_of_a_resume_reads_the_checkpoint_and_changes_nothing(whole, tmp_path, capsys):
     run = Path(shutil.copytree("out/whole", tmp_path / "run"))
     before = contents(run)
-    flags = ["train", "--config", str(run), "--output", str(run), "--resume", "--dry-run"]
+    flags = ["train", "--config", str(run), "--output", str(run), "--resume", "--dry-run", "--trust"]
     assert main([*flags, "--set", "num_generations=4"]) == 0
     out = capsys.readouterr().out
     assert "would resume from step 3 of 3" in out and "changed: num_generations: 2 -> 4" in out

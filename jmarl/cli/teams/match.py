@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.main import find_own_modules, plural, to_stderr
-from jmarl.cli.teams.sources import Source, load_source
+from jmarl.cli.main import add_trust_argument, find_own_modules, plural, to_stderr
+from jmarl.cli.teams.sources import Source, load_source, require_trusted_task
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.config import ExperimentConfig, TrainConfig
@@ -54,7 +54,7 @@ def add_model_argument(parser: Any, required: bool = True) -> None:
     parser.add_argument("--model", required=required, nargs="+", metavar="M", help=MODEL_HELP)
     text = "models that a run without config.yaml started from, to read its checkpoints"
     parser.add_argument("--base-model", nargs="+", metavar="M", help=text)
-    text = "of a run with keep_best the weights of its best evaluation, not the newest ones"
+    text = "of a run with keep_best: those of its best evaluation"
     parser.add_argument("--best", action="store_true", help=text)
 
 
@@ -73,6 +73,7 @@ def add_play_arguments(parser: argparse.ArgumentParser, split: str) -> None:
     who.add_argument("--formatters", nargs="+", default=[], metavar="M:F", help=text)
     who.add_argument("--split", choices=("train", "eval"), default=split, help=f"its tasks to play; default: {split}")
     who.add_argument("--tasks", metavar="FILE", help="play the tasks in this .json or .jsonl file instead")
+    add_trust_argument(who)
     add_sampling_arguments(parser)
 
 
@@ -162,13 +163,15 @@ def source_of(args: argparse.Namespace) -> Source:
         to_stderr(f"reading {' '.join(args.model)} ...")
         source = load_source(args.model, args.base_model, args.best)
         if not args.data:
+            if args.environment is None and source.directory and source.experiment:
+                require_trusted_task(source.directory, source.experiment, args.trust)
             return source
         task: dict[str, Any] = dict(data=args.data, reward=args.reward, formatters=tuple(args.formatters))
         if source.experiment is not None:  # the team reads its prompts as in training
             team = source.experiment.team
             task |= {"shared_weights": team.shared_weights} | ({} if args.formatters else {"roles": team.roles})
         return dataclasses.replace(source, experiment=ExperimentConfig.of(models=["-"] * len(source.agents), **task))
-    cfg = read_experiment(args.config)
+    cfg = read_experiment(args.config, args.trust)
     models = args.model or (cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models)
     to_stderr(f"reading {' '.join(dict.fromkeys(models))} ...")
     source = load_source(models, args.base_model, args.best)

@@ -94,6 +94,15 @@ def experiment_of(path: Path) -> ExperimentConfig | None:
     return experiment.replace(seeds=(), seed=seed, output_dir=str(path))
 
 
+def require_trusted_task(directory: Path, experiment: ExperimentConfig, trust: bool) -> None:
+    """Raise PermissionError if the task of a run names code, and neither its user nor --trust says that it may be run."""
+    from jmarl.files.run_files import config_file_of, leaves
+    from jmarl.files.trusted import OTHERS, require_trust
+
+    settings = {name: value for name, value in leaves(experiment.as_dict()).items() if name not in OTHERS}
+    require_trust(config_file_of(directory) or directory, settings, trust)
+
+
 def load_run(path: Path, base_models: Sequence[str] | None = None, best: bool = False) -> Source:
     """Return the newest agents of a run, or those of its best evaluation."""
     from jmarl.files.checkpoint import saved_steps

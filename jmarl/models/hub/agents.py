@@ -7,17 +7,23 @@ weights, tokenizers without a ``tokenizer.json``. `jmarl.models.hub.weight_files
 `jmarl.models.hub.hf_format` and `jmarl.models.hub.gguf` convert the formats; checkpoints of a run are written by Orbax.
 """
 
+import functools
 import importlib.util
+import json
 import os
 import re
 import shutil
 import stat
+import subprocess
+import sys
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jinja2
 
 from jmarl.config.paths import expand_home
 from jmarl.models.config import ModelConfig
@@ -241,7 +247,64 @@ def load_tokenizer(directory: Path) -> Any:
             f"{directory} has no tokenizer.json: write one with transformers' AutoTokenizer.from_pretrained(...)"
             ".save_pretrained(...), or pass tokenizer= to jmarl.models.hub.agents.save_pretrained"
         )
-    return PreTrainedTokenizerFast.from_pretrained(directory)
+    return with_tried_template(PreTrainedTokenizerFast.from_pretrained(directory), str(directory))
+
+
+RENDER = """
+import contextlib, json, resource, sys, time
+sys.path.append(sys.argv[2])
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+class Generation(Extension):
+    tags = {"generation"}
+    def parse(self, parser):
+        lineno = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=lineno)
+def refuse(text):
+    raise TemplateError(text)
+for name, limit in json.loads(sys.argv[1]).items():
+    with contextlib.suppress(ValueError, OSError):  # there is a lower one, or none on this system
+        resource.setrlimit(getattr(resource, name), (limit, limit))
+env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+env.filters["tojson"] = lambda x, **options: json.dumps(x, **options)
+env.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
+text = sys.stdin.read()
+for roles in (["user"], ["system", "user"], ["user", "assistant", "user"]):
+    messages = [{"role": role, "content": "text"} for role in roles]
+    try:
+        env.from_string(text).render(messages=messages, add_generation_prompt=True, bos_token="<s>", eos_token="</s>")
+    except MemoryError:
+        sys.exit(1)
+    except Exception:
+        pass
+"""  # a template in an environment as that of transformers: the exit code says whether it ended within the limits
+RENDER_LIMITS = {"RLIMIT_CPU": 5, "RLIMIT_AS": 1 << 29, "RLIMIT_CORE": 0}  # seconds, bytes
+RENDER_S = 120  # on a machine that is busy
+
+
+def with_tried_template(tokenizer: Any, where: str) -> Any:
+    """Return a tokenizer whose chat templates were rendered once in a process with limits: a template is a program, and may run
+    for years or fill the memory. Raises ValueError if one does. where: begins the message."""
+    templates = tokenizer.chat_template
+    for template in templates.values() if isinstance(templates, dict) else filter(None, [templates]):
+        if not ends(str(template)):
+            seconds, megabytes = RENDER_LIMITS["RLIMIT_CPU"], RENDER_LIMITS["RLIMIT_AS"] >> 20
+            raise ValueError(
+                f"{where}: the chat template needs more than {seconds} s or {megabytes} MB for a short conversation: take it "
+                "out of the model's files, or use another model"
+            )
+    return tokenizer
+
+
+@functools.lru_cache
+def ends(template: str) -> bool:
+    """Return whether rendering a template ends within limits of time and memory."""
+    command = [sys.executable, "-P", "-c", RENDER, json.dumps(RENDER_LIMITS), str(Path(jinja2.__file__).parents[1])]
+    try:
+        return not subprocess.run(command, input=template.encode("utf-8", "replace"), timeout=RENDER_S).returncode
+    except subprocess.TimeoutExpired:
+        return False
 
 
 # --- other sources of models -------------------------------------------------------------------------------------------
@@ -250,9 +313,9 @@ def load_tokenizer(directory: Path) -> Any:
 def _load_gguf(name: str, path: Path) -> Agent:
     from jmarl.models.hub.gguf import load_gguf
 
-    config, params, tokenizer, ends = load_gguf(path)
-    tokenizer = tokenizer_for(config, tokenizer, str(path))
-    return Agent(name, config, params, tokenizer, with_end_tokens({"eos_token_id": ends}, {}, tokenizer))
+    config, params, tokenizer, end_tokens = load_gguf(path)
+    tokenizer = tokenizer_for(config, with_tried_template(tokenizer, str(path)), str(path))
+    return Agent(name, config, params, tokenizer, with_end_tokens({"eos_token_id": end_tokens}, {}, tokenizer))
 
 
 def _download(name: str, revision: str | None, files: list[str] = HUB_FILES) -> Path:

@@ -1,0 +1,151 @@
+"""Ask before the config.yaml of a run from elsewhere names code that is then run.
+
+As with direnv, trusted is what the command line, its --config file or Python names, and the directory of a run that was trained
+on this account. Of that there is a record outside the directory, in `~/.local/state/jmarl/trusted` (XDG_STATE_HOME): its path,
+and the SHA-256 of each setting that names code. For anything else `require_trust` says what would be run, and asks for --trust.
+The names in jmarl's own tables are no code from elsewhere. Other objects of jmarl are: what they do depends on their arguments.
+Left out: modules in a directory that change after its run was trained, and moved runs, which are runs from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jmarl.config.paths import expand_home
+from jmarl.envs import ENVIRONMENTS, OTHER_NAMES
+from jmarl.envs.calls.user_code import excerpt
+from jmarl.files.run_files import config_file_of
+
+logger = logging.getLogger(__name__)
+
+FUNCTIONS = (  # of jmarl, for rewards and formatters
+    "jmarl.envs.rewards:story_length_ratio", "jmarl.envs.writing.story:setup_prompt", "jmarl.envs.writing.story:story_prompt",
+)  # fmt: skip
+OWN = {*ENVIRONMENTS.values(), *OTHER_NAMES.values(), *FUNCTIONS}
+NAMES = ("environment", "reward", "formatters", "external_transition", "algorithm", "rl_algorithm")
+MIXTURES = ("train_envs", "eval_envs")
+OTHERS = ("wandb", "replay_rollout")  # `wandb.init` takes a program and a server; a failed update is a pickle
+WORD = re.compile(r"[\w-]*")  # a name in a table
+REFERENCE = re.compile(r"(.*/)?[\w.-]+:[^\W\d]\w*", re.S)  # a name of code among the options of an environment
+SHOWN = 200  # characters of a setting
+
+_records: dict[str, dict[str, str]] = {}  # those of this process, which hold where none can be written
+
+
+def named_code(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that name code from outside jmarl, or servers. settings: by their short names, as plain values."""
+    named = {name for name in NAMES if any(map(is_code, _listed(settings.get(name))))}
+    named |= {name for name in OTHERS if settings.get(name)}
+    options = settings.get("options")
+    if options and ("environment" in named or _reaches_code(options)):
+        named.add("options")
+    for name in MIXTURES:
+        if any(is_code(env["name"]) or _reaches_code(env["options"]) for env in settings.get(name) or ()):
+            named.add(name)
+    return {name: settings[name] for name in sorted(named)}
+
+
+def is_code(name: Any) -> bool:
+    """Return whether the name of an environment, function or algorithm is none of jmarl's tables."""
+    return name not in OWN and not WORD.fullmatch(str(name))
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
+def _reaches_code(options: Any) -> bool:
+    """Return whether options of an environment name code, or servers in its place."""
+    if isinstance(options, Mapping):
+        return "servers" in options or any(map(_reaches_code, [*options, *options.values()]))
+    if isinstance(options, list | tuple):
+        return any(map(_reaches_code, options))
+    return isinstance(options, str) and bool(REFERENCE.fullmatch(options))
+
+
+def require_trust(file: Path, settings: Mapping[str, Any], trust: bool = False) -> None:
+    """Raise PermissionError if settings of a run's config.yaml name code, nobody trusts it, and it was not trained here.
+
+    Args:
+        file: the config.yaml. What it names is trusted from now on, once the user says so.
+        settings: those of the file that are used, by their short names.
+        trust: whether --trust is given.
+    """
+    known = _record(file.parent) or {}
+    asked = {name: value for name, value in named_code(settings).items() if known.get(name) != _digest(value)}
+    if not asked:
+        return
+    what = ", ".join(f"{name}={excerpt(value, SHOWN)}" for name, value in asked.items())
+    sentence = f"{str(file)!r} is of a run that was not trained on this account, and it names code to run: {what}"
+    if not trust and not _agreed(f"jmarl: {sentence}. Do you trust it? [y/N] "):
+        raise PermissionError(f"{sentence}; if you trust whoever wrote it, give --trust, and it is not asked for again")
+    record_trust(file.parent, asked)
+
+
+def _agreed(question: str) -> bool:
+    """Ask at the terminal; without one, nobody agrees."""
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def is_trusted(directory: str | Path) -> bool:
+    """Return whether a run was trained in a directory on this account, or its user has trusted it."""
+    file = config_file_of(Path(directory))
+    return _record(file.parent if file else directory) is not None
+
+
+def record_trust(directory: str | Path, named: Mapping[str, Any]) -> None:
+    """Record that a directory is trusted, with the settings of its config.yaml that name code. Where no record can be written,
+    a warning says that later commands ask."""
+    key = os.path.realpath(directory)
+    digests = (_record(directory) or {}) | {name: _digest(value) for name, value in named.items()}
+    try:
+        path = _path_of(key)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # of this process alone
+        try:
+            temporary.write_text(json.dumps({"directory": key, "sha256": digests}), encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        _records[key] = digests
+        if named:
+            logger.warning("%s names code, and no record of it can be written (%s): later commands ask for --trust", key, error)
+
+
+def _record(directory: str | Path) -> dict[str, str] | None:
+    """Return the SHA-256 of each setting of a trusted directory; None if it is not trusted, or its record is damaged or was
+    written by another user."""
+    key = os.path.realpath(directory)
+    if key in _records:
+        return _records[key]
+    try:
+        with _path_of(key).open(encoding="utf-8") as file:
+            content = json.load(file)
+            is_own = os.fstat(file.fileno()).st_uid == os.geteuid()
+        return dict(content["sha256"]) if is_own and content["directory"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _path_of(key: str) -> Path:
+    root = Path(expand_home(os.environ.get("XDG_STATE_HOME") or "~/.local/state"))
+    if not root.is_absolute():
+        raise FileNotFoundError("this account has no home directory")
+    return root / "jmarl" / "trusted" / f"{hashlib.sha256(os.fsencode(key)).hexdigest()}.json"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()
