@@ -54,6 +54,10 @@ EPILOG = (
 )
 
 
+class CheckFailed(ValueError):
+    """What a dry run prepares and plays fails, with settings that can be read: the exit code is FAILED."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line. Flags are not abbreviated."""
 
@@ -92,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        code = WRONG_INPUT if isinstance(error, USER_ERRORS) else FAILED
+        code = WRONG_INPUT if isinstance(error, USER_ERRORS) and not isinstance(error, CheckFailed) else FAILED
         text = sentence_of(error, verbose)
         _fail(text, verbose, code)
         ending.fail(text, code)  # of one of several processes: the others end too

@@ -48,6 +48,19 @@ def interrupting(texts):
         signal.raise_signal(signal.SIGINT)
     return letters(texts)
 
+def first_only(texts, calls=[]):
+    calls.append(texts)
+    return [2.0 * len(calls)] + [None] * (len(texts) - 1)
+
+def nothing(texts):
+    pass
+
+def average(texts):
+    return 1.5
+
+def constant(texts):
+    return [1.0] * len(texts)
+
 class Words(TextEnvironment):
     def __init__(self, word="apples"):
         self.word = word
@@ -57,6 +70,16 @@ class Words(TextEnvironment):
         return None, [task["text"]]
     def step(self, state, messages, rng):
         return Step(state, [None], float(len(messages[0])), True)
+
+class TwoTurns(Words):
+    max_turns = 2
+    def __init__(self, length=1, fails=False):
+        self.word, self.length, self.fails = "apples", length, fails
+    def reset(self, task, rng):
+        return 0, [task["text"]]
+    def step(self, state, messages, rng):
+        reward = float("nan") if self.fails and state else float(len(messages[0]))
+        return Step(state + 1, ["word " * self.length], reward, state == 1)
 """
 SMALL = dict(
     algorithm="grpo", num_updates=3, num_generations=2, max_new_tokens=4, learning_rate=1e-2, progress=False, tensorboard=False
@@ -85,6 +108,14 @@ def root(tmp_path_factory, tiny_dir):
 def in_root(root, monkeypatch):
     monkeypatch.chdir(root)
     monkeypatch.setattr(sys, "path", [str(root), *sys.path])
+
+
+@pytest.fixture(scope="module")
+def words_yaml(root):
+    """The file words.yaml, of an environment with two turns."""
+    settings = json.loads((root / "run.yaml").read_text()) | {"environment": "own_rewards_of_tests:TwoTurns", "num_turns": 2}
+    del settings["data"], settings["reward"]
+    (root / "words.yaml").write_text(json.dumps(settings | {"branching": "chain"}))
 
 
 @pytest.fixture(scope="module")
@@ -260,20 +291,63 @@ def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):
 
 
 @pytest.mark.long
-def test_the_dry_run_plays_one_turn_of_the_first_task(capsys):
+def test_the_dry_run_plays_whole_episodes_and_shows_one_of_the_first_task(capsys):
     """With what the models write; of two turns it shows what the agent reads next. An error of the reward stands alone."""
     flags = ["train", "--config", "run.yaml", "--output", "out/dry", "--dry-run"]
     assert main(flags) == 0
     out = capsys.readouterr().out
-    assert "--- task 0, one turn: completions of up to 4 tokens" in out and "agent 0 writes:\n    " in out
+    assert "--- task 0, an episode: completions of up to 4 tokens" in out and "agent 0 writes:\n    " in out
     text, reward = re.search(r"agent 0 writes:\n    (.*)\nreward (.*)\n", out).groups()
     assert "reads next" not in out and float(reward) >= text.count("e")
     turns = ["num_turns=2", "branching=chain", "external_transition=own_rewards_of_tests:again"]
     assert main([*flags, "--set", *turns]) == 0
-    assert "agent 0 reads next:\n    Again: Item 0 is\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "agent 0 reads next:\n    Again: Item 0 is\nagent 0 writes:\n" in out and out.count("\nreward ") == 2
     assert main([*flags, "--set", "reward=own_rewards_of_tests:broken"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and "no such city" in err.splitlines()[-1] and not Path("out/dry").exists()
+
+
+OF_DATA, OF_WORDS = "run.yaml", "words.yaml"
+NOT_PASSED = {
+    "None for a joint action": (
+        OF_DATA,
+        ["reward=own_rewards_of_tests:first_only"],
+        "returned None on joint action 1, not a",
+    ),
+    "None for all": (
+        OF_DATA,
+        ["reward=own_rewards_of_tests:nothing"],
+        "returned 1 values for 4 .*; it returned None;",
+    ),
+    "one value for a batch": (OF_DATA, ["reward=own_rewards_of_tests:average"], "returned 1 values for 4 .*; it returned 1.5;"),
+    "None in a later turn": (OF_WORDS, ["options={fails: true}"], "returned nan on joint action 0.* turn 2 have no reward"),
+    "a long prompt in a later turn": (OF_WORDS, ["options={length: 130}"], "turn 2"),
+    "a full conversation": (OF_WORDS, ["history=append", "max_new_tokens=56"], "in turn 2 the conversation may have"),
+    "output is a file": (OF_DATA, ["output_dir=run.yaml/runs"], "cannot be made, .*run.yaml is a file"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("reason", NOT_PASSED)
+def test_a_dry_run_that_does_not_pass_ends_with_code_1(reason, words_yaml, monkeypatch, capsys):
+    monkeypatch.setattr(dry_run, "FIRST_TOKENS", 4)
+    file, settings, message = NOT_PASSED[reason]
+    assert main(["train", "--config", file, "--dry-run", "--set", *settings]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and re.search(message, err.splitlines()[-1]), err
+
+
+@pytest.mark.long
+def test_a_dry_run_passes_rewards_that_leave_out_joint_actions_and_says_that_all_are_equal(words_yaml, capsys):
+    rewards = "reward=[own_rewards_of_tests:first_only, own_rewards_of_tests:constant]"
+    assert main(["train", "--config", "run.yaml", "--dry-run", "--set", rewards]) == 0
+    assert "all 4 episodes have the return" not in capsys.readouterr().out
+    assert main(["train", "--config", "run.yaml", "--dry-run", "--set", "reward=own_rewards_of_tests:constant"]) == 0
+    assert "all 4 episodes have the return 1: a team learns from returns that differ" in capsys.readouterr().out
+    assert main(["train", "--config", "words.yaml", "--dry-run", "--set", "max_new_tokens=80"]) == 0
+    out = capsys.readouterr().out
+    assert "completions of up to 64 tokens" in out and out.count("agent 0 writes:") == 2
 
 
 def test_the_dry_run_shows_prompts_with_the_date_of_the_run(monkeypatch):
