@@ -11,6 +11,8 @@ row:
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -214,6 +216,13 @@ ALGORITHMS: dict[str, AlgorithmRow] = {
     ),
     "sft": AlgorithmRow(cross_entropy, data="texts", paper="behavior cloning; world model"),
 }
+
+
+@functools.cache  # equal rows share their compiled programs
+def row_of_loss(loss: Callable) -> AlgorithmRow:
+    """Return the row of a loss alone: with the advantages of magrpo, and those settings of clipped losses that it takes."""
+    options = {name: setting for name, setting in CLIPPING.items() if name in inspect.signature(loss).parameters}
+    return AlgorithmRow(loss, group_mean, min_group=2, options=options)
 
 
 def find_row(name: str) -> AlgorithmRow:

@@ -5,16 +5,18 @@ The conditions and sentences are rows of `algorithms.constraints` and `algorithm
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from jmarl.algorithms import Algorithm, check_row, find_row, resolve
+from jmarl.algorithms import ALGORITHMS, Algorithm, AlgorithmRow, check_row, find_row, resolve, row_of_loss
 from jmarl.algorithms.constraints import CENTRAL, LEARNS, LEARNS_REWARD, MAKES_PAIRS, MICRO_BATCHES, SAMPLES, facts
 from jmarl.algorithms.run_constraints import AGENTS, FILES, GIVEN_DATA, ITEMS, REWARD_ENVIRONMENT, SHARED, STACK, TEAM
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import BEST, require
+from jmarl.envs import import_name
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
@@ -27,6 +29,18 @@ from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.preferences.reward_model import policy_config
 from jmarl.processes import exchange
 from jmarl.team import Team
+
+
+def find_own_algorithms(algorithm: str, rl_algorithm: str | None = None) -> None:
+    """Put algorithms that settings name as module:row or file.py:row into the table. A function there is a loss: it gets the
+    advantages of magrpo, and of the settings of a loss those that it has parameters for."""
+    for setting, name in (("algorithm", algorithm), ("rl_algorithm", rl_algorithm)):
+        if not isinstance(name, str) or (":" not in name and not name.endswith(".py")):
+            continue
+        row = import_name(setting, name)
+        if not isinstance(row, AlgorithmRow) and not inspect.isfunction(row):
+            raise ValueError(f"{setting}={name!r} is a {type(row).__name__}: give an AlgorithmRow, or a function, the loss")
+        ALGORITHMS[name] = row if isinstance(row, AlgorithmRow) else row_of_loss(row)
 
 
 def check_run(items: Sequence[Mapping], cfg: TrainConfig, wandb_config: Mapping | None) -> Algorithm:

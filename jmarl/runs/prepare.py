@@ -53,7 +53,7 @@ from jmarl.processes import exchange
 from jmarl.rollout.chunks import divided
 from jmarl.rollout.experience import Source
 from jmarl.rollout.prompt_check import items_that_fit, needs_long_context
-from jmarl.runs.checks import check_data, check_fit, check_run, check_team, environment_of
+from jmarl.runs.checks import check_data, check_fit, check_run, check_team, environment_of, find_own_algorithms
 from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update, updates_of
 from jmarl.runs.rollouts import rollout_source, with_empty_slots
 from jmarl.runs.run import Run, Task
@@ -82,6 +82,7 @@ def prepare(
         wandb_config: keyword arguments of `wandb.init`, to be checked.
         fit: `jmarl.fit`, which trains reward models; for algorithms that learn from one.
     """
+    find_own_algorithms(cfg.algorithm, cfg.preference.rl_algorithm)
     cfg = with_absolute_directory(of_this_process(cfg))
     given = exchange.from_first(partial(resolve_resume, cfg))  # files are read by one process
     cfg = of_this_process(exchange.from_first(partial(resolve_auto, given)))

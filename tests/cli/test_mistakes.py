@@ -213,10 +213,24 @@ MISTAKES = {
         "--set reward: reward='town_rewards_of_tests.letters' is not allowed: reward must be module:function; did you mean "
         "'town_rewards_of_tests:letters'?",
     ),
-    "file for a module": (
-        setting("reward=town_rewards_of_tests.py:letters"),
-        "--set reward: reward='town_rewards_of_tests.py:letters' cannot be imported: write the name of the module, not of its "
-        "file: town_rewards_of_tests:letters",
+    "misspelled file of a reward": (
+        setting("reward=town_reward_of_tests.py:letters"),
+        "--set reward: reward='town_reward_of_tests.py:letters' cannot be imported: there is no file town_reward_of_tests.py "
+        "in {root}; did you mean 'town_rewards_of_tests.py'?",
+    ),
+    "file without a name": (
+        setting("reward=town_rewards_of_tests.py"),
+        "--set reward: reward='town_rewards_of_tests.py' is not allowed: reward must be module:function; write "
+        "town_rewards_of_tests.py:NAME, with a name in this file",
+    ),
+    "algorithm without a name": (
+        setting("algorithm=town_rewards_of_tests.py"),
+        "--set algorithm: algorithm='town_rewards_of_tests.py' is not allowed: algorithm must be module:function; write "
+        "town_rewards_of_tests.py:NAME, with a name in this file",
+    ),
+    "environment for an algorithm": (
+        setting("algorithm=town_rewards_of_tests.py:Doors"),
+        "--set algorithm: algorithm='town_rewards_of_tests.py:Doors' is a type: give an AlgorithmRow, or a function, the loss",
     ),
     "misspelled function": (
         setting("reward=town_rewards_of_tests:leters"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jmarl import ExperimentConfig
+from jmarl.algorithms import ALGORITHMS
 from jmarl.cli import dry_run
 from jmarl.cli.configuration import read_configuration
 from jmarl.cli.main import main
@@ -25,6 +27,7 @@ from jmarl.cli.train import add_arguments
 from jmarl.config.yaml_file import read_yaml
 from jmarl.files.lock import locked
 from jmarl.files.run_files import read_best
+from jmarl.remote.catalog import Catalog, read_offer
 from jmarl.runs import prepare
 from jmarl.runs.experiment import wandb_config
 
@@ -442,6 +445,75 @@ def test_held_out_tasks_that_are_trained_on_are_counted(capsys):
     assert line in capsys.readouterr().out
     assert main(["train", "--config", "run.yaml", "--output", "out/shared", *settings]) == 0
     assert line in capsys.readouterr().out
+
+
+OWN = """
+import jax.numpy as jnp
+from jmarl import Step, TextEnvironment
+from jmarl.algorithms import AlgorithmRow
+from jmarl.rl.advantages import group_mean
+
+def score(texts):
+    return [float(len(text)) for text in texts]
+
+def ask(item):
+    return "Say " + item["prompt"]
+
+class Words(TextEnvironment):
+    def tasks(self, split="train", count=100, seed=0):
+        return [{"text": f"{split} {i}"} for i in range(min(count, 3))]
+    def reset(self, task, rng):
+        return None, [task["text"]]
+    def step(self, state, messages, rng):
+        return Step(state, [None], float(len(messages[0])), True)
+
+# the algorithm and metrics
+def soft(logprobs, old_logprobs, advantages, weights, *, eps_low):
+    ratio = jnp.tanh((jnp.exp(logprobs - old_logprobs) - 1) / eps_low)
+    return -jnp.sum(weights * advantages * ratio), {"soft": ratio}
+
+softclip = AlgorithmRow(soft, group_mean, min_group=2, options={"eps_low": "clip_eps_low"})
+
+def longest(items, rollout):
+    return {"longest": max(len(text) for rows in rollout.turns[0].texts for row in rows for text in row)}
+"""
+
+
+@pytest.mark.long
+def test_all_that_users_write_has_one_rule_in_files_and_is_found_beside_them(root, capsys):
+    """Also a loss alone. A run made with an own algorithm is played without it."""
+    project = root / "own project"
+    project.mkdir()
+    (project / "mine_of_a_test.py").write_text(OWN)
+    (project / "prompts.jsonl").write_text((root / "prompts.jsonl").read_text())
+    model = read("--config", "run.yaml").team.models
+    mine = "mine_of_a_test.py:"
+    own = SMALL | dict(models=[*model], num_updates=1, held_out=1, save_every=0, algorithm=f"{mine}softclip", clip_eps_low=0.3)
+    data = own | dict(data="prompts.jsonl", reward=f"{mine}score", formatters=[f"{mine}ask"], eval_metrics=f"{mine}longest")
+    (project / "data.yaml").write_text(json.dumps(data))
+    (project / "words.yaml").write_text(json.dumps(own | dict(environment=f"{mine}Words", algorithm=f"{mine}soft")))
+    for name in ("data", "words"):
+        assert main(["train", "--config", f"own project/{name}.yaml", "--output", f"out/own {name}"]) == 0
+        rows = [json.loads(line) for line in Path(f"out/own {name}/metrics.jsonl").read_text().splitlines()]
+        assert any("agent_0/soft" in row for row in rows)
+        assert ("eval/longest" in rows[0]) == (name == "data")
+        config = read_yaml(f"out/own {name}/config.yaml").tree
+        assert config["train"]["algorithm"].startswith(f"{project}/{mine}soft")
+        assert main(["eval", "--config", f"own project/{name}.yaml", "-n", "1"]) == 0
+    (project / "mine_of_a_test.py").write_text(OWN.split("# the algorithm and metrics")[0])
+    del sys.modules["mine_of_a_test"]  # as in another process
+    for name in [name for name in ALGORITHMS if ":" in name]:
+        del ALGORITHMS[name]
+    for name in ("data", "words"):
+        for command, *flags in (["play"], ["eval", "-n", "1"], ["collect", "-n", "1", "-o", f"out/own_{name}.jsonl"]):
+            assert main([command, "--model", f"out/own {name}", *flags]) == 0, capsys.readouterr().err
+    environment = ["--environment", "own project/mine_of_a_test.py:Words"]
+    assert main(["play", "--model", model[0], *environment, "--max-new-tokens", "4"]) == 0
+    offer = read_offer("own project/mine_of_a_test.py:Words", "own project/mine_of_a_test.py:score")
+    assert [*offer.environments] == ["mine_of_a_test.py:Words"]
+    with contextlib.closing(Catalog(offer, 0, 10.0)) as catalog:
+        catalog.build_all()
+        assert catalog.rewards["mine_of_a_test.py:score"].function(["abc"]) == [3.0]
 
 
 def test_later_files_override_and_the_default_directory_is_said(capsys):
