@@ -6,7 +6,7 @@ The conditions and sentences are rows of `algorithms.constraints` and `algorithm
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +17,9 @@ from jmarl.algorithms.run_constraints import AGENTS, FILES, GIVEN_DATA, ITEMS, R
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import BEST, require
 from jmarl.envs import import_name
-from jmarl.envs.base import Environment, TextEnvironment
-from jmarl.envs.messages import SimulatedEnvironment
-from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
-from jmarl.envs.rewards import RewardFunction
-from jmarl.envs.vector import vectorize
+from jmarl.envs.base import Environment
+from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.evaluation.environment import Reward, as_environment
 from jmarl.files.run_directory import check_directory
 from jmarl.learning.per_agent import learning_agents, updates_per_agent
 from jmarl.models import sharding
@@ -111,33 +109,13 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
         require(STACK, s)
 
 
-def environment_of(
-    team: Team,
-    reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
-    cfg: TrainConfig,
-) -> Environment:
-    """Return the environment of a run, made of `reward` if that is a function (plain, or from `make_reward`).
-
-    Raises:
-        TypeError: reward is neither a function nor an environment.
-        ValueError: the team or num_turns do not fit it, or the name of a reward function is taken.
-    """
-    env: Any = vectorize(reward, cfg.episodes.num_turns)
-    missing = [name for name in ("reset", "step", "observe") if not callable(getattr(env, name, None))]
-    if isinstance(env, type):
-        raise TypeError(f"{env.__name__} is a class: give an environment, {env.__name__}(...)")
-    if isinstance(env, RewardFunction) or (missing and callable(env)):
-        env, missing = RewardEnvironment(env, [default_formatter] * team.num_agents), []
-    if missing:
-        raise TypeError(
-            f"reward is a {type(env).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
-            f"{team.num_agents}) or an environment; one of a single episode is a TextEnvironment, or goes into "
-            f"LockStep(env, {team.num_agents})"
-        )
+def environment_of(team: Team, reward: Reward, cfg: TrainConfig) -> Environment:
+    """Return the environment of a run, see `as_environment`. Raises ValueError if num_turns does not fit it, or if the name of
+    a reward function is taken."""
+    env = as_environment(team, reward, cfg.episodes.num_turns)
     if isinstance(env, RewardEnvironment):
-        env = env.for_agents(team.num_agents)
         given = {"formatters": env.num_agents, "num_agents": team.num_agents, "transition": env.transition}
-        require(REWARD_ENVIRONMENT, facts(cfg, **given))
+        require(REWARD_ENVIRONMENT, SimpleNamespace(num_turns=cfg.episodes.num_turns, **given))
         env.reward.check_names()
     turns = getattr(env, "max_turns", 1)
     if cfg.episodes.num_turns < turns:

@@ -29,8 +29,8 @@ from jmarl.algorithms.run_constraints import SEEDS
 from jmarl.columns import EPISODES, INTERVAL, RUNS
 from jmarl.config import TrainConfig, flat
 from jmarl.config.constraints import require
-from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.rows import Rows
+from jmarl.evaluation.environment import Reward
 from jmarl.evaluation.evaluate import Evaluation, check_result, numbers, play_held_out, summarize
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.files.attempt import mark_complete
@@ -87,7 +87,7 @@ from jmarl.types import Batches, StackState, TeamState
 
 def train_seeds(
     team: Team,
-    reward: Callable | Environment | TextEnvironment,
+    reward: Reward,
     items: Rows,
     cfg: TrainConfig,
     *,

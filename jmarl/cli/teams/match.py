@@ -207,7 +207,6 @@ class RunTask:
     """The prompts and the reward of a run, or its mixture of environments, with the interface of an environment."""
 
     def __init__(self, agents: Sequence[Agent], cfg: ExperimentConfig, all_rows: bool = False):
-        from jmarl.config import TrainConfig
         from jmarl.envs.base import special_tokens
         from jmarl.runs.checks import environment_of
         from jmarl.runs.experiment import task_of
@@ -217,7 +216,7 @@ class RunTask:
         played = dataclasses.replace(cfg.task, eval_metrics=None)  # metrics of training are not shown
         task = task_of(played, cfg.team, num_turns=self.max_turns, seed=cfg.train.run.seed)
         team = Team.of(agents, shared_weights=cfg.team.shared_weights)
-        env: Any = environment_of(team, task.env, TrainConfig(episodes=cfg.train.episodes))  # needs no own algorithm
+        env: Any = environment_of(team, task.env, cfg.train)
         self.roles = env.roles if cfg.task.reward is None else tuple(f"agent {i}" for i in range(team.num_agents))
         self.reset, self.step, self.observe = env.reset, env.step, env.observe
         self.special_tokens = special_tokens(env)
