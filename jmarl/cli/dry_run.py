@@ -166,7 +166,8 @@ def episodes_of(setup: Setup, state: TeamState, items: Sequence[dict], env: Any)
     if episodes.history == "append" and episodes.long_prompts == "error":
         check_history(team, rollout, cfg.sampling.max_new_tokens, cfg.sampling.max_new_tokens - tokens)
     text = f"completions of up to {plural(tokens, 'token')}, sampled by the models as they are now"
-    return [f"--- task 0, an episode: {text}", *episode_lines(rollout, team), *equal_lines(rollout)]
+    roles = agent_names(team.num_agents, getattr(env, "roles", ()))
+    return [f"--- task 0, an episode: {text}", *episode_lines(rollout, roles), *equal_lines(rollout)]
 
 
 def check_numbers(rollout: Rollout) -> None:
@@ -201,13 +202,19 @@ def check_history(team: Team, rollout: Rollout, max_new_tokens: int, cut: int) -
         )  # aligned: G are the joint actions
 
 
-def episode_lines(rollout: Rollout, team: Team) -> list[str]:
+def agent_names(num_agents: int, roles: Sequence[str]) -> tuple[str, ...]:
+    """Return what lines call the agents. roles: of their environment, if it has several."""
+    named = num_agents > 1 and len(roles) == num_agents
+    return tuple(f"agent {agent}" + (f" ({roles[agent]})" if named else "") for agent in range(num_agents))
+
+
+def episode_lines(rollout: Rollout, roles: tuple[str, ...]) -> list[str]:
     """Return the first episode as lines, and which agents did not act in any episode."""
-    lines, roles = [], tuple(f"agent {agent}" for agent in range(team.num_agents))
+    lines: list[str] = []
     for t, turn in enumerate(rollout.turns):
         if t and turn.parents[0]:
             break  # the first episode ended before
-        acting = [agent for agent in range(team.num_agents) if turn.acts[agent, 0]]
+        acting = [agent for agent in range(len(roles)) if turn.acts[agent, 0]]
         for agent in acting if t else ():
             lines += [f"{roles[agent]} reads next:", *block(turn.prompts[agent][0], WIDTH)]
         for agent in acting:

@@ -174,8 +174,16 @@ def check_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> No
         flags = [flag for action in parser._actions for flag in action.option_strings]
         flag = text.split("=")[0]
         if flag.startswith("--") and flag not in flags:
-            parser.error(f"there is no flag {flag}{did_you_mean(flag, flags)}")
+            parser.error(f"there is no flag {flag}{did_you_mean(flag, flags) or setting_hint(flag, flags)}")
         parser = below(parser).get(text, parser)
+
+
+def setting_hint(flag: str, flags: Sequence[str]) -> str:
+    """Return the end of a message about an unknown flag that is the name of a setting."""
+    from jmarl.config.experiment import PART_OF
+
+    name = flag.removeprefix("--").replace("-", "_")
+    return f"; it is a setting: write --set {name}=VALUE" if "--set" in flags and name.rpartition(".")[2] in PART_OF else ""
 
 
 def unknown_command(arguments: Sequence[str]) -> str:
