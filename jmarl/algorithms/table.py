@@ -229,5 +229,5 @@ def find_row(name: str) -> AlgorithmRow:
     """Return the row of a name. Raises a ValueError with the nearest and all known names if it is unknown."""
     if not isinstance(name, str) or name not in ALGORITHMS:
         meant = did_you_mean(str(name), ALGORITHMS) or "."
-        raise ValueError(f"algorithm={name!r} is unknown{meant} Known: {', '.join(ALGORITHMS)}")
+        raise ValueError(f"algorithm={name!r} is unknown{meant} Known: {', '.join(ALGORITHMS)}, and your own as file.py:NAME")
     return ALGORITHMS[name]

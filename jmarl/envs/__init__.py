@@ -63,7 +63,7 @@ def make(name: str, **options: Any) -> Any:
     if name not in names and ":" not in name:
         nearest = difflib.get_close_matches(name, names, 1)
         package, _, last = name.rpartition(".")
-        nearest = [f"{package}:{last}"] if package else nearest
+        nearest = [f"{name}:NAME" if last == "py" else f"{package}:{last}"] if package else nearest
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise ValueError(
             f"unknown environment {name!r}: {hint}choose {', '.join(names)}, or a class as 'module:Class' or 'file.py:Class'"

@@ -141,6 +141,11 @@ MISTAKES = {
         setting("learning_rate=-1"),
         "--set learning_rate: learning_rate=-1 is not allowed: learning_rate must be > 0",
     ),
+    "misspelled file of settings": (
+        ["train", "--config", "wrong_kee.yaml"],
+        "wrong_kee.yaml does not exist: give a YAML file; `jmarl configs list` shows the shipped ones; did you mean "
+        "'wrong_key.yaml'?",
+    ),
     "tab": (
         ["train", "--config", "tab.yaml"],
         r"tab.yaml, line 3, column 1 is not YAML: found character '\t' that cannot start any token; indent with spaces, not "
@@ -357,15 +362,15 @@ OF_THE_USER = {
     "a misspelled column": (
         setting("data=promts.csv"),
         "an item has no prompt, but ['promt', 'answer']; did you mean 'promt'?: add a column prompt, or set functions that "
-        "write the prompt of an item: formatters: [module:function] in YAML, RewardEnvironment(reward, formatters) in Python (row 0, "
-        "{'promt': 'a', 'answer': 'b'})",
+        "write the prompt of an item: formatters: [module:function] in YAML, RewardEnvironment(reward, formatters) in Python "
+        "(row 0, {'promt': 'a', 'answer': 'b'})",
     ),
     "a misspelled column of a reward": (
         setting(f"reward={TOWNS}:of_column"),
         "reward of_column(texts, citty) needs a column 'citty', and item 0 has none, of the columns ['city', 'prompt']; did "
-        "you mean 'city'?: the first 1 parameters without a default get the completions of the agents, those named batch_items, "
-        "prompts, rng get these, and all others a column of the items; add the column or a default; it is defined in "
-        f"{line_of('def of_column')}",
+        "you mean 'city'?: the first 1 parameters without a default get the completions of the agents, those named "
+        "batch_items, prompts, rng get these, and all others a column of the items; add the column or a default; it is defined "
+        f"in {line_of('def of_column')}",
     ),
     "a reward of another team": (
         setting("num_agents=2"),

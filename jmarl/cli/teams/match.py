@@ -64,13 +64,11 @@ def add_play_arguments(parser: argparse.ArgumentParser, split: str) -> None:
     add_model_argument(who, required=False)
     text = "YAML file of `jmarl train`: its task and settings and, without --model, its models before training"
     who.add_argument("--config", metavar="FILE", help=text)
-    names = "a name (`jmarl info` lists them), module:Class or file.py:Class; default: that of --config or of the run"
+    names = "a name (`jmarl info` lists them), module:Class or file.py:Class; default: that of the run"
     who.add_argument("--environment", metavar="E", help=names)
     who.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="argument of its constructor")
     who.add_argument("--data", metavar="FILE", help="play all of these prompts instead, with --reward")
-    who.add_argument(
-        "--reward", metavar="M:F", help="module:function or file.py:function that judges the completions of --data"
-    )
+    who.add_argument("--reward", metavar="M:F", help="module:function or file.py:function for --data")
     text = "functions that write the prompts of --data, as in YAML"
     who.add_argument("--formatters", nargs="+", default=[], metavar="M:F", help=text)
     who.add_argument("--split", choices=("train", "eval"), default=split, help=f"its tasks to play; default: {split}")
