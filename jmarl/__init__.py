@@ -2,9 +2,9 @@
 
 `train` runs the training loop, `Team` describes who plays and `TrainConfig` how they learn. `run_experiment` runs all that one
 `ExperimentConfig` describes. `RewardEnvironment`, `TextEnvironment` and `Step` make environments, `evaluate` plays held-out
-items, `generate` asks a trained team, `fit` trains on given data; `dir(jmarl)` lists all names. Each name is imported when it
-is first used, so that `import jmarl` takes milliseconds. CoMLRL's trainers are names of `jmarl.comlrl.trainers`, and can be
-imported from here too.
+items, `generate` asks a trained team, `fit` trains on given data, `metrics` reads the numbers of a run; `dir(jmarl)` lists all
+names. Each name is imported when it is first used, so that `import jmarl` takes milliseconds. CoMLRL's trainers are names of
+`jmarl.comlrl.trainers`, and can be imported from here too.
 
 Where to add what:
 
