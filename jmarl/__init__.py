@@ -2,9 +2,9 @@
 
 `train` runs the training loop, `Team` describes who plays and `TrainConfig` how they learn. `run_experiment` runs all that one
 `ExperimentConfig` describes. `RewardEnvironment`, `TextEnvironment` and `Step` make environments, `evaluate` plays held-out
-items, `generate` asks a trained team, `fit` trains on given data; `dir(jmarl)` lists all names. Each name is imported when it
-is first used, so that `import jmarl` takes milliseconds. CoMLRL's trainers are names of `jmarl.comlrl.trainers`, and can be
-imported from here too.
+items, `generate` asks a trained team, `fit` trains on given data, `metrics` reads the numbers of a run; `dir(jmarl)` lists all
+names. Each name is imported when it is first used, so that `import jmarl` takes milliseconds. CoMLRL's trainers are names of
+`jmarl.comlrl.trainers`, and can be imported from here too.
 
 Where to add what:
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.processes.join import join_processes as join_processes
     from jmarl.remote.client.environment import RemoteEnvironment as RemoteEnvironment
     from jmarl.remote.client.reward import remote_reward as remote_reward
+    from jmarl.report.load import metrics as metrics
     from jmarl.runs.experiment import run_experiment as run_experiment
     from jmarl.runs.fit import fit as fit
     from jmarl.runs.records import TrainResult as TrainResult
@@ -82,6 +83,7 @@ _NAMES = {  # module -> the public names that it defines
     "processes.join": "join_processes",
     "remote.client.environment": "RemoteEnvironment",
     "remote.client.reward": "remote_reward",
+    "report.load": "metrics",
     "runs.experiment": "run_experiment",
     "runs.fit": "fit",
     "preferences.pairs": "load_pairs load_trajectories",

@@ -42,10 +42,10 @@ class StackSpec:
     """The constant description of a stack."""
 
     config: ModelConfig
-    tokenizer: Any  # of the first agent. The others have its vocabulary; their templates and settings are in `tokenizers`
+    tokenizer: Any = dataclasses.field(repr=False)  # of the first agent; the others have its vocabulary
     members: tuple[tuple[int, ...], ...]
     """For each parameter set the agents of the team that it plays: one, or with shared weights all. Equally many for each."""
-    tokenizers: tuple[Any, ...] = ()  # of each agent, in `order`; empty: `tokenizer` is that of all
+    tokenizers: tuple[Any, ...] = dataclasses.field(default=(), repr=False)  # of each agent, in `order`; empty: the first one's
     generation_configs: tuple[Mapping[str, Any], ...] = ()  # of each agent, in `order`, see `Agent`; empty: none has any
     mesh: DeviceMesh | None = dataclasses.field(default=None, compare=False, repr=False)  # where it is; None: on one device
 
@@ -124,6 +124,9 @@ class Team:
     ) -> Team:
         """Return a team of loaded agents; see `load` and the fields of the class."""
         return cls(sort_into_stacks(agents, shared_weights), tuple(agents), critic, reward_model)
+
+    def __repr__(self) -> str:  # without tokenizers and weights
+        return f"Team({', '.join(agent.name for agent in self.agents) or f'{self.num_agents} agents'})"
 
     def on(self, mesh: DeviceMesh | None) -> Team:
         """Return this team on a mesh."""

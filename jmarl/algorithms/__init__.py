@@ -4,7 +4,7 @@ The room imports `rl` and `config`. Open `table.py` first.
 """
 
 from jmarl.algorithms.resolve import Algorithm, check_row, on_platform, resolve, with_fastest_updates
-from jmarl.algorithms.table import ALGORITHMS, DEFAULTS, AlgorithmRow, find_row
+from jmarl.algorithms.table import ALGORITHMS, DEFAULTS, AlgorithmRow, find_row, row_of_loss
 
 __all__ = [
     "ALGORITHMS",
@@ -15,5 +15,6 @@ __all__ = [
     "find_row",
     "on_platform",
     "resolve",
+    "row_of_loss",
     "with_fastest_updates",
 ]

@@ -11,6 +11,8 @@ row:
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -216,9 +218,16 @@ ALGORITHMS: dict[str, AlgorithmRow] = {
 }
 
 
+@functools.cache  # equal rows share their compiled programs
+def row_of_loss(loss: Callable) -> AlgorithmRow:
+    """Return the row of a loss alone: with the advantages of magrpo, and those settings of clipped losses that it takes."""
+    options = {name: setting for name, setting in CLIPPING.items() if name in inspect.signature(loss).parameters}
+    return AlgorithmRow(loss, group_mean, min_group=2, options=options)
+
+
 def find_row(name: str) -> AlgorithmRow:
     """Return the row of a name. Raises a ValueError with the nearest and all known names if it is unknown."""
     if not isinstance(name, str) or name not in ALGORITHMS:
         meant = did_you_mean(str(name), ALGORITHMS) or "."
-        raise ValueError(f"algorithm={name!r} is unknown{meant} Known: {', '.join(ALGORITHMS)}")
+        raise ValueError(f"algorithm={name!r} is unknown{meant} Known: {', '.join(ALGORITHMS)}, and your own as file.py:NAME")
     return ALGORITHMS[name]

@@ -46,9 +46,9 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
         layers.add_flag(name, value, "sweep:")
     algorithms = {name: layers.own[name].value for name in ("algorithm", "rl_algorithm") if name in layers.own}
     require_trusted_names(names, layers.own, algorithms, args.trust)  # the kind of the other settings depends on them
-    settings = all_settings(layers)
-    notes = choose_directory(settings, Path(names[0]).stem)
     folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
+    settings = all_settings(layers, folders)
+    notes = choose_directory(settings, Path(names[0]).stem)
     cfg = located(experiment_config(settings), folders, settings)
     require_trusted_names(names, settings, leaves(cfg.as_dict()), args.trust)
     with interrupted_again(cfg):
@@ -124,12 +124,18 @@ def sweep_of(file: YamlFile) -> dict[str, Any]:
     return section
 
 
-def all_settings(layers: MRLMLayers) -> dict[str, Given]:
-    """Return the settings of all sources."""
+def all_settings(layers: MRLMLayers, folders: Sequence[Path]) -> dict[str, Given]:
+    """Return the settings of all sources. folders: as for `located`."""
     from jmarl.algorithms import find_row  # imports jax
+    from jmarl.runs.checks import find_own_algorithms
+
+    for name in ("algorithm", "rl_algorithm"):
+        if name in layers.own and isinstance(value := layers.own[name].value, str):
+            layers.own[name] = layers.own[name]._replace(value=located_name(value, folders_of(name, folders, layers.own)))
 
     def kind_of(name: str) -> str:
         try:
+            find_own_algorithms(name)
             return find_row(name).data
         except ValueError as error:
             place = layers.own["algorithm"].place if "algorithm" in layers.own else "algorithm"
@@ -153,25 +159,15 @@ def located(cfg: ExperimentConfig, folders: Sequence[Path], given: Mapping[str, 
     Other relative paths and modules, and those of flags, belong to the current directory.
 
     folders: those of the YAML files, the last file first. given: the settings, with the places where they were given."""
-    folders = [folder for folder in folders if folder != Path.cwd()]
-
-    def folders_of(setting: str) -> Sequence[Path]:
-        place = given[setting].place if setting in given else ""
-        own = Path(os.path.abspath(place.rpartition(", line ")[0])).parent
-        return () if place == FLAGS or place.startswith("--") else [own] if own in folders else folders
 
     def path(setting: str, name: Any) -> Any:
         is_name = isinstance(name, str) and bool(name)
-        return next((str(x) for folder in folders_of(setting) if is_name and (x := folder / name).exists()), name)
+        return next(
+            (str(x) for folder in folders_of(setting, folders, given) if is_name and (x := folder / name).exists()), name
+        )
 
     def module(setting: str, name: str | None) -> str | None:
-        place = (name or "").rpartition(":")[0]
-        directory, _, dotted = place.rpartition("/")
-        if not dotted or directory.startswith("/") or dotted.startswith("jmarl."):
-            return name
-        parts = dotted.replace(".", "/")
-        ends = (f"{parts}.py", f"{parts}/__init__.py")
-        return next((f"{x}/{name}" for x in folders_of(setting) if any((x / directory / end).is_file() for end in ends)), name)
+        return name and located_name(name, folders_of(setting, folders, given))
 
     def modules(setting: str, names: Sequence[str]) -> tuple[Any, ...]:
         return tuple(module(setting, name) for name in names)
@@ -186,12 +182,31 @@ def located(cfg: ExperimentConfig, folders: Sequence[Path], given: Mapping[str, 
         held_out=path("held_out", cfg.task.held_out),
         reward=modules("reward", reward) if isinstance(reward, tuple) else module("reward", reward),
         formatters=modules("formatters", cfg.task.formatters),
+        eval_metrics=module("eval_metrics", cfg.task.eval_metrics),
         external_transition=module("external_transition", cfg.task.external_transition),
         environment=module("environment", cfg.task.environment),
         train_envs=environments("train_envs", cfg.task.train_envs),
         eval_envs=environments("eval_envs", cfg.task.eval_envs),
     )
     return cfg.replace(task=task, models=tuple(path("models", model) for model in cfg.team.models))
+
+
+def folders_of(setting: str, folders: Sequence[Path], given: Mapping[str, Given]) -> Sequence[Path]:
+    """Return the folders that a setting's files and modules may be in, besides the current one. Arguments as of `located`."""
+    folders = [folder for folder in folders if folder != Path.cwd()]
+    place = given[setting].place if setting in given else ""
+    own = Path(os.path.abspath(place.rpartition(", line ")[0])).parent
+    return () if place == FLAGS or place.startswith("--") else [own] if own in folders else folders
+
+
+def located_name(name: str, folders: Sequence[Path]) -> str:
+    """Return a name of `import_object` with the first folder that has its file in front."""
+    directory, _, module = name.rpartition(":")[0].rpartition("/")
+    if not module or directory.startswith("/") or module.startswith("jmarl."):
+        return name
+    parts = module.replace(".", "/")
+    ends = (module,) if module.endswith(".py") else (f"{parts}.py", f"{parts}/__init__.py")
+    return next((f"{x}/{name}" for x in folders if any((x / directory / end).is_file() for end in ends)), name)
 
 
 def flags_of(args: argparse.Namespace) -> dict[str, Any]:

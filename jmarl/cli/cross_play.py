@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
 def task_of_runs(args: argparse.Namespace) -> ExperimentConfig:
     """Return the experiment whose task is played: of --config, or of the first run, if the others have the same task."""
     from jmarl.cli.configuration import read_experiment
+    from jmarl.evaluation.cross_play import agents_in
 
     for directory in map(Path, args.runs):
         if not is_run(directory) and not (directory / "agent_0").is_dir():
@@ -96,9 +99,12 @@ def task_of_runs(args: argparse.Namespace) -> ExperimentConfig:
             )
     cfg = read_experiment(args.config, args.trust) if args.config else same_task(args.runs)
     if (turns := cfg.train.episodes.num_turns) > 1 and args.num_turns != 1:
+        runs = itertools.islice(itertools.cycle(args.runs), cfg.team.size)
+        words = ["--config", args.config or f"{args.runs[0]}/config.yaml", "--model"]
+        words += [str(agents_in(Path(run))[number]) for number, run in enumerate(runs)]
         raise ValueError(
-            f"cross-play is for episodes of one turn, and these have up to {turns}: later prompts depend on the partners; "
-            "--num-turns 1 plays the first turn alone"
+            f"cross-play is for episodes of one turn, and these have up to {turns}: later prompts depend on the partners; one "
+            f"team of agents of different runs plays whole episodes with jmarl eval {shlex.join(words)}"
         )
     if not args.config:
         require_trusted_task(Path(args.runs[0]), cfg, args.trust)

@@ -1,23 +1,29 @@
 """What `jmarl train --dry-run` shows: everything that a run checks before its first step, the settings that differ from the
-defaults, prompts and data, and one turn of the first task: what the agents write, what reward and environment return, and what
-the agents read next. Of a run that resumes it reads the checkpoint, so what the run would refuse is refused.
+defaults, prompts and data, and an episode of the first task: what the agents write, what reward and environment return, and
+what the agents read next. Of a run that resumes it reads the checkpoint, so what the run would refuse is refused.
 
 All is checked before anything is shown, so that an error, also one of a reward, stands alone. It loads the models and prepares
-the initial state, which takes as long and as much memory as the start of the run, and compiles a program that samples one short
-completion. Left out: compiling the programs of the run, and later turns.
+the initial state, which takes as long and as much memory as the start of the run, and plays whole episodes of two tasks with
+short completions, two of each. Left out: compiling the programs of the run, and counterfactual replay.
+
+Exit codes: 0 where all checks passed, 2 for settings and files that are wrong, 1 where what is prepared and played fails
+(`CheckFailed`): a context that is too short, a reward without numbers, an output directory that cannot be made.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jmarl.cli.main import plural, to_stderr
+import numpy as np
+
+from jmarl.cli.main import USER_ERRORS, CheckFailed, plural, sentence_of, to_stderr
 from jmarl.cli.play import WIDTH, reward_lines
 from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig
@@ -35,18 +41,20 @@ from jmarl.preferences.data_source import encode_tokens
 from jmarl.preferences.encoding import AgentTokens
 from jmarl.preferences.long_rows import fit_rows, prompts_of
 from jmarl.randomness import TRAIN, Randomness
-from jmarl.rollout.play import Game, continued_actions, first_nodes, next_nodes, play_turn
+from jmarl.rollout.play import play
+from jmarl.rollout.turns import Rollout
 from jmarl.runs.checks import check_data, check_fit, check_settings
 from jmarl.runs.experiment import examples_of, learns_from_completions, task_of, team_of
 from jmarl.runs.prepare import prepare
 from jmarl.runs.rollouts import sampler_of
 from jmarl.runs.run import Run, Task
 from jmarl.runs.seeds import check_seeds, common_step, prepare_seeds
-from jmarl.sampling.generate import NO_LIMIT
-from jmarl.team import Team, to_checkpoint
+from jmarl.sampling.generate import NO_LIMIT, SampleRequest
+from jmarl.team import Team, to_agents, to_checkpoint
 from jmarl.types import TeamState
 
 SHOWN = 3  # prompts and examples
+PLAYED = 2  # tasks, and completions of each agent for each of them
 FIRST_TOKENS = 64  # largest number of tokens of the completions that are rewarded
 SETTINGS = "# settings that differ from the defaults; `jmarl configs settings` and the config.yaml of the run have all of them"
 LEGEND = "special tokens are in ⟨ ⟩; everything else is text, whatever it spells"
@@ -57,11 +65,13 @@ def checked_run(cfg: ExperimentConfig) -> list[str]:
     cfg = cfg.replace(resume=resolve_resume(cfg.train, cfg.seeds).run.resume)
     lines, size = checked_prompts(cfg) if learns_from_completions(cfg) else checked_data(cfg)
     end = "dry run: all checks passed, nothing was trained or written"
+    with failing():
+        room = disk_line(cfg, size)
     return [
         SETTINGS,
         dump_yaml(cfg.changed_dict()),
         *lines,
-        disk_line(cfg, size),
+        room,
         f"{end}; the run would write to {cfg.train.run.output_dir}",
     ]
 
@@ -82,13 +92,14 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
     team, quiet = load_team(cfg), cfg.train.replace(progress=False)
-    if cfg.seeds:
-        run, runs, states = prepare_seeds(quiet, team, task, cfg.seeds)
-        cfgs, setup = runs.cfgs, runs.setup
-    else:
-        run, state = prepare(quiet, team, task)
-        cfgs, states, setup = [run.cfg], [state], run.setup
-    task, lines = run.task, prompt_lines(team, run)
+    with failing():
+        if cfg.seeds:
+            run, runs, states = prepare_seeds(quiet, team, task, cfg.seeds)
+            cfgs, setup = runs.cfgs, runs.setup
+        else:
+            run, state = prepare(quiet, team, task)
+            cfgs, states, setup = [run.cfg], [state], run.setup
+        task, lines = run.task, prompt_lines(team, run)
     if cfg.train.run.replay_rollout:
         read_failed_update(cfg.train)
     resumed: list[str] = []
@@ -97,10 +108,20 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
         read = [read_state(run_cfg, state, run.identity, step) for run_cfg, state in zip(cfgs, states, strict=True)]
         states = [state for state, _ in read]
         resumed = resume_lines(int(states[0].step), cfg.train.run.num_updates, read[0][1])
-    to_stderr("checking: playing one turn of the first task; it waits for the compiler")
-    lines += first_turn(setup, states[0], task.items[0], task.env)
+    to_stderr("checking: playing episodes of two tasks; they wait for the compiler")
+    with failing():
+        lines += episodes_of(setup, states[0], task.items, task.env)
     close(task.env)
     return lines + resumed, nbytes(to_checkpoint(states[0]))
+
+
+@contextlib.contextmanager
+def failing() -> Iterator[None]:
+    """Raise `CheckFailed` in place of an error that the command line takes for wrong settings."""
+    try:
+        yield
+    except USER_ERRORS as error:
+        raise CheckFailed(sentence_of(error, verbose=True)) from error
 
 
 def prompt_lines(team: Team, run: Run) -> list[str]:
@@ -124,32 +145,94 @@ def prompt_lines(team: Team, run: Run) -> list[str]:
     return lines
 
 
-def first_turn(setup: Setup, state: TeamState, item: dict, env: Any) -> list[str]:
-    """Play one turn of an item with short completions, as the run does. Returns lines with the completions, what reward and
-    environment return, and what the agents read next. Raises what the reward or the environment raises."""
+def episodes_of(setup: Setup, state: TeamState, items: Sequence[dict], env: Any) -> list[str]:
+    """Play whole episodes of two items as the run does, but for short completions. Returns lines with the first episode: the
+    completions, what reward and environment return, and what the agents read next.
+
+    Raises what the reward or the environment raises, and ValueError where the run would go on without learning from a joint
+    action, or would find a context too short."""
     team, cfg = setup.team, setup.cfg
     tokens = min(FIRST_TOKENS, cfg.sampling.max_new_tokens)
-    fewest = min(tokens, cfg.sampling.min_new_tokens)
-    sampling = dataclasses.replace(cfg.sampling, max_new_tokens=tokens, min_new_tokens=fewest)
-    randomness, episodes = Randomness(cfg.run.seed, 0), cfg.eval_episodes()
-    game = Game(sampler_of(setup, state), team, env, sampling, episodes, randomness, randomness.environment_rng())
-    nodes = first_nodes(game, [item])
-    played = play_turn(game, nodes, 0, 1)
-    lines = [
-        f"--- task 0, one turn: completions of up to {plural(tokens, 'token')}, sampled by the models as they are now; "
-        "other tasks and turns are not played"
+    short = dict(max_new_tokens=tokens, min_new_tokens=min(tokens, cfg.sampling.min_new_tokens))
+    sampler, episodes = sampler_of(setup, state), dataclasses.replace(cfg.eval_episodes(), early_termination_threshold=None)
+
+    def sample(request: SampleRequest) -> Any:
+        return sampler(request._replace(settings=dataclasses.replace(request.settings, **short)))
+
+    tasks = [*items[:PLAYED]] * PLAYED
+    randomness = Randomness(cfg.run.seed, 0)
+    rollout = play(sample, team, tasks[:PLAYED], env, cfg.sampling, episodes, PLAYED, randomness)
+    check_numbers(rollout)
+    if episodes.history == "append" and episodes.long_prompts == "error":
+        check_history(team, rollout, cfg.sampling.max_new_tokens, cfg.sampling.max_new_tokens - tokens)
+    text = f"completions of up to {plural(tokens, 'token')}, sampled by the models as they are now"
+    roles = agent_names(team.num_agents, getattr(env, "roles", ()))
+    return [f"--- task 0, an episode: {text}", *episode_lines(rollout, roles), *equal_lines(rollout)]
+
+
+def check_numbers(rollout: Rollout) -> None:
+    """Raise ValueError if a joint action has no reward."""
+    for t, turn in enumerate(rollout.turns):
+        if turn.invalid:
+            count = turn.rewards[..., 0].size
+            raise ValueError(
+                f"{turn.fault}; {turn.invalid} of {plural(count, 'joint action')} of turn {t + 1} have no reward, and a run "
+                "learns nothing from those: return a number for each (of several functions one may return None)"
+            )
+
+
+def check_history(team: Team, rollout: Rollout, max_new_tokens: int, cut: int) -> None:
+    """Raise ValueError if conversations fill a context when completions that were cut here are as long as the run allows.
+
+    cut: tokens that such a completion lacks."""
+    contexts = np.array([[spec.config.context] for spec in team.agent_specs])
+    missing = np.zeros((team.num_agents, len(rollout.turns[0].items)), int)  # [N, P]
+    for t, turn in enumerate(rollout.turns):
+        missing = missing[:, turn.parents]
+        lengths = np.array(to_agents(team, [lengths for _, lengths in turn.encoded]))[:, : len(turn.items)] + missing
+        if (lengths + max_new_tokens > contexts).any():
+            raise ValueError(
+                f"in turn {t + 1} the conversation may have {lengths.max()} tokens, with max_new_tokens={max_new_tokens} that "
+                f"is {lengths.max() + max_new_tokens}, and the context is {contexts.min()}: set "
+                "long_prompts='truncate_left' or 'drop', lower max_new_tokens or num_turns, or set history='none'"
+            )
+        ended = np.array(to_agents(team, [done.ended for done in turn.completions]))[:, : len(turn.items)]  # [N, P, G]
+        missing = (missing[..., None] + np.where(ended, 0, cut)).reshape(
+            team.num_agents, -1
+        )  # aligned: G are the joint actions
+
+
+def agent_names(num_agents: int, roles: Sequence[str]) -> tuple[str, ...]:
+    """Return what lines call the agents. roles: of their environment, if it has several."""
+    named = num_agents > 1 and len(roles) == num_agents
+    return tuple(f"agent {agent}" + (f" ({roles[agent]})" if named else "") for agent in range(num_agents))
+
+
+def episode_lines(rollout: Rollout, roles: tuple[str, ...]) -> list[str]:
+    """Return the first episode as lines, and which agents did not act in any episode."""
+    lines: list[str] = []
+    for t, turn in enumerate(rollout.turns):
+        if t and turn.parents[0]:
+            break  # the first episode ended before
+        acting = [agent for agent in range(len(roles)) if turn.acts[agent, 0]]
+        for agent in acting if t else ():
+            lines += [f"{roles[agent]} reads next:", *block(turn.prompts[agent][0], WIDTH)]
+        for agent in acting:
+            lines += [f"{roles[agent]} writes:", *block(turn.texts[agent][0][0], WIDTH)]
+        lines += reward_lines(turn, roles, WIDTH)
+    idle = [role for n, role in enumerate(roles) if not any(turn.acts[n].any() for turn in rollout.turns)]
+    lines += ["the episode is over"] if rollout.num_turns > 1 else []
+    return lines + [f"{role} did not act in any of the episodes that were played" for role in idle]
+
+
+def equal_lines(rollout: Rollout) -> list[str]:
+    """Return a line if all episodes have the same return."""
+    returns = rollout.joint_returns[0]
+    if (returns != returns.flat[0]).any():
+        return []
+    return [
+        f"all {returns[..., 0].size} episodes have the return {returns.flat[0]:.4g}: a team learns from returns that differ"
     ]
-    turn, roles = played.turn, tuple(f"agent {agent}" for agent in range(team.num_agents))
-    for agent, role in enumerate(roles):
-        if turn.acts[agent, 0]:
-            lines += [f"{role} writes:", *block(turn.texts[agent][0][0], WIDTH)]
-    lines += reward_lines(turn, roles, WIDTH)
-    continuing = continued_actions(played.answer, turn.rewards, episodes)
-    if episodes.num_turns == 1 or not continuing.size:
-        return lines + (["the episode is over"] if episodes.num_turns > 1 else [])
-    for role, prompts in zip(roles, next_nodes(game, nodes, played, continuing).prompts, strict=True):
-        lines += [f"{role} reads next:", *block(prompts[0], WIDTH)] if prompts and prompts[0] is not None else []
-    return lines
 
 
 def resume_lines(step: int, num_updates: int, changes: Sequence[str]) -> list[str]:
@@ -163,7 +246,8 @@ def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
     team = load_team(cfg)
-    run, state = prepare(cfg.train.replace(progress=False), team, Task(None, data, held_out))
+    with failing():
+        run, state = prepare(cfg.train.replace(progress=False), team, Task(None, data, held_out))
     algorithm, train = run.setup.algorithm, run.cfg
     texts = algorithm.row.data == "texts"
     kind = "text" if texts else "pair"
@@ -234,10 +318,14 @@ def agents_line(team: Team) -> str:
 
 
 def disk_line(cfg: ExperimentConfig, size: int) -> str:
-    """Return a line about the room for checkpoints. Raises ValueError if two do not fit."""
+    """Return a line about the room for checkpoints. Raises ValueError if two do not fit, or if there can be no directory."""
     run, count = cfg.train.run, max(len(cfg.seeds), 1)
     directory = Path(run.output_dir).absolute()
-    existing: Sequence[Path] = [path for path in (directory, *directory.parents) if path.is_dir()]
+    existing = [path for path in (directory, *directory.parents) if path.exists()]
+    if not existing[0].is_dir():
+        raise ValueError(
+            f"the output directory {run.output_dir} cannot be made, {existing[0]} is a file; choose another --output"
+        )
     if not os.access(existing[0], os.W_OK):
         raise ValueError(f"{existing[0]} cannot be written: choose another --output")
     free = shutil.disk_usage(existing[0]).free

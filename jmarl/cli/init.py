@@ -44,7 +44,7 @@ def next_commands(directory: Path, name: str) -> list[str]:
     where, config = shlex.quote(str(directory)), shlex.quote(str(directory / "run.yaml"))
     commands = {
         f"python -m pytest {where}": "test the reward (pip install pytest)",
-        f"jmarl train --config {config} --dry-run": "check everything; show prompts, and play a turn",
+        f"jmarl train --config {config} --dry-run": "check everything; play whole episodes of two tasks",
         f"jmarl train --config {config}": "train, a few minutes on two cores",
         f"jmarl report runs/{name}": "curves and completions as a page",
         f"jmarl play --model runs/{name}": "watch the trained team",

@@ -54,6 +54,10 @@ EPILOG = (
 )
 
 
+class CheckFailed(ValueError):
+    """What a dry run prepares and plays fails, with settings that can be read: the exit code is FAILED."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line. Flags are not abbreviated."""
 
@@ -92,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        code = WRONG_INPUT if isinstance(error, USER_ERRORS) else FAILED
+        code = WRONG_INPUT if isinstance(error, USER_ERRORS) and not isinstance(error, CheckFailed) else FAILED
         text = sentence_of(error, verbose)
         _fail(text, verbose, code)
         ending.fail(text, code)  # of one of several processes: the others end too
@@ -170,8 +174,16 @@ def check_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> No
         flags = [flag for action in parser._actions for flag in action.option_strings]
         flag = text.split("=")[0]
         if flag.startswith("--") and flag not in flags:
-            parser.error(f"there is no flag {flag}{did_you_mean(flag, flags)}")
+            parser.error(f"there is no flag {flag}{did_you_mean(flag, flags) or setting_hint(flag, flags)}")
         parser = below(parser).get(text, parser)
+
+
+def setting_hint(flag: str, flags: Sequence[str]) -> str:
+    """Return the end of a message about an unknown flag that is the name of a setting."""
+    from jmarl.config.experiment import PART_OF
+
+    name = flag.removeprefix("--").replace("-", "_")
+    return f"; it is a setting: write --set {name}=VALUE" if "--set" in flags and name.rpartition(".")[2] in PART_OF else ""
 
 
 def unknown_command(arguments: Sequence[str]) -> str:

@@ -70,8 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_environments_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say which environments and rewards are served, and what clients may use."""
     group = parser.add_argument_group("environments and rewards")
-    group.add_argument("--environments", default="", metavar="E[,E...]", help="names such as math, or classes as module:Class")
-    group.add_argument("--rewards", default="", metavar="R[,R...]", help="reward functions, as module:function")
+    group.add_argument(
+        "--environments", default="", metavar="E[,E...]", help="names such as math, module:Class or file.py:Class"
+    )
+    group.add_argument("--rewards", default="", metavar="R[,R...]", help="module:function or file.py:function")
     group.add_argument("--config", metavar="FILE", help="YAML file with names, each with {env: math, ...} or {reward: m:f}")
     group.add_argument("--workers", type=int, metavar="N", help="processes of each environment (0: none)")
     text = "seconds for episodes and requests after SIGTERM (300; with --http 30)"

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue from the newest checkpoint (auto: begin if there is none), that of a step, or of a run's directory",
     )
     how_to.add_argument(
-        "--dry-run", action="store_true", help="check everything, play one turn, show it with settings and data, end"
+        "--dry-run", action="store_true", help="check everything, play episodes, show one with settings and data, end"
     )
 
 

@@ -214,5 +214,6 @@ EXPERIMENT: list[Constraint] = [
     ("keep_best", lambda s: not s.keep_best or s.held_out != 0,
      "must be off where held_out is 0: set held_out, the tasks that the best is chosen by"),
     ("roles", lambda s: not s.roles or s.reward is not None, "must be empty without data and a reward"),
+    off_unless("eval_metrics", None, lambda s: s.held_out != 0, "where held_out is 0: nothing is evaluated"),
     ("formatters", lambda s: len(s.formatters) in (0, 1, s.size), "must be one for all agents, or one per agent, {s.size}"),
 ]

@@ -55,7 +55,7 @@ class EnvironmentConfig(Section):
     """An environment by its name, and the arguments of its constructor."""
 
     name: str
-    """A name of `jmarl.make`: of a built-in environment, or module:Class."""
+    """A name of `jmarl.make`: of a built-in environment, or module:Class or file.py:Class."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """Keyword arguments of its constructor."""
 
@@ -68,7 +68,7 @@ class TaskConfig(Section):
     paths = ("data", "held_out")
 
     environment: str | None = None
-    """Environment to train in: a name of `jmarl.make`, or module:Class. None: see data and eval_envs."""
+    """Environment to train in: a name of `jmarl.make`, or module:Class or file.py:Class. None: see data and eval_envs."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """Keyword arguments of the constructor of environment."""
     train_envs: tuple[EnvironmentConfig, ...] = ()
@@ -87,8 +87,8 @@ class TaskConfig(Section):
     min_reward: float | None = None
     """Leave out texts (algorithm sft) whose sum of rewards is lower; None: none."""
     reward: str | tuple[str, ...] | None = None
-    """Reward of the completions of data, as module:function or directory/module:function, or a list of several, whose weighted
-    sum counts; see `jmarl.envs.rewards`. None: data are given pairs or texts."""
+    """Reward of the completions of data, as module:function or file.py:function, also with a directory in front, or a list of
+    several, whose weighted sum counts; see `jmarl.envs.rewards`. None: data are given pairs or texts."""
     reward_weights: tuple[float, ...] = ()
     """Weights of several reward functions, one for each; empty: all have the same, and they sum to 1."""
     on_error: Literal["raise", "mask"] | float = "raise"
@@ -107,12 +107,16 @@ class TaskConfig(Section):
     max_error_share: Share = 0.5
     """With on_error mask or a number: the run ends if rewards fail on more than this share of the joint actions of the last 5
     calls; 1 never ends it."""
+    eval_metrics: str | None = None
+    """Further metrics of evaluations, as module:function or file.py:function: (held-out items, their rollout) -> numbers by
+    name, which are logged as eval/NAME."""
     formatters: tuple[str, ...] = ()
-    """Functions item -> prompt for data, as module:function: one for all agents, or one per agent. For prompts of other fields
-    of the item, or that differ in more than an instruction; for an instruction alone, roles are enough. Empty: the item's
-    "prompt"."""
+    """Functions item -> prompt for data, as module:function or file.py:function: one for all agents, or one per agent. For
+    prompts of other fields of the item, or that differ in more than an instruction; for an instruction alone, roles are enough.
+    Empty: the item's "prompt"."""
     external_transition: str | None = None
-    """Writes the prompts of later turns on data, as module:function; see `reward_environment.RewardEnvironment`."""
+    """Writes the prompts of later turns on data, as module:function or file.py:function; see
+    `reward_environment.RewardEnvironment`."""
     in_turns: bool = False
     """Agents may write one after another: None in place of a prompt means that an agent does not act in that turn, and the
     reward gets "" as its completion. For agent 1 to read what agent 0 wrote, set num_turns to 2, let the function of agent 1 in

@@ -72,8 +72,8 @@ class TrainConfig:
     """
 
     algorithm: str = "magrpo"
-    """Name of a row of the algorithm table: magrpo, grpo, ippo, madpo, ...; `python -m experiments.algorithms` prints the
-    table."""
+    """Name of a row of the algorithm table: magrpo, grpo, ippo, madpo, ...; `python -m experiments.algorithms` prints it. Or
+    module:name or file.py:name of an AlgorithmRow of your own, or of a loss, which gets the advantages of magrpo."""
     sampling: Sampling = Sampling()
     episodes: Episodes = Episodes()
     loss: Loss = Loss()

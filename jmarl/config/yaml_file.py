@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from jmarl.config.paths import expand_home
+from jmarl.config.validation import did_you_mean
 
 KeyPath = tuple[str | int, ...]  # keys and indices from the top of a file to a value
 
@@ -70,7 +71,9 @@ def read_yaml(path: str | Path) -> YamlFile:
     """
     name, path = str(path), Path(expand_home(path))
     if not path.is_file():
-        raise FileNotFoundError(f"{name} does not exist: give a YAML file; `jmarl configs list` shows the shipped ones")
+        files = [str(file) for file in path.parent.glob("*.y*ml")]
+        hint = did_you_mean(str(path), files)
+        raise FileNotFoundError(f"{name} does not exist: give a YAML file; `jmarl configs list` shows the shipped ones{hint}")
     content = path.read_bytes()
     try:
         return parse_yaml(content.decode("utf-8"), name)

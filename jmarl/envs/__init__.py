@@ -42,7 +42,7 @@ OTHER_NAMES = {"code": "jmarl.envs.code.by_name:Code", "tool": ENVIRONMENTS["too
 
 
 def make(name: str, **options: Any) -> Any:
-    """Return an environment by its name in ENVIRONMENTS or OTHER_NAMES, or of a class of your own by "module:Class".
+    """Return an environment by its name in ENVIRONMENTS or OTHER_NAMES, or of a class of your own, see `import_object`.
 
     Args:
         name: see above.
@@ -64,9 +64,11 @@ def make(name: str, **options: Any) -> Any:
     if name not in names and ":" not in name:
         nearest = difflib.get_close_matches(name, names, 1)
         package, _, last = name.rpartition(".")
-        nearest = [f"{package}:{last}"] if package else nearest
+        nearest = [f"{name}:NAME" if last == "py" else f"{package}:{last}"] if package else nearest
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ValueError(f"unknown environment {name!r}: {hint}choose {', '.join(names)}, or a class as 'module:Class'")
+        raise ValueError(
+            f"unknown environment {name!r}: {hint}choose {', '.join(names)}, or a class as 'module:Class' or 'file.py:Class'"
+        )
     try:
         cls = import_object(names.get(name, name))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -87,29 +89,47 @@ def make(name: str, **options: Any) -> Any:
     return WithOptions(env, general) if general else env
 
 
-def import_object(name: str) -> Any:
-    """Import "module:name", or "directory/module:name" from a directory that need not be one of Python's.
+def import_name(setting: str, name: str) -> Any:
+    """Import what a setting names, see `import_object`. Raises ValueError with the setting."""
+    module, _, attribute = name.rpartition(":")
+    if not module or not attribute:
+        *package, last = name.removesuffix(":").split(".")
+        meant = f"; did you mean '{'.'.join(package)}:{last}'?" if package and last else ""
+        meant = f"; write {name}:NAME, with a name in this file" if last == "py" else meant
+        raise ValueError(f"{setting}={name!r} is not allowed: {setting} must be module:function{meant}")
+    try:
+        return import_object(name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{setting}={name!r} cannot be imported: {error}") from error
 
-    Raises ImportError with the places where a module was looked for and the nearest name, or with the file and line of an error
-    in the module."""
+
+def import_object(name: str) -> Any:
+    """Import "module:name" or "file.py:name". Both may have a directory in front, which need not be one of Python's.
+
+    This is the one place where names in settings, flags and stored configurations become code. Raises ImportError with the
+    places where a module was looked for and the nearest name, or with the file and line of an error in the module."""
     from jmarl.config.paths import expand_home
     from jmarl.config.validation import did_you_mean
     from jmarl.envs.calls.user_code import raised
 
     place, _, attribute = name.rpartition(":")
-    directory, _, module = place.rpartition("/")
+    directory, _, module = expand_home(place).rpartition("/")
+    if module.endswith(".py"):
+        directory = os.path.abspath(directory)
+        if not os.path.isfile(os.path.join(directory, module)):
+            files = os.listdir(directory) if os.path.isdir(directory) else []
+            raise ImportError(f"there is no file {module} in {directory}{did_you_mean(module, files)}")
+        module = module.removesuffix(".py")
     if not module.startswith("jmarl."):
         sys.path[:0] = [place for place in own_places if place not in sys.path]
     if directory:
-        import_from(os.path.abspath(expand_home(directory)), module)
+        import_from(os.path.abspath(directory), module)
     try:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         missing = str(error.name) if isinstance(error, ModuleNotFoundError) else ""
         if not missing or (missing != module and not module.startswith(f"{missing}.")):  # the module itself has the error
             raise ImportError(raised(error)) from error
-        if module.endswith(".py"):
-            raise ImportError(f"write the name of the module, not of its file: {module[:-3]}:{attribute}") from None
         package, _, last = missing.rpartition(".")
         places = list(sys.modules[package].__path__) if package else own_directories()
         hint = did_you_mean(last, [known.name for known in pkgutil.iter_modules(places)])

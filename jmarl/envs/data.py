@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jmarl.config.validation import did_you_mean
 from jmarl.envs.rows import SUFFIXES, read_rows
 from jmarl.models.hub.tokenize import ChatPrompt
 from jmarl.shadows import explaining
@@ -55,6 +56,7 @@ def load_rows(
     if missing:
         raise ValueError(
             f"{source} has no column {', '.join(missing)}: it has {', '.join(columns)}, needed are {', '.join(fields)}"
+            + "".join(did_you_mean(name, columns) for name in missing)
         )
     rows = [{name: row.get(name) for name in columns} for row in rows[:limit]]
     for number, row in enumerate(rows):

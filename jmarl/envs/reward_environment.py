@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.config.validation import did_you_mean
 from jmarl.envs.base import Answer, Texts
 from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.calls.copies import copied
@@ -31,8 +32,8 @@ def default_formatter(item: dict) -> Any:
     """Return the item's prompt, a text or a list of chat messages: the formatter of agents that have none."""
     if "prompt" not in item:
         raise ValueError(
-            f"an item has no prompt, but {list(item)}: add a column prompt, or set functions that write the prompt of an item: "
-            f"{FORMATTERS}"
+            f"an item has no prompt, but {list(item)}{did_you_mean('prompt', map(str, item))}: add a column prompt, or set "
+            f"functions that write the prompt of an item: {FORMATTERS}"
         )
     unread = [name for name in ("system", "tools", "chat_template_kwargs", *MEDIA) if not is_empty(item.get(name))]
     if unread:

@@ -280,9 +280,11 @@ class RewardFunction:
                 failed |= set(joint)
                 continue
             if len(entries) != size:
+                shown = excerpt(entries[0] if len(entries) == 1 else entries, 80)
                 raise ValueError(
-                    f"{source} returned {len(entries)} values for {size} ({joint_action_text(joint)}); return one "
-                    f"number per joint action, or [[agent 1, agent 2, ...], ...]; batched=False passes one at a time{place}"
+                    f"{source} returned {len(entries)} values for {size} ({joint_action_text(joint)}); return one number per "
+                    f"joint action, or [[agent 1, agent 2, ...], ...]; batched=False passes one at a time; it returned {shown}"
+                    f"{place}"
                 )
             values[joint], value_faults = reward_values(entries, self.num_agents, source, joint[0], place)
             if len(self._terms) > 1:

@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.config import TrainConfig, check
-from jmarl.envs.base import Environment, TextEnvironment, special_tokens
+from jmarl.envs.base import special_tokens
 from jmarl.envs.calls.copies import copies
-from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rows import Rows, read_rows
-from jmarl.envs.vector import vectorize
+from jmarl.evaluation.environment import Reward, as_environment
 from jmarl.evaluation.zero_shot import CrossPlay, Texts
 from jmarl.models.hub.agents import Agent, load_tokenizer, open_agent
 from jmarl.models.hub.tokenize import decode, encode_prompts
@@ -44,7 +43,7 @@ MAX_PAIRINGS = 1024
 def cross_play(
     teams: Sequence[Sequence[Agent]],
     items: Rows,
-    env: Environment | TextEnvironment,
+    env: Reward,
     cfg: TrainConfig,
     *,
     names: Sequence[str] | None = None,
@@ -55,7 +54,7 @@ def cross_play(
     Args:
         teams: the agents of each run, see `load_runs` and `team.agents_of`. Agent n of one replaces agent n of another.
         items: what the episodes are about, in anything that `jmarl.envs.rows.read_rows` reads.
-        env: writes the prompts and rewards joint actions.
+        env: a reward or an environment, as for `jmarl.train`.
         cfg: settings of the evaluation, as for `evaluate`. With joint_mode `aligned` completion g of every agent is rewarded
             with g of the others, with `cross` all combinations are.
         names: of the runs; None: run 0, run 1, ...
@@ -68,11 +67,11 @@ def cross_play(
     episodes, group = cfg.eval_episodes(), cfg.run.eval_generations
     names = [f"run {i}" for i in range(len(teams))] if names is None else list(names)
     check_runs(names, [len(agents) for agents in teams], max_pairings)
-    check("num_turns", episodes.num_turns, episodes.num_turns == 1, "1: later prompts depend on the partners")
+    one_turn = "1: later prompts depend on the partners; evaluate plays one team, also of agents of several runs"
+    check("num_turns", episodes.num_turns, episodes.num_turns == 1, one_turn)
     items = read_rows(items)
     check("items", len(items), len(items) > 0, "at least one")
-    world: Environment = vectorize(env, episodes.num_turns)
-    world = world.for_agents(len(teams[0])) if isinstance(world, RewardEnvironment) else world
+    world = as_environment(Team.of(teams[0]), env, episodes.num_turns)
     n, rng = len(teams[0]), Randomness(cfg.run.seed, 0, EVAL).environment_rng()
     states, prompts = world.reset(copies(items), rng)
     check_prompts(prompts, n)

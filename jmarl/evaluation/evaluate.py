@@ -14,6 +14,7 @@ from jmarl.envs.calls.copies import copied, copies
 from jmarl.envs.calls.user_code import calling
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rows import Rows, read_rows
+from jmarl.evaluation.environment import Reward, as_environment
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.models.lora import model_of
 from jmarl.processes import exchange
@@ -54,9 +55,7 @@ class Evaluation(NamedTuple):
         return f"{self.episodes - self.invalid} of {self.episodes} episodes" if self.invalid else ""
 
 
-def evaluate(
-    team: Team, params: Sequence[Any], items: Rows, env: Environment, cfg: TrainConfig, *, part: int = 0
-) -> Evaluation:
+def evaluate(team: Team, params: Sequence[Any], items: Rows, env: Reward, cfg: TrainConfig, *, part: int = 0) -> Evaluation:
     """Return the mean return on items, of `eval_generations` completions each at `eval_temperature`.
 
     Episodes do not branch. The random keys do not depend on the training step, so two evaluations differ only by what was
@@ -66,12 +65,13 @@ def evaluate(
         team: the team.
         params: parameters [A, ...] of each stack.
         items: what the episodes are about, in anything that `jmarl.envs.rows.read_rows` reads.
-        env: writes the prompts and rewards joint actions.
+        env: a reward or an environment, as for `jmarl.train`.
         cfg: the settings.
         part: number of the items' part, if they are evaluated in several calls, which differ in their random numbers.
     """
     team, params = moved(team, params, cfg.run)
-    return summarize(play_held_out(partial(sample_team, team, params), team, read_rows(items), env, cfg, part=part))
+    world = as_environment(team, env, cfg.episodes.num_turns)
+    return summarize(play_held_out(partial(sample_team, team, params), team, read_rows(items), world, cfg, part=part))
 
 
 def evaluation_of(

@@ -31,7 +31,7 @@ FUNCTIONS = (  # of jmarl, for rewards and formatters
     "jmarl.envs.rewards:story_length_ratio", "jmarl.envs.writing.story:setup_prompt", "jmarl.envs.writing.story:story_prompt",
 )  # fmt: skip
 OWN = {*ENVIRONMENTS.values(), *OTHER_NAMES.values(), *FUNCTIONS}
-NAMES = ("environment", "reward", "formatters", "external_transition", "algorithm", "rl_algorithm")
+NAMES = ("environment", "reward", "formatters", "external_transition", "algorithm", "rl_algorithm", "eval_metrics")
 MIXTURES = ("train_envs", "eval_envs")
 OTHERS = ("wandb", "replay_rollout")  # `wandb.init` takes a program and a server; a failed update is a pickle
 WORD = re.compile(r"[\w-]*")  # a name in a table

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+
+import jax
 
 from jmarl.algorithms import Algorithm, find_row
 from jmarl.config import TrainConfig
@@ -89,6 +92,18 @@ def line_of_mesh(mesh: DeviceMesh, cfg: TrainConfig) -> str:
     weights = f"1/{parts} of its weights" if mesh.strategy == "fsdp" else "all of its weights (ddp)"
     padding = f"; {rows} rows do not divide by data={parts}, so {places - rows} places are padding" * (places > rows)
     return f"{line}: a device has {weights} and {places // parts} of {rows} rows of an agent{padding}"
+
+
+def line_of_cores(team: Team) -> str:
+    """Return how agents could use more cores of a CPU than one device does; empty where they cannot, or where it is chosen."""
+    cores, agents = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, team.num_agents
+    is_alone = jax.default_backend() == "cpu" and jax.device_count() == 1 and "JAX_NUM_CPU_DEVICES" not in os.environ
+    if not is_alone or min(cores, *(len(spec.members) for spec in team.stacks)) < 2:
+        return ""
+    return (
+        f"{agents} agents share one CPU device: JAX_NUM_CPU_DEVICES={cores}, set before Python starts, spreads them over "
+        f"{cores} cores"
+    )
 
 
 def rows_of(cfg: TrainConfig) -> Sequence[int]:

@@ -248,7 +248,7 @@ class MRLMLayers(Layers):
             if value is not False:
                 self.unused[f"{section}.{key}"] = entry.reason
         elif isinstance(entry, str):
-            value = value.lower() if entry == "algorithm" and isinstance(value, str) else value
+            value = value.lower() if entry == "algorithm" and isinstance(value, str) and ":" not in value else value
             value = [value] if entry == "models" and not isinstance(value, list) else value
             put(self.own, entry, Given(value, self.rank, place))
         else:

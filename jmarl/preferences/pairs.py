@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from jmarl.config.paths import expand_home
+from jmarl.config.validation import did_you_mean
 from jmarl.envs.data import shared_line
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.models.hub.messages import is_chat, read_messages
@@ -111,7 +112,9 @@ def pair_of(row: Mapping, number: int, num_agents: int) -> Pair:
     missing = [name for name in ("chosen", "rejected") if row.get(name) is None]
     if format_of(row, ("preference",), number) is None or missing:
         columns = [name for name, value in row.items() if value is not None]
-        raise ValueError(f"row {number} has no {', '.join(missing)}: pairs need prompt, chosen and rejected; it has {columns}")
+        meant = "".join(did_you_mean(name, map(str, columns)) for name in missing)
+        need = "pairs need prompt, chosen and rejected"
+        raise ValueError(f"row {number} has no {', '.join(missing)}: {need}; it has {columns}{meant}")
     prompt: Any = row.get("prompt")
     texts = [row[name] for name in ("chosen", "rejected")]
     if num_agents == 1:

@@ -3,6 +3,9 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+let roles = []; // of the agents, if all runs have the same
+const agentName = (n) => (roles[n] ? `agent ${n} (${roles[n]})` : `agent ${n}`);
+
 /** Return an element. Strings among the children become text, never HTML. */
 function make(tag, attributes, ...children) {
   const element = document.createElement(tag);

@@ -53,7 +53,7 @@ function rewardText(rewards) {
 /** Return a joint action: its reward, the parts of it and measures, then the completions of all agents side by side. */
 function drawAction([tag, action], query, before) {
   const cells = action.texts.map((text, n) => {
-    const agent = { "data-agent": `agent ${n}: ` }; // shown where the agents do not fit beside each other
+    const agent = { "data-agent": `${agentName(n)}: ` }; // shown where the agents do not fit beside each other
     if (!text) return make("div", { class: "text empty", ...agent }, text === null ? "does not act" : "empty");
     return make("div", { class: "text", ...agent }, ...marked(text, query));
   });
@@ -73,12 +73,12 @@ function drawPrompts(turn, p, query) {
   const read = turn.prompts.map((agent, n) => [n, agent[p]]).filter(([n]) => turn.acts[n][p]);
   const same = read.every(([, text]) => text === read[0][1]);
   return (same ? read.slice(0, 1) : read).map(([n, text]) =>
-    make("div", { class: "prompt" }, same ? "" : `agent ${n}: `, ...marked(text, query)));
+    make("div", { class: "prompt" }, same ? "" : `${agentName(n)}: `, ...marked(text, query)));
 }
 
 /** Return the line with the names of the columns. */
 function agentNames(turn) {
-  const line = make("div", { class: "joint part heads" }, make("div", {}, "reward"), ...turn.prompts.map((_, n) => make("div", {}, `agent ${n}`)));
+  const line = make("div", { class: "joint part heads" }, make("div", {}, "reward"), ...turn.prompts.map((_, n) => make("div", {}, agentName(n))));
   line.style.setProperty("--agents", turn.prompts.length);
   return line;
 }

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from jmarl.config.paths import expand_home
+from jmarl.config.validation import did_you_mean
 from jmarl.files.run_files import Best, config_file_of, leaves, read_best
 from jmarl.logs.metrics_writer import read_rows
 
@@ -18,6 +21,9 @@ NOT_COMPARED = {
     "seed", "seeds", "output_dir", "resume", "resume_step", "progress", "allow_changed", "save_every", "save_minutes",
     "save_total_limit", "keep_best", "experiment_name", "description", "tags",
 }  # fmt: skip
+
+
+AGENT = re.compile(r"\bagent_\d+(?=/)")
 
 
 class Run(NamedTuple):
@@ -44,6 +50,38 @@ class Grouping(NamedTuple):
 
     by: str  # what a group is, as the page calls it
     groups: list[Group]
+
+
+def metrics(directory: str | Path) -> Any:
+    """Return the rows of a run as a DataFrame of pandas: one of each update, and one of each evaluation (`eval/updates`).
+
+    The columns are those of metrics.jsonl (`experiments/README.md` describes them), but for agents whose environment names
+    their roles: `writer/return` in place of `agent_0/return`.
+    """
+    import pandas
+
+    path = Path(expand_home(directory))
+    if not (path / METRICS).is_file():
+        raise FileNotFoundError(f"there is no {METRICS} in {path}: give the output_dir of a run{missing_hint(path)}")
+    frame = pandas.DataFrame(read_rows(path / METRICS))
+    roles = roles_of(load_attempts(path / "attempts"))
+    if len({*roles}) < len(roles):
+        return frame
+    names = {f"agent_{agent}": role for agent, role in enumerate(roles)}
+    return frame.rename(columns=lambda name: AGENT.sub(lambda match: names.get(match[0], match[0]), name))
+
+
+def missing_hint(path: Path) -> str:
+    """Return the end of a message with the run whose directory has the nearest name."""
+    runs = [str(file.parent) for file in path.parent.glob(f"*/{METRICS}")]
+    return did_you_mean(str(path), runs)
+
+
+def roles_of(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the agents in the environment of a run; empty if it has none."""
+    recorded: Any = next((attempt["settings"] for attempt in reversed(attempts) if "settings" in attempt), {})
+    roles = (recorded.get("environment") or {}).get("roles")
+    return [str(role) for role in roles] if isinstance(roles, list) else []
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
@@ -103,7 +141,8 @@ def run_directories(path: Path) -> list[Path]:
     runs = [run for run in below if not any(part.startswith(("earlier_", "reward_model")) for part in run.parts)]
     of_seeds = {run.parent for run in runs if run.name.startswith("seed_")}  # their metrics are means over the seeds
     if not runs:
-        raise FileNotFoundError(f"there is no run in {path}: give the output_dir of a run, which has a {METRICS}")
+        has = f"give the output_dir of a run, which has a {METRICS}"
+        raise FileNotFoundError(f"there is no run in {path}: {has}{missing_hint(path)}")
     return [path / run for run in runs if run not in of_seeds]
 
 

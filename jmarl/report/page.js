@@ -28,7 +28,7 @@ function chartsOf(groups) {
     for (const [name, curve] of Object.entries(group.curves)) {
       if (!curve.mean.some((x) => x !== null)) continue;
       const [title, agent] = [name.replace(/agent_\d+/, "agent_N"), (name.match(/agent_(\d+)/) || [])[1]];
-      const label = [several ? group.name : null, agent === undefined ? null : `agent ${agent}`].filter(Boolean).join(" ");
+      const label = [several ? group.name : null, agent === undefined ? null : agentName(agent)].filter(Boolean).join(" ");
       const style = several ? { stroke: color(g), dash: DASHES[(agent || 0) % 4] } : { stroke: color(agent || 0), dash: "" };
       const entry = { label, agent, group: g, curve, ...style, points: name.startsWith("eval/"),
         shift: 3 * (g - (groups.length - 1) / 2) };
@@ -71,7 +71,7 @@ function agentLegend(groups, charts) {
   const agents = [...charts.values()].flat().map(({ agent }) => agent).filter((agent) => agent !== undefined);
   const several = groups.length > 1, count = Math.max(-1, ...agents) + 1;
   return make("div", { class: "legend" }, ...Array.from({ length: count }, (_, agent) => make("span", {},
-    sample(several ? "var(--text)" : color(agent), several ? DASHES[agent % 4] : ""), `agent ${agent}`)));
+    sample(several ? "var(--text)" : color(agent), several ? DASHES[agent % 4] : ""), agentName(agent))));
 }
 
 function explanation(groups) {
@@ -162,6 +162,7 @@ async function main() {
   const summary = document.getElementById("summary");
   try {
     const data = await readData();
+    roles = data.roles;
     document.getElementById("curves").append(controls(data, () => draw(data)));
     draw(data);
     const completions = fillCompletions(document.getElementById("completions"), data);

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from jmarl.logs.completions_file import finite
 from jmarl.report.completions import load_completions
-from jmarl.report.load import Group, Grouping, Run, groupings_of, load_runs
+from jmarl.report.load import Group, Grouping, Run, groupings_of, load_runs, roles_of
 from jmarl.report.summary import curves, goodput, held_out, settings_table
 
 SCRIPTS, STYLES = ("charts.js", "tables.js", "completions.js", "page.js"), ("page.css",)
@@ -77,9 +77,16 @@ def summarize(runs: Sequence[Run]) -> dict[str, Any]:
         "created": time.strftime("%Y-%m-%d %H:%M"),
         "groupings": [summarize_grouping(grouping) for grouping in groupings_of(runs)],
         "groups": groups,
+        "roles": common_roles(runs),
         "runs": [{"name": run.name, "attempts": [without_settings(attempt) for attempt in run.attempts]} for run in runs],
     }
     return finite(content)
+
+
+def common_roles(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the agents if all runs have the same."""
+    roles = roles_of(runs[0].attempts)
+    return roles if all(roles_of(run.attempts) == roles for run in runs) else []
 
 
 def summarize_group(group: Group) -> dict[str, Any]:

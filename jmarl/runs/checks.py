@@ -5,21 +5,21 @@ The conditions and sentences are rows of `algorithms.constraints` and `algorithm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from jmarl.algorithms import Algorithm, check_row, find_row, resolve
+from jmarl.algorithms import ALGORITHMS, Algorithm, AlgorithmRow, check_row, find_row, resolve, row_of_loss
 from jmarl.algorithms.constraints import CENTRAL, LEARNS, LEARNS_REWARD, MAKES_PAIRS, MICRO_BATCHES, SAMPLES, facts
 from jmarl.algorithms.run_constraints import AGENTS, FILES, GIVEN_DATA, ITEMS, REWARD_ENVIRONMENT, SHARED, STACK, TEAM
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import BEST, require
-from jmarl.envs.base import Environment, TextEnvironment
-from jmarl.envs.messages import SimulatedEnvironment
-from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
-from jmarl.envs.rewards import RewardFunction
-from jmarl.envs.vector import vectorize
+from jmarl.envs import import_name
+from jmarl.envs.base import Environment
+from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.evaluation.environment import Reward, as_environment
 from jmarl.files.run_directory import check_directory
 from jmarl.learning.per_agent import learning_agents, updates_per_agent
 from jmarl.models import sharding
@@ -27,6 +27,18 @@ from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.preferences.reward_model import policy_config
 from jmarl.processes import exchange
 from jmarl.team import Team
+
+
+def find_own_algorithms(algorithm: str, rl_algorithm: str | None = None) -> None:
+    """Put algorithms that settings name as module:row or file.py:row into the table. A function there is a loss: it gets the
+    advantages of magrpo, and of the settings of a loss those that it has parameters for."""
+    for setting, name in (("algorithm", algorithm), ("rl_algorithm", rl_algorithm)):
+        if not isinstance(name, str) or (":" not in name and not name.endswith(".py")):
+            continue
+        row = import_name(setting, name)
+        if not isinstance(row, AlgorithmRow) and not inspect.isfunction(row):
+            raise ValueError(f"{setting}={name!r} is a {type(row).__name__}: give an AlgorithmRow, or a function, the loss")
+        ALGORITHMS[name] = row if isinstance(row, AlgorithmRow) else row_of_loss(row)
 
 
 def check_run(items: Sequence[Mapping], cfg: TrainConfig, wandb_config: Mapping | None) -> Algorithm:
@@ -97,33 +109,13 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
         require(STACK, s)
 
 
-def environment_of(
-    team: Team,
-    reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
-    cfg: TrainConfig,
-) -> Environment:
-    """Return the environment of a run, made of `reward` if that is a function (plain, or from `make_reward`).
-
-    Raises:
-        TypeError: reward is neither a function nor an environment.
-        ValueError: the team or num_turns do not fit it, or the name of a reward function is taken.
-    """
-    env: Any = vectorize(reward, cfg.episodes.num_turns)
-    missing = [name for name in ("reset", "step", "observe") if not callable(getattr(env, name, None))]
-    if isinstance(env, type):
-        raise TypeError(f"{env.__name__} is a class: give an environment, {env.__name__}(...)")
-    if isinstance(env, RewardFunction) or (missing and callable(env)):
-        env, missing = RewardEnvironment(env, [default_formatter] * team.num_agents), []
-    if missing:
-        raise TypeError(
-            f"reward is a {type(env).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
-            f"{team.num_agents}) or an environment; one of a single episode is a TextEnvironment, or goes into "
-            f"LockStep(env, {team.num_agents})"
-        )
+def environment_of(team: Team, reward: Reward, cfg: TrainConfig) -> Environment:
+    """Return the environment of a run, see `as_environment`. Raises ValueError if num_turns does not fit it, or if the name of
+    a reward function is taken."""
+    env = as_environment(team, reward, cfg.episodes.num_turns)
     if isinstance(env, RewardEnvironment):
-        env = env.for_agents(team.num_agents)
         given = {"formatters": env.num_agents, "num_agents": team.num_agents, "transition": env.transition}
-        require(REWARD_ENVIRONMENT, facts(cfg, **given))
+        require(REWARD_ENVIRONMENT, SimpleNamespace(num_turns=cfg.episodes.num_turns, **given))
         env.reward.check_names()
     turns = getattr(env, "max_turns", 1)
     if cfg.episodes.num_turns < turns:

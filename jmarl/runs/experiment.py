@@ -13,7 +13,7 @@ from typing import Any
 
 from jmarl.algorithms import find_row
 from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
-from jmarl.envs import import_object, make
+from jmarl.envs import import_name, make
 from jmarl.envs.base import close
 from jmarl.envs.calls.user_code import calling, excerpt
 from jmarl.envs.data import load_rows
@@ -30,7 +30,7 @@ from jmarl.models.hub.tokenize import with_instruction
 from jmarl.preferences.pairs import load_pairs, load_trajectories
 from jmarl.processes import exchange
 from jmarl.remote.pools.choose import in_pool, pool_of
-from jmarl.runs.checks import check_agents, check_data, check_fit, check_settings
+from jmarl.runs.checks import check_agents, check_data, check_fit, check_settings, find_own_algorithms
 from jmarl.runs.fit import fit
 from jmarl.runs.imitation import collect_solutions
 from jmarl.runs.prepare import of_this_process
@@ -46,6 +46,7 @@ NUM_TASKS = 1000  # default number of tasks of an environment
 def learns_from_completions(cfg: ExperimentConfig) -> bool:
     """Return whether the team learns from its own completions; else from given pairs or texts. Raises ValueError if the
     algorithm, the task and the team do not fit."""
+    find_own_algorithms(cfg.train.algorithm, cfg.train.preference.rl_algorithm)
     row = find_row(cfg.train.algorithm)
     plays = cfg.task.data is None or cfg.task.reward is not None
     if not plays and row.data == "rollouts":
@@ -85,6 +86,10 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
         check_seeds(cfg.seeds, cfg.train)
         if cfg.wandb:
             raise ValueError(f"wandb={cfg.wandb} is not for several seeds in one program: remove it, or train them one by one")
+        if metrics := cfg.task.eval_metrics:
+            raise ValueError(
+                f"eval_metrics={metrics!r} is not for several seeds in one program: remove it, or train one by one"
+            )
     else:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
@@ -94,7 +99,8 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
         exchange.from_first(partial(opened.enter_context, written_config(cfg)))
         if cfg.seeds:
             return train_seeds(team, task.env, task.items, cfg.train, seeds=cfg.seeds, eval_items=task.held_out)
-        return train(team, task.env, task.items, cfg.train, eval_items=task.held_out, wandb_config=wandb_config(vars(cfg)))
+        more = {"wandb_config": wandb_config(vars(cfg)), "eval_metrics": task.eval_metrics}
+        return train(team, task.env, task.items, cfg.train, eval_items=task.held_out, **more)
 
 
 def _fit(cfg: ExperimentConfig) -> FitResult:
@@ -105,6 +111,8 @@ def _fit(cfg: ExperimentConfig) -> FitResult:
         )
     if cfg.seeds:
         raise ValueError(f"seeds={cfg.seeds} is for completions with a reward: run given data once per seed of train")
+    if cfg.task.eval_metrics:
+        raise ValueError(f"eval_metrics={cfg.task.eval_metrics!r} is for completions with a reward: remove it")
     check_fit(cfg.train, None)
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
@@ -145,13 +153,15 @@ def task_of(task: TaskConfig, team: TeamConfig, *, num_turns: int = 1, seed: int
         num_turns: limit of turns for an environment that sets none.
         seed: seed of the tasks that environments draw.
     """
+    metrics = None if task.eval_metrics is None else import_name("eval_metrics", task.eval_metrics)
     if task.data is None:
-        return _environment_task(task, team, num_turns, seed)
+        return _environment_task(task, team, num_turns, seed)._replace(eval_metrics=metrics)
     rows, held_out = split_held_out(read_rows(read_data(task)), task, read_rows)
     transition = None if task.external_transition is None else import_name("external_transition", task.external_transition)
     reward = reward_of(task, team.size)
     check_columns(task, reward, [*rows, *held_out])
-    return Task(RewardEnvironment(reward, formatters_of(task, team), transition, in_turns=task.in_turns), rows, held_out)
+    env = RewardEnvironment(reward, formatters_of(task, team), transition, in_turns=task.in_turns)
+    return Task(env, rows, held_out, metrics)
 
 
 def check_columns(task: TaskConfig, reward: RewardFunction, rows: Sequence[dict]) -> None:
@@ -310,16 +320,3 @@ def with_role(formatter: Formatter, role: str) -> Formatter:
         return None if text is None else with_instruction(role, text)  # None: the agent does not act in this turn
 
     return prompt
-
-
-def import_name(setting: str, name: str) -> Any:
-    """Import "module:name" or "directory/module:name". setting: the setting that has this value, for errors."""
-    module, _, attribute = name.rpartition(":")
-    if not module or not attribute:
-        *package, last = name.removesuffix(":").split(".")
-        meant = f"; did you mean '{'.'.join(package)}:{last}'?" if package and last else ""
-        raise ValueError(f"{setting}={name!r} is not allowed: {setting} must be module:function{meant}")
-    try:
-        return import_object(name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{setting}={name!r} cannot be imported: {error}") from error

@@ -30,7 +30,7 @@ from jmarl.files.run_files import shown
 from jmarl.hardware import memory_in_use, memory_pool
 from jmarl.learning.choose import Work, bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.critics import make_critics
-from jmarl.learning.meshes import line_of_mesh, mesh_that_fits
+from jmarl.learning.meshes import line_of_cores, line_of_mesh, mesh_that_fits
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.per_agent import initial_state, settings_of_stack, with_adapters
 from jmarl.learning.setup import Setup, make_setup
@@ -53,7 +53,7 @@ from jmarl.processes import exchange
 from jmarl.rollout.chunks import divided
 from jmarl.rollout.experience import Source
 from jmarl.rollout.prompt_check import items_that_fit, needs_long_context
-from jmarl.runs.checks import check_data, check_fit, check_run, check_team, environment_of
+from jmarl.runs.checks import check_data, check_fit, check_run, check_team, environment_of, find_own_algorithms
 from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update, updates_of
 from jmarl.runs.rollouts import rollout_source, with_empty_slots
 from jmarl.runs.run import Run, Task
@@ -82,6 +82,7 @@ def prepare(
         wandb_config: keyword arguments of `wandb.init`, to be checked.
         fit: `jmarl.fit`, which trains reward models; for algorithms that learn from one.
     """
+    find_own_algorithms(cfg.algorithm, cfg.preference.rl_algorithm)
     cfg = with_absolute_directory(of_this_process(cfg))
     given = exchange.from_first(partial(resolve_resume, cfg))  # files are read by one process
     cfg = of_this_process(exchange.from_first(partial(resolve_auto, given)))
@@ -354,14 +355,14 @@ def first_words(team: Team, task: Task, cfg: TrainConfig, mesh: DeviceMesh | Non
     if task.env is None:
         lines = [line_of_run(team, cfg), line_of_data(task.items, task.held_out), task.overlap]
     else:
-        lines = [task.overlap, line_of_run(team, cfg)]
-    lines += [line_of_mesh(mesh, cfg)] if mesh else []
+        lines = [task.overlap, line_of_run(team, cfg, getattr(task.env, "roles", ()))]
+    lines += [line_of_mesh(mesh, cfg) if mesh else line_of_cores(team)]
     for line in filter(None, lines if cfg.run.progress else []):
         say(line)
 
 
-def line_of_run(team: Team, cfg: TrainConfig) -> str:
-    """Return who learns, where, how long, and where to."""
+def line_of_run(team: Team, cfg: TrainConfig, roles: Sequence[str] = ()) -> str:
+    """Return who learns, where, how long, and where to. roles: of the agents in their environment."""
     counts = [len(spec.members) for spec in team.stacks]
     stacks = list(zip(counts, team.stacks, strict=True))
     sizes = " + ".join(f"{count} x {short_number(num_params(spec.config))}" for count, spec in stacks)
@@ -371,7 +372,8 @@ def line_of_run(team: Team, cfg: TrainConfig) -> str:
     precision = "; computes in bfloat16, weights in float32" if in_bfloat16 else ""
     trained = [short_number(lora.num_trained(spec.config, cfg.lora)) for spec in team.stacks] if cfg.lora.lora_rank else []
     trained_text = f", of which LoRA trains {' + '.join(trained)}{' each' * (sum(counts) > 1)}" if trained else ""
-    agents = f"{team.num_agents} agent{'s' * (team.num_agents > 1)} ({sizes} parameters{trained_text})"
+    named = f"{', '.join(roles)}; " if team.num_agents > 1 and len(roles) == team.num_agents else ""
+    agents = f"{team.num_agents} agent{'s' * (team.num_agents > 1)} ({named}{sizes} parameters{trained_text})"
     return (
         f"{cfg.algorithm}: {agents} on {len(devices)} x {devices[0].device_kind}, "
         f"{cfg.run.num_updates} update{'s' * (cfg.run.num_updates != 1)}, {where}{precision}"

@@ -29,8 +29,8 @@ from jmarl.algorithms.run_constraints import SEEDS
 from jmarl.columns import EPISODES, INTERVAL, RUNS
 from jmarl.config import TrainConfig, flat
 from jmarl.config.constraints import require
-from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.rows import Rows
+from jmarl.evaluation.environment import Reward
 from jmarl.evaluation.evaluate import Evaluation, check_result, numbers, play_held_out, summarize
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.files.attempt import mark_complete
@@ -64,7 +64,7 @@ from jmarl.processes import exchange
 from jmarl.rollout.experience import RolloutExperience, Source
 from jmarl.rollout.together import CallersEnvironment
 from jmarl.rollout.turns import Rollout
-from jmarl.runs.checks import check_settings
+from jmarl.runs.checks import check_settings, find_own_algorithms
 from jmarl.runs.loop import LoopResult, run_loop
 from jmarl.runs.precompile import Updates, longest_prompts, longest_update
 from jmarl.runs.prepare import checked_task, choose_mesh, choose_updates, first_words, identity_of, start
@@ -87,7 +87,7 @@ from jmarl.types import Batches, StackState, TeamState
 
 def train_seeds(
     team: Team,
-    reward: Callable | Environment | TextEnvironment,
+    reward: Reward,
     items: Rows,
     cfg: TrainConfig,
     *,
@@ -205,6 +205,7 @@ def result_of_run(runs: Runs, result: LoopResult, i: int, log: SeedsLog) -> Trai
 def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
     """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
     exchange.require_one("several seeds in one program")
+    find_own_algorithms(cfg.algorithm, cfg.preference.rl_algorithm)
     seeds, cfg = [int(seed) for seed in seeds], resolve_resume(cfg, seeds)
     single_run = bool(cfg.run.output_dir) and checkpoints_of(cfg).exists()
     require(SEEDS, facts(cfg, seeds=seeds, saves=cfg.run.saves, single_run=single_run))

@@ -1,12 +1,11 @@
 """`jmarl.train`: train a team on its own completions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jmarl.config import TrainConfig
-from jmarl.envs.base import Environment, TextEnvironment
-from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.rows import Rows
+from jmarl.evaluation.environment import Reward
 from jmarl.evaluation.evaluate import EvalMetrics
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.rollout_log import mean_return
@@ -23,7 +22,7 @@ from jmarl.team import Team
 @exchange.tells_others
 def train(
     team: Team,
-    reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
+    reward: Reward,
     items: Rows,
     cfg: TrainConfig,
     *,

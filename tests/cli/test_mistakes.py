@@ -25,6 +25,9 @@ def letters(texts):
 def misspelled(texts, batch_items):
     return [float(item["citty"] in text) for text, item in zip(texts, batch_items)]
 
+def of_column(texts, citty):
+    return [float(len(name)) for name in citty]
+
 def too_few(texts):
     return [1.0]
 
@@ -64,6 +67,7 @@ FILES = {
     "broken.jsonl": '{"prompt": "a"}\n{"prompt": "b",}\n',
     "ragged.csv": "prompt,answer\na,b\nc\n",
     "questions.csv": "question,answer\na,b\n",
+    "promts.csv": "promt,answer\na,b\n",
     "pairs.jsonl": '{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a", "chosen": "b"}\n',
     "tab.yaml": "models: [model]\noptimizer:\n\tlearning_rate: 1e-5\n",
     "twice.yaml": "models: [model]\nseed: 1\nseed: 2\n",
@@ -137,6 +141,11 @@ MISTAKES = {
         setting("learning_rate=-1"),
         "--set learning_rate: learning_rate=-1 is not allowed: learning_rate must be > 0",
     ),
+    "misspelled file of settings": (
+        ["train", "--config", "wrong_kee.yaml"],
+        "wrong_kee.yaml does not exist: give a YAML file; `jmarl configs list` shows the shipped ones; did you mean "
+        "'wrong_key.yaml'?",
+    ),
     "tab": (
         ["train", "--config", "tab.yaml"],
         r"tab.yaml, line 3, column 1 is not YAML: found character '\t' that cannot start any token; indent with spaces, not "
@@ -151,6 +160,10 @@ MISTAKES = {
     "misspelled flag": (
         ["train", "--confg", "run.yaml"],
         "train: there is no flag --confg; did you mean '--config'?; see jmarl train --help",
+    ),
+    "setting as a flag": (
+        ["train", "--learning-rate", "1e-5", "--config", "run.yaml"],
+        "train: there is no flag --learning-rate; it is a setting: write --set learning_rate=VALUE; see jmarl train --help",
     ),
     "group of one": (
         setting("num_generations=1"),
@@ -213,10 +226,24 @@ MISTAKES = {
         "--set reward: reward='town_rewards_of_tests.letters' is not allowed: reward must be module:function; did you mean "
         "'town_rewards_of_tests:letters'?",
     ),
-    "file for a module": (
-        setting("reward=town_rewards_of_tests.py:letters"),
-        "--set reward: reward='town_rewards_of_tests.py:letters' cannot be imported: write the name of the module, not of its "
-        "file: town_rewards_of_tests:letters",
+    "misspelled file of a reward": (
+        setting("reward=town_reward_of_tests.py:letters"),
+        "--set reward: reward='town_reward_of_tests.py:letters' cannot be imported: there is no file town_reward_of_tests.py "
+        "in {root}; did you mean 'town_rewards_of_tests.py'?",
+    ),
+    "file without a name": (
+        setting("reward=town_rewards_of_tests.py"),
+        "--set reward: reward='town_rewards_of_tests.py' is not allowed: reward must be module:function; write "
+        "town_rewards_of_tests.py:NAME, with a name in this file",
+    ),
+    "algorithm without a name": (
+        setting("algorithm=town_rewards_of_tests.py"),
+        "--set algorithm: algorithm='town_rewards_of_tests.py' is not allowed: algorithm must be module:function; write "
+        "town_rewards_of_tests.py:NAME, with a name in this file",
+    ),
+    "environment for an algorithm": (
+        setting("algorithm=town_rewards_of_tests.py:Doors"),
+        "--set algorithm: algorithm='town_rewards_of_tests.py:Doors' is a type: give an AlgorithmRow, or a function, the loss",
     ),
     "misspelled function": (
         setting("reward=town_rewards_of_tests:leters"),
@@ -273,7 +300,12 @@ MISTAKES = {
     "misspelled model": (
         setting("models=[modell]"),
         "'modell' does not exist here and is no hub id (owner/name): give 'smollm2-135m-instruct', a Hugging Face directory, a "
-        ".gguf file or a hub id",
+        ".gguf file or a hub id; did you mean 'model'?",
+    ),
+    "misspelled path of a model": (
+        setting("models=[modle/models/agent_0]"),
+        "'modle/models/agent_0' does not exist here and is no hub id (owner/name): give 'smollm2-135m-instruct', a Hugging "
+        "Face directory, a .gguf file or a hub id; did you mean 'model'?",
     ),
     "no tokenizer": (
         setting("models=[no_tokenizer]"),
@@ -302,7 +334,10 @@ MISTAKES = {
 def test_a_mistake_gets_its_sentence(mistake, root, capsys):
     arguments, expected = MISTAKES[mistake]
     code, line = sentence(capsys, *arguments)
-    assert line == ("jmarl " if arguments[1] == "--confg" else "jmarl: ") + expected.replace("{root}", str(root)) and code == 2
+    assert (
+        line == ("jmarl " if "there is no flag" in expected else "jmarl: ") + expected.replace("{root}", str(root))
+        and code == 2
+    )
 
 
 CITY = "{'prompt': 'Town 0 is', 'city': 'c0'}"
@@ -323,6 +358,19 @@ OF_THE_USER = {
         "an item has no prompt, but ['question', 'answer']: add a column prompt, or set functions that write the prompt of an "
         "item: formatters: [module:function] in YAML, RewardEnvironment(reward, formatters) in Python (row 0, {'question': "
         "'a', 'answer': 'b'})",
+    ),
+    "a misspelled column": (
+        setting("data=promts.csv"),
+        "an item has no prompt, but ['promt', 'answer']; did you mean 'promt'?: add a column prompt, or set functions that "
+        "write the prompt of an item: formatters: [module:function] in YAML, RewardEnvironment(reward, formatters) in Python "
+        "(row 0, {'promt': 'a', 'answer': 'b'})",
+    ),
+    "a misspelled column of a reward": (
+        setting(f"reward={TOWNS}:of_column"),
+        "reward of_column(texts, citty) needs a column 'citty', and item 0 has none, of the columns ['city', 'prompt']; did "
+        "you mean 'city'?: the first 1 parameters without a default get the completions of the agents, those named "
+        "batch_items, prompts, rng get these, and all others a column of the items; add the column or a default; it is defined "
+        f"in {line_of('def of_column')}",
     ),
     "a reward of another team": (
         setting("num_agents=2"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -311,6 +312,11 @@ def test_runs_that_do_not_fit_are_not_paired(tmp_path, capsys):
         assert command("cross-play", *runs) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+        if " with jmarl " in error:  # whole episodes of a team of both
+            words = shlex.split(error.partition(" with jmarl ")[2])
+            assert words[-2:] == [str(tmp_path / "turns/models/agent_0"), "full/models/agent_1"]
+            assert command(*words, "-n", 1) == 0
+            assert "mean return" in capsys.readouterr().out
 
 
 # --- collect -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jmarl import ExperimentConfig
+from jmarl.algorithms import ALGORITHMS
 from jmarl.cli import dry_run
 from jmarl.cli.configuration import read_configuration
 from jmarl.cli.main import main
@@ -25,6 +27,7 @@ from jmarl.cli.train import add_arguments
 from jmarl.config.yaml_file import read_yaml
 from jmarl.files.lock import locked
 from jmarl.files.run_files import read_best
+from jmarl.remote.catalog import Catalog, read_offer
 from jmarl.runs import prepare
 from jmarl.runs.experiment import wandb_config
 
@@ -48,6 +51,19 @@ def interrupting(texts):
         signal.raise_signal(signal.SIGINT)
     return letters(texts)
 
+def first_only(texts, calls=[]):
+    calls.append(texts)
+    return [2.0 * len(calls)] + [None] * (len(texts) - 1)
+
+def nothing(texts):
+    pass
+
+def average(texts):
+    return 1.5
+
+def constant(texts):
+    return [1.0] * len(texts)
+
 class Words(TextEnvironment):
     def __init__(self, word="apples"):
         self.word = word
@@ -57,6 +73,16 @@ class Words(TextEnvironment):
         return None, [task["text"]]
     def step(self, state, messages, rng):
         return Step(state, [None], float(len(messages[0])), True)
+
+class TwoTurns(Words):
+    max_turns = 2
+    def __init__(self, length=1, fails=False):
+        self.word, self.length, self.fails = "apples", length, fails
+    def reset(self, task, rng):
+        return 0, [task["text"]]
+    def step(self, state, messages, rng):
+        reward = float("nan") if self.fails and state else float(len(messages[0]))
+        return Step(state + 1, ["word " * self.length], reward, state == 1)
 """
 SMALL = dict(
     algorithm="grpo", num_updates=3, num_generations=2, max_new_tokens=4, learning_rate=1e-2, progress=False, tensorboard=False
@@ -85,6 +111,14 @@ def root(tmp_path_factory, tiny_dir):
 def in_root(root, monkeypatch):
     monkeypatch.chdir(root)
     monkeypatch.setattr(sys, "path", [str(root), *sys.path])
+
+
+@pytest.fixture(scope="module")
+def words_yaml(root):
+    """The file words.yaml, of an environment with two turns."""
+    settings = json.loads((root / "run.yaml").read_text()) | {"environment": "own_rewards_of_tests:TwoTurns", "num_turns": 2}
+    del settings["data"], settings["reward"]
+    (root / "words.yaml").write_text(json.dumps(settings | {"branching": "chain"}))
 
 
 @pytest.fixture(scope="module")
@@ -263,20 +297,63 @@ def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):
 
 
 @pytest.mark.long
-def test_the_dry_run_plays_one_turn_of_the_first_task(capsys):
+def test_the_dry_run_plays_whole_episodes_and_shows_one_of_the_first_task(capsys):
     """With what the models write; of two turns it shows what the agent reads next. An error of the reward stands alone."""
     flags = ["train", "--config", "run.yaml", "--output", "out/dry", "--dry-run"]
     assert main(flags) == 0
     out = capsys.readouterr().out
-    assert "--- task 0, one turn: completions of up to 4 tokens" in out and "agent 0 writes:\n    " in out
+    assert "--- task 0, an episode: completions of up to 4 tokens" in out and "agent 0 writes:\n    " in out
     text, reward = re.search(r"agent 0 writes:\n    (.*)\nreward (.*)\n", out).groups()
     assert "reads next" not in out and float(reward) >= text.count("e")
     turns = ["num_turns=2", "branching=chain", "external_transition=own_rewards_of_tests:again"]
     assert main([*flags, "--set", *turns]) == 0
-    assert "agent 0 reads next:\n    Again: Item 0 is\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "agent 0 reads next:\n    Again: Item 0 is\nagent 0 writes:\n" in out and out.count("\nreward ") == 2
     assert main([*flags, "--set", "reward=own_rewards_of_tests:broken"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and "no such city" in err.splitlines()[-1] and not Path("out/dry").exists()
+
+
+OF_DATA, OF_WORDS = "run.yaml", "words.yaml"
+NOT_PASSED = {
+    "None for a joint action": (
+        OF_DATA,
+        ["reward=own_rewards_of_tests:first_only"],
+        "returned None on joint action 1, not a",
+    ),
+    "None for all": (
+        OF_DATA,
+        ["reward=own_rewards_of_tests:nothing"],
+        "returned 1 values for 4 .*; it returned None;",
+    ),
+    "one value for a batch": (OF_DATA, ["reward=own_rewards_of_tests:average"], "returned 1 values for 4 .*; it returned 1.5;"),
+    "None in a later turn": (OF_WORDS, ["options={fails: true}"], "returned nan on joint action 0.* turn 2 have no reward"),
+    "a long prompt in a later turn": (OF_WORDS, ["options={length: 130}"], "turn 2"),
+    "a full conversation": (OF_WORDS, ["history=append", "max_new_tokens=56"], "in turn 2 the conversation may have"),
+    "output is a file": (OF_DATA, ["output_dir=run.yaml/runs"], "cannot be made, .*run.yaml is a file"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("reason", NOT_PASSED)
+def test_a_dry_run_that_does_not_pass_ends_with_code_1(reason, words_yaml, monkeypatch, capsys):
+    monkeypatch.setattr(dry_run, "FIRST_TOKENS", 4)
+    file, settings, message = NOT_PASSED[reason]
+    assert main(["train", "--config", file, "--dry-run", "--set", *settings]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and re.search(message, err.splitlines()[-1]), err
+
+
+@pytest.mark.long
+def test_a_dry_run_passes_rewards_that_leave_out_joint_actions_and_says_that_all_are_equal(words_yaml, capsys):
+    rewards = "reward=[own_rewards_of_tests:first_only, own_rewards_of_tests:constant]"
+    assert main(["train", "--config", "run.yaml", "--dry-run", "--set", rewards]) == 0
+    assert "all 4 episodes have the return" not in capsys.readouterr().out
+    assert main(["train", "--config", "run.yaml", "--dry-run", "--set", "reward=own_rewards_of_tests:constant"]) == 0
+    assert "all 4 episodes have the return 1: a team learns from returns that differ" in capsys.readouterr().out
+    assert main(["train", "--config", "words.yaml", "--dry-run", "--set", "max_new_tokens=80"]) == 0
+    out = capsys.readouterr().out
+    assert "completions of up to 64 tokens" in out and out.count("agent 0 writes:") == 2
 
 
 def test_the_dry_run_shows_prompts_with_the_date_of_the_run(monkeypatch):
@@ -371,6 +448,75 @@ def test_held_out_tasks_that_are_trained_on_are_counted(capsys):
     assert line in capsys.readouterr().out
     assert main(["train", "--config", "run.yaml", "--output", "out/shared", *settings]) == 0
     assert line in capsys.readouterr().out
+
+
+OWN = """
+import jax.numpy as jnp
+from jmarl import Step, TextEnvironment
+from jmarl.algorithms import AlgorithmRow
+from jmarl.rl.advantages import group_mean
+
+def score(texts):
+    return [float(len(text)) for text in texts]
+
+def ask(item):
+    return "Say " + item["prompt"]
+
+class Words(TextEnvironment):
+    def tasks(self, split="train", count=100, seed=0):
+        return [{"text": f"{split} {i}"} for i in range(min(count, 3))]
+    def reset(self, task, rng):
+        return None, [task["text"]]
+    def step(self, state, messages, rng):
+        return Step(state, [None], float(len(messages[0])), True)
+
+# the algorithm and metrics
+def soft(logprobs, old_logprobs, advantages, weights, *, eps_low):
+    ratio = jnp.tanh((jnp.exp(logprobs - old_logprobs) - 1) / eps_low)
+    return -jnp.sum(weights * advantages * ratio), {"soft": ratio}
+
+softclip = AlgorithmRow(soft, group_mean, min_group=2, options={"eps_low": "clip_eps_low"})
+
+def longest(items, rollout):
+    return {"longest": max(len(text) for rows in rollout.turns[0].texts for row in rows for text in row)}
+"""
+
+
+@pytest.mark.long
+def test_all_that_users_write_has_one_rule_in_files_and_is_found_beside_them(root, capsys):
+    """Also a loss alone. A run made with an own algorithm is played without it."""
+    project = root / "own project"
+    project.mkdir()
+    (project / "mine_of_a_test.py").write_text(OWN)
+    (project / "prompts.jsonl").write_text((root / "prompts.jsonl").read_text())
+    model = read("--config", "run.yaml").team.models
+    mine = "mine_of_a_test.py:"
+    own = SMALL | dict(models=[*model], num_updates=1, held_out=1, save_every=0, algorithm=f"{mine}softclip", clip_eps_low=0.3)
+    data = own | dict(data="prompts.jsonl", reward=f"{mine}score", formatters=[f"{mine}ask"], eval_metrics=f"{mine}longest")
+    (project / "data.yaml").write_text(json.dumps(data))
+    (project / "words.yaml").write_text(json.dumps(own | dict(environment=f"{mine}Words", algorithm=f"{mine}soft")))
+    for name in ("data", "words"):
+        assert main(["train", "--config", f"own project/{name}.yaml", "--output", f"out/own {name}"]) == 0
+        rows = [json.loads(line) for line in Path(f"out/own {name}/metrics.jsonl").read_text().splitlines()]
+        assert any("agent_0/soft" in row for row in rows)
+        assert ("eval/longest" in rows[0]) == (name == "data")
+        config = read_yaml(f"out/own {name}/config.yaml").tree
+        assert config["train"]["algorithm"].startswith(f"{project}/{mine}soft")
+        assert main(["eval", "--config", f"own project/{name}.yaml", "-n", "1"]) == 0
+    (project / "mine_of_a_test.py").write_text(OWN.split("# the algorithm and metrics")[0])
+    del sys.modules["mine_of_a_test"]  # as in another process
+    for name in [name for name in ALGORITHMS if ":" in name]:
+        del ALGORITHMS[name]
+    for name in ("data", "words"):
+        for command, *flags in (["play"], ["eval", "-n", "1"], ["collect", "-n", "1", "-o", f"out/own_{name}.jsonl"]):
+            assert main([command, "--model", f"out/own {name}", *flags]) == 0, capsys.readouterr().err
+    environment = ["--environment", "own project/mine_of_a_test.py:Words"]
+    assert main(["play", "--model", model[0], *environment, "--max-new-tokens", "4"]) == 0
+    offer = read_offer("own project/mine_of_a_test.py:Words", "own project/mine_of_a_test.py:score")
+    assert [*offer.environments] == ["mine_of_a_test.py:Words"]
+    with contextlib.closing(Catalog(offer, 0, 10.0)) as catalog:
+        catalog.build_all()
+        assert catalog.rewards["mine_of_a_test.py:score"].function(["abc"]) == [3.0]
 
 
 def test_later_files_override_and_the_default_directory_is_said(capsys):

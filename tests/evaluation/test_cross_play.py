@@ -12,7 +12,10 @@ import pytest
 
 from experiments.cross_play import main as command
 from jmarl.config import TrainConfig
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.envs.rewards import make_reward
+from jmarl.envs.vector import LockStep
 from jmarl.evaluation import cross_play as crossplay
 from jmarl.evaluation.cross_play import MAX_PAIRINGS, check_runs, cross_play, load_runs
 from jmarl.evaluation.evaluate import evaluate, play_held_out
@@ -96,6 +99,38 @@ def test_a_pairing_has_the_rewards_of_a_team_of_its_agents(runs, mode):
     results = [evaluate(*make_team(agents), ITEMS, env_of(2), CONFIG.replace(joint_mode=mode)) for agents in runs]
     assert np.diag(got.mean).tolist() == [r.mean for r in results]
     assert np.diag(got.interval).tolist() == [r.interval for r in results]
+
+
+class Echo(TextEnvironment):
+    """Both agents read the prompt; the reward is that of `texts_reward`."""
+
+    roles = ("a", "b")
+
+    def reset(self, task, rng):
+        return None, [task["prompt"]] * 2
+
+    def step(self, state, messages, rng):
+        return Step(state, [None] * 2, texts_reward(*([text] for text in messages))[0], done=True)
+
+
+@pytest.mark.long
+def test_evaluate_and_cross_play_take_what_train_takes(runs):
+    """A function, the result of make_reward, and environments of one episode or of many."""
+    (team, params), first = make_team(runs[0]), FORMATTERS[:1] * 2
+    forms = [
+        texts_reward,
+        make_reward(texts_reward, num_agents=2),
+        Echo(),
+        LockStep(Echo()),
+        RewardEnvironment(texts_reward, first),
+    ]
+    results = [evaluate(team, params, ITEMS, form, CONFIG) for form in forms]
+    assert len({result.mean for result in results}) == 1 and results[0].episodes == 3 * GROUP
+    assert len({cross_play(runs[:2], ITEMS, form, CONFIG).mean.tobytes() for form in forms}) == 1
+    with pytest.raises(TypeError, match=r"Echo is a class: give an environment, Echo\(...\)"):
+        evaluate(team, params, ITEMS, Echo, CONFIG)
+    with pytest.raises(TypeError, match="reward is a int without reset, step, observe"):
+        evaluate(team, params, ITEMS, 3, CONFIG)
 
 
 def test_every_agent_is_sampled_once_in_one_program(runs, monkeypatch):

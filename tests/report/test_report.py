@@ -14,6 +14,7 @@ import pytest
 from browser import dom, needs_chromium
 from run_directories import turn, write_run
 
+import jmarl
 from jmarl.cli.main import main
 from jmarl.logs.completions_file import CompletionsFile
 from jmarl.report.completions import chosen
@@ -40,6 +41,7 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
     assert main(["report", str(run), "-o", str(tmp_path / "out" / "r.html")]) == 0
     assert "1 run, completions of 4 steps" in capsys.readouterr().out
     page = dom(tmp_path / "out" / "r.html", tmp_path / "profile")
+    assert "agent 1" in page and "agent 1 (" not in page
     assert page.count('class="curve"') == 3, "the reward, and the lengths of two agents"
     assert page.count('class="point"') == 2 and "0.25 ± 0.125" in page and "0.75 ± 0.0625" in page
     worst = next(
@@ -53,6 +55,35 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
     labels = re.findall(r'<text x="([^"]*)"[^>]* text-anchor="middle">', page)
     assert labels and max(map(float, labels)) <= 420 - 18, "half of the last label fits beside the curve"
     assert "75.0 %" in page and "learning_rate" in page and "python mine.py" in page and "step 4/4  reward 0.4" in page
+
+
+def with_roles(run: Path, roles: object) -> Path:
+    """The run, whose environment has roles."""
+    start = run / "attempts" / "1" / "start.json"
+    content = json.loads(start.read_text())
+    content["settings"]["environment"] = {"roles": roles}
+    start.write_text(json.dumps(content))
+    return run
+
+
+@needs_chromium
+def test_agents_have_the_names_of_their_roles(tmp_path):
+    run = with_roles(write_run(tmp_path / "run"), ["solver", "<i>judge</i>"])
+    write_report([run], tmp_path / "r.html")
+    page = dom(tmp_path / "r.html", tmp_path / "profile")
+    assert "agent 0 (solver)" in page and "agent 1 (&lt;i&gt;judge&lt;/i&gt;)" in page and "agent 0<" not in page
+
+
+def test_metrics_are_a_table_with_the_names_of_roles(tmp_path):
+    run = write_run(tmp_path / "run")
+    table = jmarl.metrics(run)
+    assert table["step"].tolist() == [0, 1, 2, 3, 4, 4] and table["eval/reward"].dropna().tolist() == [0.25, 0.75]
+    assert table["agent_1/length"].dropna().tolist() == [5, 6, 7, 8]
+    assert jmarl.metrics(with_roles(run, ["solver", "judge"]))["judge/length"].dropna().tolist() == [5, 6, 7, 8]
+    for roles in (["same", "same"], ["one"], "text", 3, None):
+        assert "agent_1/length" in jmarl.metrics(with_roles(run, roles)), roles
+    with pytest.raises(FileNotFoundError, match=r"give the output_dir of a run; did you mean '.*/run'\?$"):
+        jmarl.metrics(tmp_path / "runn")
 
 
 def test_the_best_evaluation_is_named_with_what_it_was_chosen_on(tmp_path):

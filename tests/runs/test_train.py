@@ -71,6 +71,11 @@ def begun(finished, tmp_path):
     return where
 
 
+def test_a_team_is_shown_by_the_names_of_its_agents(directories, pair):
+    assert repr(Team.load(directories)) == f"Team({directories[0]}, {directories[1]})"
+    assert repr(make_team(pair)[0]) == "Team(2 agents)"
+
+
 def test_a_changed_configuration_is_refused_with_the_difference(pair, finished):
     """Only what is named in MAY_CHANGE and ADVISED may differ; the error shows old and new."""
     again = dict(output_dir=str(finished[0]), save_every=1, resume=True)

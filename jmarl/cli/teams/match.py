@@ -64,11 +64,11 @@ def add_play_arguments(parser: argparse.ArgumentParser, split: str) -> None:
     add_model_argument(who, required=False)
     text = "YAML file of `jmarl train`: its task and settings and, without --model, its models before training"
     who.add_argument("--config", metavar="FILE", help=text)
-    names = "a name (`jmarl info` lists them) or module:Class; default: that of --config or of the run"
+    names = "a name (`jmarl info` lists them), module:Class or file.py:Class; default: that of the run"
     who.add_argument("--environment", metavar="E", help=names)
     who.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="argument of its constructor")
     who.add_argument("--data", metavar="FILE", help="play all of these prompts instead, with --reward")
-    who.add_argument("--reward", metavar="M:F", help="module:function that judges the completions of --data")
+    who.add_argument("--reward", metavar="M:F", help="module:function or file.py:function for --data")
     text = "functions that write the prompts of --data, as in YAML"
     who.add_argument("--formatters", nargs="+", default=[], metavar="M:F", help=text)
     who.add_argument("--split", choices=("train", "eval"), default=split, help=f"its tasks to play; default: {split}")
@@ -186,9 +186,7 @@ def environment_of_run(source: Source, options: dict[str, Any], all_rows: bool =
     """Return what a run learned in: its environment, a mixture, or its prompts with a reward; its name and its options.
 
     options: override those of the run. all_rows: both splits are all of the data, which no agent was trained on."""
-    from jmarl.runs.experiment import learns_from_completions
-
-    if source.experiment is None or not learns_from_completions(source.experiment):
+    if source.experiment is None or (source.experiment.task.data is not None and not source.experiment.task.reward_names):
         raise ValueError(
             f"--environment is needed, none is known of {source.text}: `jmarl info` lists them. For completions of prompts "
             "give --data FILE --reward MODULE:FUNCTION, or call jmarl.generate in Python"
@@ -216,7 +214,8 @@ class RunTask:
         from jmarl.team import Team
 
         self.max_turns = cfg.train.episodes.num_turns
-        task = task_of(cfg.task, cfg.team, num_turns=self.max_turns, seed=cfg.train.run.seed)
+        played = dataclasses.replace(cfg.task, eval_metrics=None)  # metrics of training are not shown
+        task = task_of(played, cfg.team, num_turns=self.max_turns, seed=cfg.train.run.seed)
         team = Team.of(agents, shared_weights=cfg.team.shared_weights)
         env: Any = environment_of(team, task.env, cfg.train)
         self.roles = env.roles if cfg.task.reward is None else tuple(f"agent {i}" for i in range(team.num_agents))

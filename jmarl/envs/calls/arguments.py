@@ -31,6 +31,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jmarl.config.validation import did_you_mean
 from jmarl.envs.calls.copies import copies
 from jmarl.envs.calls.user_code import defined_text
 
@@ -98,10 +99,10 @@ class BoundReward:
                 )
             if missing is not None:
                 raise ValueError(
-                    f"reward {self.text} needs a column {name!r}, and item {missing} has none, of the columns {sorted(names)}: "
-                    f"the first {len(self.lists)} parameters without a default get the completions of the agents, those named "
-                    f"{', '.join(BY_NAME)} get these, and all others a column of the items; add the column or a default"
-                    f"{defined_text(self.func)}"
+                    f"reward {self.text} needs a column {name!r}, and item {missing} has none, of the columns "
+                    f"{sorted(names)}{did_you_mean(name, names - {name})}: the first {len(self.lists)} parameters without a "
+                    f"default get the completions of the agents, those named {', '.join(BY_NAME)} get these, and all others a "
+                    f"column of the items; add the column or a default{defined_text(self.func)}"
                 )
         for name in [name for name in (*BY_NAME, COMPLETIONS) if name in names and name not in self.fixed]:
             if name in self.names or self.any_name:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from jmarl.config.paths import expand_home
+from jmarl.config.validation import did_you_mean
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.config_json import config_from_hf, config_to_hf
 from jmarl.models.hub.hf_format import read_params, stored_params, tensor_views
@@ -323,7 +324,7 @@ def _download(name: str, revision: str | None, files: list[str] = HUB_FILES) -> 
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or name.endswith(".gguf"):
         raise FileNotFoundError(
             f"{name!r} does not exist here and is no hub id (owner/name): give {SMOLLM2!r}, a Hugging Face directory, "
-            "a .gguf file or a hub id"
+            f"a .gguf file or a hub id{nearest_path(name)}"
         )
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -333,8 +334,18 @@ def _download(name: str, revision: str | None, files: list[str] = HUB_FILES) -> 
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise FileNotFoundError(
             f"model {name!r} cannot be loaded: it is no directory here, and {constants.ENDPOINT} {_reason(error, revision)}, "
-            "or give the directory of a model"
+            f"or give the directory of a model{nearest_path(name)}"
         ) from error
+
+
+def nearest_path(name: str) -> str:
+    """Return the end of a message with the name in the place of the first part of a path that does not exist."""
+    path = Path(expand_home(name))
+    for part in (*reversed(path.parents), path):
+        if not part.exists() and part.parent.is_dir():
+            known = [str(near) for near in part.parent.iterdir() if near.is_dir() or near.suffix == ".gguf"]
+            return did_you_mean(str(part), [*known, SMOLLM2] if part == path else known)
+    return ""
 
 
 def _reason(error: Exception, revision: str | None) -> str:
