@@ -284,6 +284,20 @@ def test_a_turn_ends_once_where_two_tokens_end_it(templated):
         assert tokenizer.decode(row[len(ended) :]) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize("ended", [0, 2])
+@pytest.mark.parametrize("always", [False, True])
+def test_a_turn_ends_once_where_the_last_answer_ends_otherwise(templated, ended, always):
+    """As in OLMo 3's template; also where the generation prompt is written whether it is asked for or not."""
+    template = CHATML.replace("<|im_end|>", "{{ '<|endoftext|>' if loop.last and m['role'] == 'assistant' else '<|im_end|>' }}")
+    tokenizer = templated(
+        template.replace("{% if add_generation_prompt %}", "").replace("{% endif %}", "") if always else template
+    )
+    (row,) = follow_ups(tokenizer, [[7, ended]], ["more"], 100, chat=True)
+    if ended == 2 or not always:
+        assert tokenizer.decode(row[2:]).rstrip() == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant"
+    assert tokenizer.decode(row).count("<|im_start|>user") == 1
+
+
 def test_a_system_message_of_a_later_turn_is_not_lost_where_the_template_writes_it_first(templated):
     tokenizer = templated(HOISTS)
     assert read(tokenizer, [SYSTEM, USER]).startswith("Be kind.<|im_start|>user")

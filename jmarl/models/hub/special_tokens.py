@@ -54,12 +54,17 @@ class SpecialTokens(NamedTuple):
     heads: frozenset[str]  # proper beginnings of the tokens
     tails: frozenset[str]  # proper ends
     longest: int
-    words: frozenset[str]  # names in the tokens, from which a template may make one
+    words: frozenset[str]  # letters of the tokens' names, from which a template may make one, see `letters_of`
 
     @property
     def own(self) -> frozenset[str]:
         """Those that an assistant's message may write."""
         return frozenset(self.ids) - self.of_turns
+
+
+def letters_of(name: str) -> str:
+    """Return a name as it is compared with `SpecialTokens.words`: a template may write other cases, and _ for -."""
+    return re.sub(r"[\W_]", "", name.lower())
 
 
 class Span(NamedTuple):
@@ -100,7 +105,7 @@ def _special_tokens(tokenizer: Any, template: str, size: int) -> SpecialTokens:
     tails = frozenset(text[i:] for text in ids for i in range(1, len(text)))
     longest, of_turns = max(map(len, ids), default=0), turns.intersection(ids)
     unknown = tokenizer.unk_token if tokenizer.unk_token in ids else ""
-    words = frozenset(word for text in ids for word in re.findall(r"[\w-]+", text))
+    words = frozenset(letters_of(word) for text in ids for word in re.findall(r"[\w-]+", text))
     return SpecialTokens(ids, of_turns, numbers, turn_numbers, unknown, letters, inner, essential, heads, tails, longest, words)
 
 
@@ -124,7 +129,8 @@ class _Probe:
 
 
 def _written(tokenizer: Any, template: str, added: set[str]) -> set[str]:
-    """Return the added tokens that a chat template spells, or puts together from the name of a role.
+    """Return the added tokens that a chat template spells, or puts together from the name of a role, and what opens or closes
+    something with one of them.
 
     Roles are those of `MESSAGE_ROLES`, the words in the template's quotes, and any other that completes a token.
     """
@@ -137,7 +143,8 @@ def _written(tokenizer: Any, template: str, added: set[str]) -> set[str]:
     texts = [probe.text(*talk) for talk in talks]
     with_any = "\0".join(text for text in texts if ANY_ROLE in text)
     named = {t for t in added if any(t.replace(word, ANY_ROLE) in with_any for word in re.findall(r"[\w-]+", t))}
-    return named | probe.tokens(template, *texts)
+    written = named | probe.tokens(template, *texts)
+    return written | {token for token in added if _name(token) in map(_name, written)}
 
 
 def _own(tokenizer: Any, added: set[str]) -> set[str]:

@@ -37,6 +37,7 @@ from jmarl.models.hub.special_tokens import (
     encodable,
     encode_spans,
     encode_text,
+    letters_of,
     special_tokens,
 )
 
@@ -133,8 +134,7 @@ class _Conversation:
         kwargs = {name: value for name, value in chat.template_kwargs.items() if isinstance(value, list | tuple | Mapping)}
         self.contents = each_text(kwargs, lambda text, _: encodable(text))  # tools, documents
         self.letters, self.signs = self.unused(LETTERS), self.unused(STAND_INS)
-        names, self.switches = _quoted(str(tokenizer.chat_template))
-        self.names = names - self.tokens.words
+        self.names, self.switches = _quoted(str(tokenizer.chat_template))
 
     def refusal(self, problem: str) -> TemplateRefusal:
         """Return the error for messages that a template refuses."""
@@ -148,14 +148,13 @@ class _Conversation:
         """Apply the template. Raises TemplateError.
 
         change: made to all texts, but to no role, type, id or field of a message. Its reader may know what stays besides:
-            the tokens that an assistant's message may write, switches, the names of functions that a template quotes, and
-            names of fields, unless one is the word in a control token.
+            the tokens that an assistant's message may write, switches, names that a template quotes, and those of fields,
+            unless one is the word in a control token.
         """
 
         def others(text: str, field: str, own: frozenset[str] = frozenset()) -> str:
-            if field == KEY and NAME.fullmatch(text) and (text not in self.tokens.words or text in SCHEMA):
-                return text
-            if field == "name" and text in self.names:
+            is_name = NAME.fullmatch(text) and (letters_of(text) not in self.tokens.words or text in SCHEMA)
+            if is_name and (field == KEY or text in self.names):
                 return text
             parts = re.split(self.stays(own, field == "content"), text)
             return "".join(x if i % 2 else change(x) for i, x in enumerate(parts))
@@ -299,9 +298,20 @@ def _answer_start(tokenizer: Any, template: str, chat: Chat) -> str:
     return start if answered.startswith(asked) and not start.strip() else ""
 
 
-def answer_end(tokenizer: Any, chat: Chat) -> str:
-    """Return what the template writes after an assistant's text that nothing follows; empty if it refuses such messages."""
-    return _answered(tokenizer, chat).partition(MARKER)[2]
+def answer_ends(tokenizer: Any, chat: Chat) -> tuple[str, list[str]]:
+    """Return what the template writes after an assistant's text that nothing follows, empty if it refuses such messages, and
+    what before messages of several roles that follow."""
+    later = ({"role": role, "content": "-"} for role in ("user", "system", "tool", "assistant"))
+    texts = [_answered(tokenizer, chat, message).partition(MARKER)[2] for message in later]
+    return _answered(tokenizer, chat).partition(MARKER)[2], [text for text in texts if text]
+
+
+def generation_prompt(tokenizer: Any, chat: Chat) -> str:
+    """Return what the template writes before an answer that is asked for, and not without; empty if it refuses a user alone."""
+    with contextlib.suppress(TemplateError):
+        asked, plain = (_apply(tokenizer, _BEFORE[:1], chat, add_generation_prompt=x) for x in (True, False))
+        return asked.removeprefix(plain) if asked.startswith(plain) else ""
+    return ""
 
 
 def _answered(tokenizer: Any, chat: Chat, *later: Message) -> str:

@@ -19,8 +19,16 @@ import numpy as np
 
 from jmarl.config import Chat, as_chat
 from jmarl.models.hub.messages import check_role, read_prompt
-from jmarl.models.hub.special_tokens import encode_text, special_tokens
-from jmarl.models.hub.template import TemplateRefusal, after_opening, answer_end, answer_start, encode_messages, render
+from jmarl.models.hub.special_tokens import control_ids, encode_text, special_tokens
+from jmarl.models.hub.template import (
+    TemplateRefusal,
+    after_opening,
+    answer_ends,
+    answer_start,
+    encode_messages,
+    generation_prompt,
+    render,
+)
 
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
@@ -232,20 +240,27 @@ def encode_follow_up(
 
 
 def _after_end(tokenizer: Any, chat: Chat, new: list[int], last: set[int], stop: set[int]) -> list[int]:
-    """Return what a template writes after a message whose end is written: without what it writes after every answer, up to a
-    token in `stop`, else to the last control token in that; or without the end `last` after blanks."""
-    same = os.path.commonprefix([new, _answer_end(tokenizer, str(tokenizer.chat_template), chat)])
-    stops, others = ([i + 1 for i, x in enumerate(same) if x in ids] for ids in (stop, special_tokens(tokenizer).numbers))
-    if size := (*stops[:1], *others[-1:]):
-        return new[size[0] :]
+    """Return what a template writes after a message whose end is written: without what it writes after every answer, up to the
+    first token of that which is in `stop`, else the first control token; or without the end `last` after blanks."""
+    for ends in _answer_ends(tokenizer, str(tokenizer.chat_template), chat):
+        same = os.path.commonprefix([new, ends])
+        for ids in (stop, special_tokens(tokenizer).numbers):
+            if size := next((i + 1 for i, token in enumerate(same) if token in ids), 0):
+                return new[size:]
     end = next((i for i, token in enumerate(new) if token in stop), len(new))
     again = last & {*new[end : end + 1]} and not _decode(tokenizer, new[:end], skip=False).strip()
     return new[end + 1 :] if again else new
 
 
 @functools.lru_cache(maxsize=64)
-def _answer_end(tokenizer: Any, template: str, chat: Chat) -> list[int]:
-    return encode_text(tokenizer, answer_end(tokenizer, chat))
+def _answer_ends(tokenizer: Any, template: str, chat: Chat) -> list[list[int]]:
+    """Return the token ids after an answer that nothing follows, and those after it whatever follows, without the control token
+    with which headers begin, that of the generation prompt."""
+    last, later = answer_ends(tokenizer, chat)
+    prompt = control_ids(tokenizer, encode_text(tokenizer, generation_prompt(tokenizer, chat)))
+    always = [*os.path.commonprefix([encode_text(tokenizer, text) for text in later])] if prompt and len(later) > 1 else []
+    size = always.index(prompt[0]) if prompt and prompt[0] in always else len(always)
+    return [encode_text(tokenizer, last), always[:size]]
 
 
 # --- completions -------------------------------------------------------------------------------------------------------
