@@ -8,6 +8,7 @@ from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.rows import Rows
 from jmarl.evaluation.evaluate import EvalMetrics
+from jmarl.files.interrupt import raised_again
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.rollout_log import mean_return
 from jmarl.logs.terminal import watched
@@ -21,6 +22,7 @@ from jmarl.team import Team
 
 
 @exchange.tells_others
+@raised_again()
 def train(
     team: Team,
     reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
