@@ -70,7 +70,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
         try:
             if first == 0:
                 before = evaluate_if_due(source, state, 0, log, saves, signals)
-            elif first == settings.num_updates or not log.was_evaluated(first):
+            elif (after := log.logged_evaluation(first)) is None:
                 after = evaluate_if_due(source, state, first, log, saves, signals)
             for step in range(first, settings.num_updates):
                 if interrupted := exchange.any_of(signals.requested):

@@ -340,8 +340,9 @@ class SeedsLog(StepLog):
         for log in (super(), *self.logs):
             log.sync()
 
-    def was_evaluated(self, updates: int) -> bool:
-        return super().was_evaluated(updates) and all(log.was_evaluated(updates) for log in self.logs)
+    def logged_evaluation(self, updates: int) -> list[Evaluation] | None:
+        results = [log.logged_evaluation(updates) for log in (super(), *self.logs)]
+        return None if None in results else results[1:]
 
     def stop_if_not_finite(self) -> None:
         for log in self.logs:
