@@ -56,6 +56,16 @@ def _descriptor() -> int:
     return sys.__stderr__.fileno() if sys.__stderr__ else 2
 
 
+def line_of_ignored() -> str:
+    """Return a line that says that Ctrl+C is ignored, as it is in a job that a script starts in the background; else an empty
+    text."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        return ""
+    return (
+        f"SIGINT is ignored here, as in a background job of a script: Ctrl+C does not stop this run, `kill {os.getpid()}` does"
+    )
+
+
 _active: Interrupt | None = None  # the flag of the outermost loop in the main thread
 _second_ends = False  # set by `ending_at_second_signal`
 

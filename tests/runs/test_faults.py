@@ -350,6 +350,16 @@ def test_ignored_signals_stay_ignored_and_a_second_one_raises():
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_run_that_ignores_ctrl_c_says_so_in_its_first_lines(capsys):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a job in the background of a script
+    try:
+        run(progress=True, num_updates=1, held_out=())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    _, line, *_ = capsys.readouterr().out.splitlines()
+    assert line.startswith("SIGINT is ignored here") and f"`kill {os.getpid()}` does" in line
+
+
 def test_the_signal_of_a_queue_stops_a_run_unless_the_program_has_a_handler_of_its_own():
     calls, before = [], signal.getsignal(signal.SIGUSR1)
     with interruptible(saves=True) as note:
