@@ -82,6 +82,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--max-new-tokens", type=int, metavar="N", help="longest completion")
     sampling.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
     sampling.add_argument("--compute-dtype", choices=("float32", "bfloat16"), help="type of activations")
+    text = "compute all rows with longrope's long factors, see `jmarl configs settings long_context`"
+    sampling.add_argument("--long-context", action=argparse.BooleanOptionalAction, default=None, help=text)
     chat = "put prompts into the chat template"
     sampling.add_argument("--chat", action=argparse.BooleanOptionalAction, default=None, help=chat)
     sampling.add_argument("--history", choices=("none", "append"), help="what agents read in later turns")
@@ -112,6 +114,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
 
     The environment is made before models are read. generations: completions of each task."""
     from jmarl.runs.precompile import keep_programs
+    from jmarl.runs.prepare import in_chosen_context
     from jmarl.team import Team, on_mesh, stack_agents
 
     find_own_modules()
@@ -125,7 +128,10 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
     cfg = play_config(args, source, env.max_turns).replace(seed=seed, eval_generations=generations)
     shared = source.experiment is not None and source.experiment.team.shared_weights
     keep_programs(to_stderr)
-    team = on_mesh(Team.of(agents, shared_weights=shared), cfg.run)
+    team = Team.of(agents, shared_weights=shared)
+    if args.long_context:  # raises if no model of the team has two contexts
+        in_chosen_context(team, cfg, lambda: False)
+    team = on_mesh(team, cfg.run)
     params = stack_agents(team.stacks, team.agents)
     settings = {"model": source.text, "environment": name, "options": options, "tasks": args.tasks or args.split}
     settings |= sampling_settings(cfg)
@@ -270,7 +276,8 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
     cfg = TrainConfig(sampling=dataclasses.replace(run.sampling, **sampling), episodes=episodes)
     mesh = run.run.mesh if args.mesh is None else args.mesh
     devices = {"mesh": mesh, "strategy": run.run.strategy}
-    cfg = cfg.replace(eval_temperature=temperature, long_context=run.run.long_context, progress=False, **devices)
+    long_context = run.run.long_context if args.long_context is None else args.long_context
+    cfg = cfg.replace(eval_temperature=temperature, long_context=long_context, progress=False, **devices)
     return on_platform(cfg, jax.default_backend())
 
 
