@@ -19,12 +19,13 @@ import contextlib
 import json
 import time
 import warnings
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from jmarl.files.attempt import write_end
-from jmarl.files.config_file import record_choices
+from jmarl.files.config_file import python_config, record_choices
 from jmarl.files.interrupt import Interrupt, Interrupted, Stopped, interruptible
 from jmarl.files.own_files import Watch
 from jmarl.files.run_directory import open_run, read_state
@@ -168,7 +169,7 @@ def run_training(
     writes_models = run.setup.algorithm.row.margin != "score"  # their directories would not hold the head of a reward model
     with open_run(cfg, state, run.identity, wandb_config) as opened, explain_memory(run.setup.calls), CLOCK.running():
         if exchange.is_first():
-            record_choices(cfg)
+            record_choices(cfg, partial(python_config, cfg, team, run.task.env, run.task.items))
         watch = Watch(cfg.run.output_dir if exchange.is_first() else "", opened.writer)
         log = (RolloutLog if run.plays else DataLog)(team, cfg, opened.writer)
         result = run_loop(run.setup, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))

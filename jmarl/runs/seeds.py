@@ -35,7 +35,7 @@ from jmarl.evaluation.evaluate import Evaluation, check_result, numbers, play_he
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.files.attempt import write_end
 from jmarl.files.checkpoint import Checkpointer
-from jmarl.files.config_file import record_choices
+from jmarl.files.config_file import python_config, record_choices
 from jmarl.files.interrupt import raised_again
 from jmarl.files.lock import check_unlocked, locked
 from jmarl.files.own_files import Watch, check_free, set_aside
@@ -115,7 +115,7 @@ def train_seeds(
         if cfg.run.output_dir:
             opened.enter_context(locked(cfg.run.output_dir))
         state, logs, savers = open_runs(runs, states, run.identity, opened)
-        record_choices(cfg)
+        record_choices(cfg, partial(python_config, cfg, team, run.task.env, run.task.items))
         del states, params  # frees the bases of single runs
         if cfg.run.resume and cfg.run.progress:
             say(f"resuming {shown(cfg.run.output_dir)} from step {int(state.step)} of {cfg.run.num_updates}")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import find_own_modules, plural, to_stderr
-from jmarl.cli.teams.sources import Source, load_source
+from jmarl.cli.teams.sources import Source, load_source, tree_of
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.config import ExperimentConfig, TrainConfig
@@ -191,9 +191,11 @@ def environment_of_run(source: Source, options: dict[str, Any], all_rows: bool =
     options: override those of the run. all_rows: both splits are all of the data, which no agent was trained on."""
     from jmarl.runs.experiment import learns_from_completions
 
+    in_python = source.experiment is None and source.directory is not None and bool(tree_of(source.directory))
     if source.experiment is None or not learns_from_completions(source.experiment):
         raise ValueError(
-            f"--environment is needed, none is known of {source.text}: `jmarl info` lists them. For completions of prompts "
+            f"--environment is needed, none is known of {source.text}{' (begun in Python)' * in_python}: `jmarl info` lists "
+            "them. For completions of prompts "
             "give --data FILE --reward MODULE:FUNCTION, or call jmarl.generate in Python"
         )
     task = source.experiment.task
