@@ -82,15 +82,15 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--max-new-tokens", type=int, metavar="N", help="longest completion")
     sampling.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
     sampling.add_argument("--compute-dtype", choices=("float32", "bfloat16"), help="type of activations")
-    text = "compute all rows with longrope's long factors, see `jmarl configs settings long_context`"
-    sampling.add_argument("--long-context", action=argparse.BooleanOptionalAction, default=None, help=text)
+    text = "longrope's long factors in all rows"
+    sampling.add_argument("--long-context", action="store_true", help=text)
     chat = "put prompts into the chat template"
     sampling.add_argument("--chat", action=argparse.BooleanOptionalAction, default=None, help=chat)
     sampling.add_argument("--history", choices=("none", "append"), help="what agents read in later turns")
     text = "what to do with prompts that leave no room in the context"
     sampling.add_argument("--long-prompts", choices=("error", "truncate_left", "drop"), help=text)
     sampling.add_argument("--num-turns", type=int, metavar="N", help="longest episode")
-    sampling.add_argument("--mesh", metavar="AXES", help="devices by axis, such as agent=2,data=4; auto; agent=1 is one device")
+    sampling.add_argument("--mesh", metavar="AXES", help="devices by axis: agent=2,data=4; auto; agent=1: one")
 
 
 def options_of(texts: Sequence[str]) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
     cfg = TrainConfig(sampling=dataclasses.replace(run.sampling, **sampling), episodes=episodes)
     mesh = run.run.mesh if args.mesh is None else args.mesh
     devices = {"mesh": mesh, "strategy": run.run.strategy}
-    long_context = run.run.long_context if args.long_context is None else args.long_context
+    long_context = args.long_context or run.run.long_context
     cfg = cfg.replace(eval_temperature=temperature, long_context=long_context, progress=False, **devices)
     return on_platform(cfg, jax.default_backend())
 
