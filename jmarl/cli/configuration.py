@@ -305,8 +305,9 @@ def choose_directory(settings: dict[str, Given], stem: str) -> list[str]:
     return [f"no output directory was given: it is {directory}"]
 
 
-def train(cfg: ExperimentConfig) -> tuple[int, Any]:
-    """Run an experiment. Returns the exit code, and its result or None."""
+def train(cfg: ExperimentConfig, again: str = "") -> tuple[int, Any]:
+    """Run an experiment. Returns the exit code, and its result or None. again: the line of an interrupted run that says how to
+    continue, if another one than `resume_line`."""
     from jmarl.files.interrupt import ending_at_second_signal
     from jmarl.runs.experiment import run_experiment  # imports jax
 
@@ -320,7 +321,7 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         with ending_at_second_signal(), interrupted_again(cfg):
             result = run_experiment(cfg)
     except Interrupted as reason:
-        show(f"interrupted {reason}\n{resume_line(directory)}")
+        show(f"interrupted {reason}\n{again or resume_line(directory)}")
         return (INTERRUPTED if has_checkpoint(place_of_run) else KILLED), None
     results = result if isinstance(result, list) else [result]
     directories = directories_of(cfg)
@@ -330,7 +331,7 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         to_stderr(f"not everything is saved: {unsaved[0]}")
         return FAILED, result
     if any(one.interrupted for one in results):
-        show(resume_line(directory))
+        show(again or resume_line(directory))
         return (INTERRUPTED if has_checkpoint(place_of_run) else KILLED), result
     return DONE, result
 

@@ -11,6 +11,7 @@ import argparse
 import importlib
 import io
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
+from jmarl.files.interrupt import raised_again
 from jmarl.files.lock import DirectoryInUse
 from jmarl.processes import ending
 from jmarl.processes.ending import Interrupted
@@ -83,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
     prepare_streams()
     try:
-        code = run(arguments)
+        with raised_again():
+            code = run(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -140,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
     if unknown := unknown_command(arguments):
         parser.error(f"there is no command {unknown!r}{did_you_mean(unknown, COMMANDS)}; choose {', '.join(COMMANDS)}")
     check_flags(parser, arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    args = parser.parse_args(arguments)
+    args = parser.parse_args(arguments, argparse.Namespace(line=shlex.join(["jmarl", *arguments])))
     return args.run(args)
 
 

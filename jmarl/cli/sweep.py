@@ -57,9 +57,10 @@ class Point(NamedTuple):
         return [root / f"seed_{seed}" for seed in self.seeds] if self.together else [root]
 
 
-def run_sweep(points: Sequence[Point], directory: str) -> int:
-    """Run a sweep and write results.md and results.json to its directory. Returns the exit code."""
-    root = Path(directory)
+def run_sweep(points: Sequence[Point], directory: str, command: str) -> int:
+    """Run a sweep and write results.md and results.json to its directory. Returns the exit code. command: that of the sweep,
+    which continues it when it was interrupted."""
+    root, again = Path(directory), f"to resume the sweep: {command}"
     check_results(root, points)
     print(f"sweep: {plural(len(points), 'run')} in {root}", flush=True)
     code, failed = DONE, {}
@@ -70,7 +71,10 @@ def run_sweep(points: Sequence[Point], directory: str) -> int:
             continue
         print(f"sweep {number + 1}/{len(points)}: {name}", flush=True)
         try:
-            code = max(code, train(point.cfg.replace(resume=has_checkpoint(name)))[0])
+            code = max(code, train(point.cfg.replace(resume=has_checkpoint(name)), again)[0])
+        except KeyboardInterrupt:  # before the run has begun, or at its end
+            print(again, flush=True)
+            raise
         except NonFiniteError as error:  # of one learning rate; the others go on
             print(f"sweep: {name} failed: {error}", flush=True)
             code, failed[name] = FAILED, str(error)

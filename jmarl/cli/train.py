@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             from jmarl.processes import exchange
 
             exchange.require_one("sweeps")
-            return run_sweep(points, configuration.experiment.train.run.output_dir)
+            return run_sweep(points, configuration.experiment.train.run.output_dir, args.line)
         return train(configuration.experiment)[0]
 
 

@@ -217,11 +217,11 @@ class ExperimentConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tree of plain values (dicts, lists, texts, numbers) that a YAML or JSON file holds."""
-        return _plain(self)
+        return plain_values(self)
 
     def changed_dict(self) -> dict[str, Any]:
         """Return the tree of `as_dict` without settings that have their defaults; `of` reads it as the same configuration."""
-        return _plain(self, only_changed=True)
+        return plain_values(self, only_changed=True)
 
 
 TOP_SETTINGS = ("seeds", "experiment_name", "description", "tags", "wandb")  # beside the parts
@@ -265,15 +265,16 @@ def _replace(part: Any, values: Mapping[str, Any]) -> Any:
     return part.replace(**values) if isinstance(part, TrainConfig) else dataclasses.replace(part, **values)
 
 
-def _plain(value: Any, only_changed: bool = False) -> Any:
+def plain_values(value: Any, only_changed: bool = False) -> Any:
+    """Return settings as dicts, lists, texts and numbers. only_changed: without those that have their defaults."""
     if dataclasses.is_dataclass(value):
         values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         if only_changed:
             values = {field.name: values[field.name] for field in dataclasses.fields(value) if not _is_default(value, field)}
-        return {name: _plain(x, only_changed) for name, x in values.items()}
+        return {name: plain_values(x, only_changed) for name, x in values.items()}
     if isinstance(value, Mapping):
-        return {name: _plain(x, only_changed) for name, x in value.items()}
-    return [_plain(x, only_changed) for x in value] if isinstance(value, tuple | list) else value
+        return {name: plain_values(x, only_changed) for name, x in value.items()}
+    return [plain_values(x, only_changed) for x in value] if isinstance(value, tuple | list) else value
 
 
 def _is_default(part: Any, field: dataclasses.Field) -> bool:

@@ -1,5 +1,6 @@
 """Play held-out items without learning."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -36,7 +37,7 @@ class Evaluation(NamedTuple):
 
     mean: float  # return (with one turn the reward) over valid joint actions
     interval: float  # half of the 95 % interval of the mean, over prompts
-    rollout: Rollout
+    rollout: Rollout  # without turns if the numbers were read from a log
     notes: Mapping[str, float] = {}  # further metrics
     episodes: int = 0
     invalid: int = 0  # episodes without a valid return, which are in no mean of it
@@ -127,6 +128,21 @@ def summarize(rollout: Rollout) -> Evaluation:
             stacklevel=3,
         )
     return Evaluation(float(mean), float(interval), rollout, episodes=returns.size, invalid=invalid)
+
+
+def logged(row: Mapping[str, Any]) -> Evaluation:
+    """Return an evaluation from its row in a log, the inverse of `numbers`: without the rollout, and with all other columns as
+    notes."""
+    notes = logged_numbers(row)
+    mean, interval = (notes.pop(name, math.nan) for name in ("reward", "reward_ci95"))
+    episodes, invalid = (int(notes.pop(name, 0)) for name in ("episodes", "reward/invalid"))
+    return Evaluation(mean, interval, Rollout(0, (), (), ()), notes, episodes, invalid)
+
+
+def logged_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of an evaluation from its row in a log, without the prefix of their columns."""
+    names = {name: name.removeprefix(EVALUATION) for name in row if name.startswith(EVALUATION) and name != "eval/updates"}
+    return {short: float(row[name]) for name, short in names.items()}
 
 
 def returns_of(rollout: Rollout) -> np.ndarray:

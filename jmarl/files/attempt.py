@@ -2,7 +2,8 @@
 
 `start.json` has the command line, the host, versions, devices, the time and the settings. `log.txt` has the first step, the
 lines that the run printed, warnings of jmarl's loggers, and how the attempt ended; a killed process leaves no last line.
-`end.json` is there if the run is complete: all updates, evaluations and models.
+`end.json` is there if nothing went wrong: the run is complete (all updates, evaluations and models), or a signal stopped it and
+it is saved.
 
 Left out: the progress bar of a terminal, and what rewards and environments print.
 """
@@ -75,19 +76,21 @@ def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Callable[[s
         handler.close()
 
 
-def mark_complete(directory: str, num_updates: int) -> None:
-    """Write that the run in a directory is complete, as the last thing of its newest attempt."""
+def write_end(directory: str, num_updates: int, updates: int, interrupted: bool) -> None:
+    """Write how the run in a directory has ended, as the last thing of its newest attempt. updates: made so far."""
     folder = _newest(Path(directory) / "attempts")
+    content = {"num_updates": num_updates, "updates": updates, "interrupted": interrupted}
     with contextlib.suppress(OSError):  # on a full disk the next attempt finds that nothing is left to do
-        (folder / "end.json").write_text(json.dumps({"num_updates": num_updates}) + "\n", encoding="utf-8")
+        (folder / "end.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def is_complete(directory: str | Path, num_updates: int) -> bool:
     """Return whether the newest attempt has completed the run in a directory, with this number of updates."""
     try:
         file = _newest(Path(directory) / "attempts") / "end.json"
-        return json.loads(file.read_text(encoding="utf-8"))["num_updates"] == num_updates
-    except (OSError, ValueError, KeyError, TypeError):  # it was cut short
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return content["num_updates"] == num_updates and not content.get("interrupted")  # older files lack this
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # it was cut short
         return False
 
 

@@ -1,20 +1,25 @@
-"""The file config.yaml of a run: all settings, which `jmarl train --config RUN/config.yaml` repeats."""
+"""The file config.yaml of a run: all settings, which `jmarl train --config RUN/config.yaml` repeats. That of a run begun in
+Python lacks the part `task`, which was made there, and says so."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jmarl.config import SECTION_OF, ExperimentConfig, TrainConfig, flat
+from jmarl.config import SECTION_OF, ExperimentConfig, TeamConfig, TrainConfig, flat
+from jmarl.config.experiment import plain_values
 from jmarl.config.yaml_file import dump_yaml, parse_yaml, read_yaml
+from jmarl.envs.base import class_name, describe
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.files.lock import reserved
 from jmarl.files.run_directory import CHOSEN, check_contents
 from jmarl.files.run_files import CONFIG_FILE, leaves
 from jmarl.files.trusted import is_trusted, named_code, record_trust
+from jmarl.team import Team
 
 WAITING: dict[str, str] = {}  # directory of a run that this process prepares -> its config.yaml
 
@@ -35,18 +40,20 @@ def changed_settings(cfg: ExperimentConfig) -> list[str] | None:
     return sorted(name for name in {**before, **now} if before.get(name) != now.get(name) and name not in chosen)
 
 
-def record_choices(cfg: TrainConfig) -> None:
+def record_choices(cfg: TrainConfig, python: Callable[[], str]) -> None:
     """Record that the directory of a run that begins is trusted. Write its config.yaml, with the settings that were chosen in
-    place of auto; a no-op for runs that did not start from an `ExperimentConfig`."""
+    place of auto. python: returns that of a run which did not start from an `ExperimentConfig`."""
+    if not cfg.run.output_dir or cfg.run.replay_rollout:
+        return
     file = Path(cfg.run.output_dir) / CONFIG_FILE
     if text := WAITING.pop(os.path.abspath(cfg.run.output_dir), ""):
         record_trust(file.parent, named_code(leaves(parse_yaml(text, str(file)).tree)))
         replace_text(file, text)
-    if not cfg.run.output_dir or cfg.run.replay_rollout:
-        return
     if not is_trusted(file.parent):
         record_trust(file.parent, {})
-    if not file.is_file():
+    if not text and not file.is_file():
+        if not cfg.run.resume:
+            replace_text(file, python())
         return
     tree, settings = read_yaml(file).tree, flat(cfg)
     sections = [tree.get("train", {}).get(SECTION_OF[name], {}) for name in CHOSEN]
@@ -55,6 +62,23 @@ def record_choices(cfg: TrainConfig) -> None:
         section[name] = settings[name]
     if changes:
         replace_text(file, dump_yaml(tree))
+
+
+def python_config(cfg: TrainConfig, team: Team, env: Any, items: Sequence[Any]) -> str:
+    """Return the config.yaml of a run that was begun in Python. env: None for given data."""
+    given = f"{len(items)} {'examples' if env is None else 'items'}"
+    if isinstance(env, RewardEnvironment):
+        given = f"the reward {' + '.join(env.reward.names)} and {given}"
+    elif env is not None:
+        given = f"the environment {describe(env).get('class', class_name(env))} and {given}"
+    says = (
+        f"# This run was begun in Python and was given {given} there, which no file holds: there is no part `task`.\n"
+        "# It is resumed there too, with resume=True. `jmarl play` and `jmarl eval` take its agents and settings; name the\n"
+        "# task with --environment, or with --data and --reward.\n"
+    )
+    models, shared = tuple(agent.name for agent in team.agents), any(len(s.members[0]) > 1 for s in team.stacks)
+    parts = {"team": plain_values(TeamConfig(models, shared_weights=shared))} if models else {}
+    return says + dump_yaml(parts | {"train": plain_values(cfg.replace(resume=False, resume_step=None, allow_changed=None))})
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jmarl.evaluation.evaluate import Evaluation, numbers
+from jmarl.evaluation.evaluate import Evaluation, logged, logged_numbers, numbers
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.step_log import QueuedStep, StepLog, update_metrics
 from jmarl.logs.terminal import LOSS_TAG
@@ -56,3 +56,8 @@ class DataLog(StepLog):
         if isinstance(result, Evaluation):  # preference rounds evaluate by playing
             return numbers(result)
         return {f"eval/{name}": value for name, value in result.items()}
+
+    def evaluation_of(self, row: Mapping[str, Any]) -> dict[str, float] | Evaluation:
+        if "eval/reward" in row:
+            return logged(row)
+        return logged_numbers(row)

@@ -57,7 +57,7 @@ class MetricsWriter:
 
     Attributes:
         log_errors: number of failed writes.
-        evaluated: numbers of updates after which a resumed run was already evaluated (`eval/updates` in its earlier rows).
+        evaluated: the evaluations of a resumed run so far, their rows by the number of updates before them.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class MetricsWriter:
         self._warned: set[str] = set()
         self._lost: list[Path] = []
         hparams = {valid(name): valid(x) if isinstance(x, str) else x for name, x in flatten(hparams)}
-        self.evaluated: frozenset[int] = frozenset()
+        self.evaluated: dict[int, Mapping[str, Any]] = {}
         self._sinks: dict[str, Sink] = {}
         if run_dir:
             self._open_files(Path(run_dir), hparams, start_step, tensorboard, wandb_config, max_completions_mb)
@@ -96,7 +96,7 @@ class MetricsWriter:
         max_completions_mb: int,
     ) -> None:
         rows = _Jsonl(run_dir, start_step)
-        self.evaluated = frozenset(int(row["eval/updates"]) for row in rows.earlier if "eval/updates" in row)
+        self.evaluated = {int(row["eval/updates"]): row for row in rows.earlier if "eval/updates" in row}
         self._sinks["metrics.jsonl"] = rows
         if max_completions_mb:
             self._sinks[completions_file.NAME] = _Completions(run_dir, start_step, max_completions_mb)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jmarl.config import TrainConfig
-from jmarl.evaluation.evaluate import Evaluation, counts_all
+from jmarl.evaluation.evaluate import Evaluation, counts_all, logged
 from jmarl.logs.failed_update import NonFiniteWatch
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.metrics_writer import MetricsWriter
@@ -109,9 +109,10 @@ class StepLog:
             self.evaluation_texts(updates, result)
         self._started += time.monotonic() - start
 
-    def was_evaluated(self, updates: int) -> bool:
-        """Return whether the log of a resumed run has the evaluation after this number of updates."""
-        return exchange.from_first(lambda: self.writer is not None and updates in self.writer.evaluated)
+    def logged_evaluation(self, updates: int) -> Any:
+        """Return the evaluation after this number of updates from the log of a resumed run; None if the log has none."""
+        row = exchange.from_first(lambda: self.writer and self.writer.evaluated.get(updates))
+        return None if row is None else self.evaluation_of(row)
 
     def sync(self) -> None:
         """Write all queued rows to the disk, so that no checkpoint is ahead of them after a power cut."""
@@ -137,6 +138,10 @@ class StepLog:
     def evaluation_row(self, result: Any) -> dict[str, float]:
         """Return the metrics of an evaluation."""
         raise NotImplementedError
+
+    def evaluation_of(self, row: Mapping[str, Any]) -> Any:
+        """Return the evaluation that `evaluation_row` has written to a row."""
+        return logged(row)
 
     def scores(self, result: Any) -> list[dict[str, float]]:
         """Return the metrics of an evaluation for each run, to choose the best one by; none where not all episodes count."""

@@ -23,6 +23,7 @@ from jmarl.envs.rewards import RewardFunction, make_reward
 from jmarl.envs.rows import SUFFIXES, is_saved, missing_text, read_rows
 from jmarl.envs.vector import vectorize
 from jmarl.files.config_file import written_config
+from jmarl.files.interrupt import raised_again
 from jmarl.files.run_directory import resolve_resume
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import watched
@@ -67,6 +68,7 @@ def learns_from_completions(cfg: ExperimentConfig) -> bool:
 
 
 @exchange.tells_others
+@raised_again()
 def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[TrainResult]:
     """Run an experiment, and return the result of `train`, of `fit` for given pairs or texts, or of `train_seeds` with seeds.
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jmarl.config import TrainConfig
+from jmarl.files.interrupt import raised_again
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import watched
 from jmarl.preferences.pairs import Pair, Trajectory
@@ -20,6 +21,7 @@ from jmarl.team import Team
 
 
 @exchange.tells_others
+@raised_again()
 def fit(
     team: Team,
     data: Sequence[Pair] | Sequence[Trajectory],

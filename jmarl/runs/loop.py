@@ -15,16 +15,18 @@ rows on those), so a resumed run is bit-equal.
 - A run that ends early (signal, error) writes a checkpoint first, unless the failed update has already consumed the weights.
 """
 
+import contextlib
 import json
 import time
 import warnings
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jmarl.files.attempt import mark_complete
-from jmarl.files.config_file import record_choices
-from jmarl.files.interrupt import Interrupted, interruptible
+from jmarl.files.attempt import write_end
+from jmarl.files.config_file import python_config, record_choices
+from jmarl.files.interrupt import Interrupt, Interrupted, Stopped, interruptible
 from jmarl.files.own_files import Watch
 from jmarl.files.run_directory import open_run, read_state
 from jmarl.files.run_files import next_commands, shown
@@ -68,9 +70,9 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
     with interruptible(bool(saves.savers)) as signals:
         try:
             if first == 0:
-                before = evaluate_if_due(source, state, 0, log, saves)
-            elif first == settings.num_updates or not log.was_evaluated(first):
-                after = evaluate_if_due(source, state, first, log, saves)
+                before = evaluate_if_due(source, state, 0, log, saves, signals)
+            elif (after := log.logged_evaluation(first)) is None:
+                after = evaluate_if_due(source, state, first, log, saves, signals)
             for step in range(first, settings.num_updates):
                 if interrupted := exchange.any_of(signals.requested):
                     break
@@ -92,7 +94,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 log.stop_if_not_finite()
                 if interrupted := exchange.any_of(signals.requested):
                     break
-                after = evaluate_if_due(source, state, step + 1, log, saves) or after
+                after = evaluate_if_due(source, state, step + 1, log, saves, signals) or after
             log.flush()
             log.stop_if_not_finite()
         except Interrupted as error:  # inside a step, e.g. because no server answers: the state has not changed
@@ -116,17 +118,23 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
     return LoopResult(without_gradients(state), before, after, interrupted, unsaved)
 
 
-def evaluate_if_due(source: Source, state: TeamState, updates: int, log: StepLog, saves: Saves) -> Any:
-    """Evaluate and log the state after `updates` updates, and keep it if it is the best. Returns None if no evaluation is
-    due."""
+def evaluate_if_due(source: Source, state: TeamState, updates: int, log: StepLog, saves: Saves, signals: Interrupt) -> Any:
+    """Evaluate and log the state after `updates` updates, and keep it if it is the best. Returns None if no evaluation is due.
+
+    A signal ends the evaluation by `Interrupted`; of several processes only before it begins."""
     settings = saves.run
     due = updates in (0, settings.num_updates) or (settings.eval_every and updates % settings.eval_every == 0)
     if source.evaluate is None or not due:
         return None
     log.flush()  # the row of the last update comes first; waiting for that update is training time
     start = time.monotonic()
-    with CLOCK.phase("evaluation"):
-        result = source.evaluate(state)
+    try:
+        with CLOCK.phase("evaluation"), signals.raising() if exchange.count() == 1 else contextlib.nullcontext():
+            if exchange.any_of(signals.requested):
+                raise Stopped
+            result = source.evaluate(state)
+    except Stopped:
+        raise Interrupted("before its evaluation, which the resumed run makes") from None
     if saves.is_best(updates, log.scores(result)):  # before its row: a resumed run repeats evaluations without one
         log.sync()
         with CLOCK.phase("checkpoint"):
@@ -161,7 +169,7 @@ def run_training(
     writes_models = run.setup.algorithm.row.margin != "score"  # their directories would not hold the head of a reward model
     with open_run(cfg, state, run.identity, wandb_config) as opened, explain_memory(run.setup.calls), CLOCK.running():
         if exchange.is_first():
-            record_choices(cfg)
+            record_choices(cfg, partial(python_config, cfg, team, run.task.env, run.task.items))
         watch = Watch(cfg.run.output_dir if exchange.is_first() else "", opened.writer)
         log = (RolloutLog if run.plays else DataLog)(team, cfg, opened.writer)
         result = run_loop(run.setup, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))
@@ -169,10 +177,10 @@ def run_training(
             with CLOCK.phase("checkpoint"):
                 result = result._replace(unsaved=write_models(cfg.run, team, result.state) or result.unsaved)
         result = result._replace(unsaved=result.unsaved or exchange.from_first(watch.lost))
-        complete = bool(cfg.run.output_dir) and not (result.interrupted or result.unsaved)
-        if complete and exchange.is_first():
-            mark_complete(cfg.run.output_dir, cfg.run.num_updates)
-    if complete and cfg.run.progress and writes_models:  # a reward model is often a part of another run
+        saved = bool(cfg.run.output_dir) and not result.unsaved
+        if saved and exchange.is_first():
+            write_end(cfg.run.output_dir, cfg.run.num_updates, int(result.state.step), result.interrupted)
+    if saved and not result.interrupted and cfg.run.progress and writes_models:  # a reward model is often a part of another run
         say(next_commands(shown(cfg.run.output_dir)))
     return result, log
 

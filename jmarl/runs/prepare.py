@@ -25,6 +25,7 @@ from jmarl.envs.base import Environment, describe
 from jmarl.envs.rows import read_rows
 from jmarl.evaluation.evaluate import evaluation_of
 from jmarl.files.identity import fingerprint
+from jmarl.files.interrupt import line_of_ignored
 from jmarl.files.run_directory import resolve_auto, resolve_resume, with_absolute_directory
 from jmarl.files.run_files import shown
 from jmarl.hardware import memory_in_use, memory_pool
@@ -356,7 +357,7 @@ def first_words(team: Team, task: Task, cfg: TrainConfig, mesh: DeviceMesh | Non
         lines = [line_of_run(team, cfg), line_of_data(task.items, task.held_out), task.overlap]
     else:
         lines = [task.overlap, line_of_run(team, cfg, getattr(task.env, "roles", ()))]
-    lines += [line_of_mesh(mesh, cfg) if mesh else line_of_cores(team)]
+    lines += [line_of_mesh(mesh, cfg) if mesh else line_of_cores(team), line_of_ignored()]
     for line in filter(None, lines if cfg.run.progress else []):
         say(line)
 

@@ -33,9 +33,10 @@ from jmarl.envs.rows import Rows
 from jmarl.evaluation.environment import Reward
 from jmarl.evaluation.evaluate import Evaluation, check_result, numbers, play_held_out, summarize
 from jmarl.evaluation.statistics import mean_and_interval
-from jmarl.files.attempt import mark_complete
+from jmarl.files.attempt import write_end
 from jmarl.files.checkpoint import Checkpointer
-from jmarl.files.config_file import record_choices
+from jmarl.files.config_file import python_config, record_choices
+from jmarl.files.interrupt import raised_again
 from jmarl.files.lock import check_unlocked, locked
 from jmarl.files.own_files import Watch, check_free, set_aside
 from jmarl.files.run_directory import (
@@ -85,6 +86,7 @@ from jmarl.team import Team, initial_params
 from jmarl.types import Batches, StackState, TeamState
 
 
+@raised_again()
 def train_seeds(
     team: Team,
     reward: Reward,
@@ -113,7 +115,7 @@ def train_seeds(
         if cfg.run.output_dir:
             opened.enter_context(locked(cfg.run.output_dir))
         state, logs, savers = open_runs(runs, states, run.identity, opened)
-        record_choices(cfg)
+        record_choices(cfg, partial(python_config, cfg, team, run.task.env, run.task.items))
         del states, params  # frees the bases of single runs
         if cfg.run.resume and cfg.run.progress:
             say(f"resuming {shown(cfg.run.output_dir)} from step {int(state.step)} of {cfg.run.num_updates}")
@@ -197,8 +199,8 @@ def result_of_run(runs: Runs, result: LoopResult, i: int, log: SeedsLog) -> Trai
     before, after = (None if results is None else results[i] for results in (result.before, result.after))
     run = runs.cfgs[i].run
     unsaved = ("" if result.interrupted else write_models(run, runs.team, state)) or result.unsaved
-    if run.output_dir and not (result.interrupted or unsaved):
-        mark_complete(run.output_dir, run.num_updates)
+    if run.output_dir and not unsaved:
+        write_end(run.output_dir, run.num_updates, int(state.step), result.interrupted)
     return TrainResult(runs.team, state, log.logs[i].rewards, before, after, result.interrupted, unsaved)
 
 
@@ -339,8 +341,9 @@ class SeedsLog(StepLog):
         for log in (super(), *self.logs):
             log.sync()
 
-    def was_evaluated(self, updates: int) -> bool:
-        return super().was_evaluated(updates) and all(log.was_evaluated(updates) for log in self.logs)
+    def logged_evaluation(self, updates: int) -> list[Evaluation] | None:
+        results = [log.logged_evaluation(updates) for log in (super(), *self.logs)]
+        return None if None in results else results[1:]
 
     def stop_if_not_finite(self) -> None:
         for log in self.logs:

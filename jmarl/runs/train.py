@@ -7,6 +7,7 @@ from jmarl.config import TrainConfig
 from jmarl.envs.rows import Rows
 from jmarl.evaluation.environment import Reward
 from jmarl.evaluation.evaluate import EvalMetrics
+from jmarl.files.interrupt import raised_again
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.rollout_log import mean_return
 from jmarl.logs.terminal import watched
@@ -20,6 +21,7 @@ from jmarl.team import Team
 
 
 @exchange.tells_others
+@raised_again()
 def train(
     team: Team,
     reward: Reward,

@@ -37,7 +37,9 @@ Limitations:
   with classes that are not its own, `callable`, and methods such as `startswith` or `issubset` unless they belong to a class
   that the tests name.
 - The program cannot be given objects of the tests' own classes, classes of theirs that derive from its classes, or values that
-  are too large or too deep: such tests say nothing, and the result is masked.
+  are too large or too deep: such tests fail. Where they also do so with programs that know nothing of the task
+  (`canary.stand_ins`), they say nothing about any program, and the result is masked. No other program can have that: what it
+  answers, and how it calls functions of the tests, is its own doing.
 - Tests fail if they need patched builtins, captured output, `type(x)` or `inspect` of the program's objects, mocks with
   attributes, `async with`, `async for`, or arrays of complex numbers or dates.
 - Functions of the tests that the program calls while the tests ask it nothing (from a timer) wait until they do.

@@ -1,4 +1,8 @@
-"""A program that tries out a level before it is trusted, and what it must and must not be able to do at each level."""
+"""Programs of the sandbox's own: one that tries out a level before it is trusted, with what it must and must not be able to do
+at each level, and those that stand for no program."""
+
+from jmarl.sandbox.inside.namespace import free_names
+from jmarl.sandbox.types import Tests
 
 CANARY = """
 import os, socket
@@ -44,3 +48,32 @@ CANARY_TESTS = {
     "S2": _RUNS_AND_IS_LIMITED + _IS_CONFINED,
     "S1": _RUNS_AND_IS_LIMITED,
 }
+
+_STAND_IN = """
+class Anything:
+    def __call__(self, *arguments, **keywords):
+        for x in (*arguments, *keywords.values()):
+            try:
+                x()
+            except Exception:
+                continue
+        return ANSWER
+    def __getattr__(self, name):
+        return Anything()
+class Class(Anything):
+    def __call__(self, *arguments, **keywords):
+        return Anything()
+"""
+_ANSWERS = ("Anything()", "None", "1", "'1'", "[1]", "{1: 1}")
+
+
+def stand_ins(tests: Tests) -> list[str]:
+    """Return programs that know nothing of the task, for tests that seem to be at fault: if that is not so with one of these,
+    the program that ran has caused it.
+
+    They define every name that the tests use: an object with all attributes, which can be called. Objects of a class are such
+    objects too; what a function or method returns is a value of another type in each program.
+    """
+    names = dict.fromkeys([*free_names(tests.code), tests.entry_point]) if tests.kind != "io" else {}
+    defined = "".join(f"{name} = {'Class' if name[0].isupper() else 'Anything'}()\n" for name in names if name)
+    return [f"{_STAND_IN}ANSWER = {answer}\n{defined}" for answer in _ANSWERS]

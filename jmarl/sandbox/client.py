@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jmarl.sandbox.canary import CANARY, CANARY_TESTS
+from jmarl.sandbox.canary import CANARY, CANARY_TESTS, stand_ins
 from jmarl.sandbox.launch import REMEDY, Helper, start_helper, unsupported_reason
 from jmarl.sandbox.types import LEVELS, ExecutionResult, Limits, SandboxUnavailable, TestResult, Tests, asserts, utf8
 
@@ -111,7 +111,8 @@ class Sandbox:
     ) -> list[ExecutionResult]:
         """Run each program against its tests. The results are in the order of the programs.
 
-        limits, workers: instead of the sandbox's own. A program whose runner or judge was killed runs once more.
+        limits, workers: instead of the sandbox's own. A program whose runner or judge was killed runs once more. Where tests
+        seem to be at fault, they run again with `stand_ins` for the program, and it has failed if they are not at fault then.
         """
         if isinstance(programs, str) or not all(isinstance(x, Tests) for x in tests):
             raise TypeError("give a list of programs, and as many tests, made by asserts, unittests, pairs or calls")
@@ -120,6 +121,16 @@ class Sandbox:
         if len(programs) != len(tests):
             raise ValueError(f"{len(programs)} programs and {len(tests)} tests: give as many tests as programs")
         limits = limits or self.limits
+        results = self._results(programs, tests, limits, workers or self.workers)
+        for i, result in enumerate(results):
+            if result.kind == "tests" and not all(
+                self._results([other], [tests[i]], limits, 1)[0].masked for other in stand_ins(tests[i])
+            ):
+                results[i] = dataclasses.replace(result, outcome="failed", kind="")
+        return results
+
+    def _results(self, programs: Sequence[str], tests: Sequence[Tests], limits: Limits, workers: int) -> list[ExecutionResult]:
+        """Return the results of programs, those of the cache among them."""
         keys: list[bytes] = []
         jobs: dict[bytes, _Job] = {}
         results: dict[bytes, ExecutionResult] = {}
@@ -136,8 +147,8 @@ class Sandbox:
                 results[key] = _to_result({"message": message}, self.level)
             elif key not in jobs:
                 jobs[key] = _Job(source, program_tests, limits, key)
-        self._raise_capacity(limits, workers or self.workers)
-        results |= self._run_jobs(list(jobs.values()), workers or self.workers)
+        self._raise_capacity(limits, workers)
+        results |= self._run_jobs(list(jobs.values()), workers)
         return [results[key] for key in keys]
 
     def _run_jobs(self, waiting: list[_Job], workers: int) -> dict[bytes, ExecutionResult]:

@@ -14,7 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jmarl import ExperimentConfig, Team, load_pairs, load_trajectories, run_experiment, save_pretrained
+import jmarl
+from jmarl import (
+    ExperimentConfig,
+    Team,
+    TrainConfig,
+    load_pairs,
+    load_trajectories,
+    run_experiment,
+    save_pretrained,
+    train,
+)
 from jmarl.cli.dry_run import checked_run
 from jmarl.cli.main import main
 from jmarl.cli.teams.match import split_batches
@@ -98,6 +108,18 @@ def test_a_run_without_config_yaml_needs_its_base_models(tmp_path, capsys):
     assert same_agents(load_source([str(tmp_path / "run")], ["m0"]).agents, load_source(["lora"]).agents)
     with pytest.raises(ValueError, match="the models differ from those that the adapters were trained on"):
         load_source([str(tmp_path / "run")], ["m1"])
+
+
+def test_a_run_begun_in_python_says_so_and_is_played_with_its_agents_and_settings(tmp_path, capsys):
+    env = jmarl.make(WORDS)
+    train(Team.load(["m0", "m1"]), env, env.tasks(), TrainConfig.of(output_dir=str(tmp_path), save_every=1, **HOUSE))
+    text = (tmp_path / "config.yaml").read_text()
+    assert "begun in Python and was given the environment Words and 6 items" in text and "\ntask:" not in text
+    assert command("play", "--model", tmp_path) == 2 and "(begun in Python)" in capsys.readouterr().err
+    assert command("eval", "--model", tmp_path, "--environment", WORDS, "-n", 2, "-o", tmp_path / "e.json") == 0
+    assert read(tmp_path / "e.json")["max_new_tokens"] == HOUSE["max_new_tokens"]
+    shutil.rmtree(tmp_path / "models")
+    assert load_source([str(tmp_path)]).text.startswith("the checkpoint"), "whose models the file names"
 
 
 def test_a_run_of_one_of_several_seeds_is_played_in_its_own_environment(tmp_path):

@@ -8,6 +8,7 @@ import datetime
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -625,6 +626,18 @@ def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
     assert {path: path.stat().st_mtime_ns for path in old} == old and "is finished" in capsys.readouterr().out
     assert main([*command, "learning_rate=1e-3"]) == 2
     assert "written with other settings (learning_rate)" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_an_interrupted_sweep_prints_the_command_that_resumes_it(capsys):
+    Path("calls").unlink(missing_ok=True)
+    command = ["train", "--config", "run.yaml", "--output", "out/cut sweep", "--set", "sweep.learning_rate=[1e-2, 1e-3]"]
+    assert main([*command, "reward=own_rewards_of_tests:interrupting", "num_updates=2"]) == 75
+    out = capsys.readouterr().out
+    *_, line = out.splitlines()
+    assert line.startswith("to resume the sweep: jmarl train ") and "to resume:" not in out
+    assert main(shlex.split(line)[5:]) == 0
+    assert [row["updates"] for row in json.loads(Path("out/cut sweep/results.json").read_text())] == [2, 2]
 
 
 def test_failed_and_unfinished_runs_of_a_sweep_are_in_no_mean(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import jmarl
 from jmarl.cli import plan
 from jmarl.cli.export import lines_of_vllm
+from jmarl.cli.main import main
 from jmarl.cli.teams.sources import Source
 from jmarl.config import Sampling, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
@@ -123,6 +124,20 @@ def test_a_fit_takes_the_long_factors_if_an_example_needs_them(agent):
     cfg = TrainConfig.of(algorithm="dpo", num_updates=1, batch_size=1, progress=False, mesh="agent=1")
     assert not data_source.needs_long_context(team, [few], cfg)
     assert jmarl.fit(team, [few, many], cfg).team.stacks[0].config.context == LONG
+
+
+@pytest.mark.long
+def test_a_prompt_of_the_long_context_is_played_with_the_flag_that_chooses_it(
+    directory, tiny_dir, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_reward_of_long_context.py").write_text("def score(texts):\n    return [1.0] * len(texts)\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": MANY}))
+    words = ["--data", "rows.jsonl", "--reward", "own_reward_of_long_context:score", "--max-new-tokens", str(NEW)]
+    assert main(["play", "--model", str(directory), *words]) == 2 and "16" in capsys.readouterr().err
+    assert main(["play", "--model", str(directory), *words, "--long-context"]) == 0
+    assert main(["eval", "--model", str(tiny_dir("llama")), *words, "--long-context"]) == 2
+    assert "long_context=True has no effect" in capsys.readouterr().err
 
 
 def test_a_choice_where_there_is_none_is_an_error(agent, random_agent, tiny_config, tiny_tokenizer):

@@ -6,6 +6,7 @@ What is promised is in the README, "What is promised under faults".
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import jax
 import numpy as np
@@ -26,6 +28,7 @@ from jmarl.algorithms import ALGORITHMS, AlgorithmRow
 from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
+from jmarl.files.attempt import is_complete
 from jmarl.files.checkpoint import CheckpointError, saved_steps
 from jmarl.files.config_file import written_config
 from jmarl.files.interrupt import interruptible
@@ -281,11 +284,55 @@ def test_an_interrupted_run_returns_its_state_and_restores_the_signal_handlers(t
     assert (tmp_path / "agent_1" / "model.safetensors").is_file()
 
 
-def test_an_interruption_before_the_first_update_can_be_resumed(whole, tmp_path):
-    stopped = run(reward=Signalling(1), output_dir=str(tmp_path))  # in the evaluation before training
-    assert stopped.interrupted and saved_steps(tmp_path / "checkpoints") == [0]
-    run(output_dir=str(tmp_path), resume=True, allow_changed="reward")
+@pytest.mark.parametrize("updates", [0, pytest.param(8, marks=pytest.mark.long)])
+def test_a_signal_in_an_evaluation_ends_it_and_the_resumed_run_makes_it(whole, tmp_path, updates):
+    stopped = run(reward=Signalling(1 + updates + bool(updates)), output_dir=str(tmp_path))
+    assert stopped.interrupted and saved_steps(tmp_path / "checkpoints")[-1] == updates
+    assert updates not in [row["eval/updates"] for row in rows_of(tmp_path) if "eval/updates" in row]
+    end = json.loads((tmp_path / "attempts/1/end.json").read_text())
+    assert end == {"num_updates": 8, "updates": updates, "interrupted": True} and not is_complete(tmp_path, 8)
+    resume_here(tmp_path)
     assert_equal_runs(whole, tmp_path)
+    assert is_complete(tmp_path, 8)
+
+
+@pytest.mark.long
+def test_a_signal_during_an_update_leaves_the_evaluation_after_it_to_the_resumed_run(tmp_path, monkeypatch):
+    """The host waits for the third update where the evaluation is due."""
+    to_host, waits, settings = rollout_log.to_host, [], {"num_updates": 4, "eval_every": 3}
+    run(output_dir=str(tmp_path / "whole"), **settings)
+
+    def interrupted(tree):
+        waits.append(1)
+        if len(waits) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return to_host(tree)
+
+    monkeypatch.setattr(rollout_log, "to_host", interrupted)
+    reward = Signalling(0)
+    assert run(reward=reward, output_dir=str(tmp_path / "cut"), **settings).interrupted
+    assert reward.calls_left == -4, "before training and in each update"
+    run(output_dir=str(tmp_path / "cut"), resume=True, allow_changed="reward", **settings)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "cut", step=4)
+
+
+def test_a_ctrl_c_that_python_drops_ends_the_run():
+    """It comes in a callback of the garbage collector, such as JAX has, before the first update."""
+
+    def formatter(item):
+        def interrupted(*_):
+            gc.callbacks.remove(interrupted)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        gc.callbacks.append(interrupted)
+        gc.collect()
+        Event().wait(60)
+        raise AssertionError("the signal is lost")
+
+    team, params = tiny_team()
+    env = RewardEnvironment(make_reward(first_words, num_agents=2), [formatter] * 2)
+    with pytest.raises(KeyboardInterrupt):
+        train(team, env, ITEMS, TrainConfig.of(**BASE | {"progress": False}), params=params)
 
 
 def test_ignored_signals_stay_ignored_and_a_second_one_raises():
@@ -301,6 +348,16 @@ def test_ignored_signals_stay_ignored_and_a_second_one_raises():
             assert not note.requested
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_that_ignores_ctrl_c_says_so_in_its_first_lines(capsys):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a job in the background of a script
+    try:
+        run(progress=True, num_updates=1, held_out=())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    _, line, *_ = capsys.readouterr().out.splitlines()
+    assert line.startswith("SIGINT is ignored here") and f"`kill {os.getpid()}` does" in line
 
 
 def test_the_signal_of_a_queue_stops_a_run_unless_the_program_has_a_handler_of_its_own():

@@ -258,8 +258,9 @@ def test_auto_begins_without_a_checkpoint_and_keeps_the_files_that_are_there(tmp
     result = run(reward=Signalling(0), output_dir=str(tmp_path), resume="auto", **SMALL | {"num_updates": 1})
     assert len(result.rewards) == 1 and saved_steps(tmp_path / "checkpoints") == [1]
     assert (tmp_path / "earlier_1" / "metrics.jsonl").is_file() and is_complete(tmp_path, 1)
-    again = run(reward=Signalling(0), output_dir=str(tmp_path), resume="auto", **SMALL | {"num_updates": 1})
+    again = run(reward=(unused := Signalling(0)), output_dir=str(tmp_path), resume="auto", **SMALL | {"num_updates": 1})
     assert not again.rewards and int(again.state.step) == 1 and not (tmp_path / "earlier_2").exists()
+    assert unused.calls_left == 0 and again.after[:2] == result.after[:2] and again.after.episodes == result.after.episodes
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import add_trust_argument, find_own_modules, plural, to_stderr
-from jmarl.cli.teams.sources import Source, load_source, require_trusted_task
+from jmarl.cli.teams.sources import Source, load_source, require_trusted_task, tree_of
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.config import ExperimentConfig, TrainConfig
@@ -83,13 +83,15 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--max-new-tokens", type=int, metavar="N", help="longest completion")
     sampling.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
     sampling.add_argument("--compute-dtype", choices=("float32", "bfloat16"), help="type of activations")
+    text = "longrope's long factors in all rows"
+    sampling.add_argument("--long-context", action="store_true", help=text)
     chat = "put prompts into the chat template"
     sampling.add_argument("--chat", action=argparse.BooleanOptionalAction, default=None, help=chat)
     sampling.add_argument("--history", choices=("none", "append"), help="what agents read in later turns")
     text = "what to do with prompts that leave no room in the context"
     sampling.add_argument("--long-prompts", choices=("error", "truncate_left", "drop"), help=text)
     sampling.add_argument("--num-turns", type=int, metavar="N", help="longest episode")
-    sampling.add_argument("--mesh", metavar="AXES", help="devices by axis, such as agent=2,data=4; auto; agent=1 is one device")
+    sampling.add_argument("--mesh", metavar="AXES", help="devices by axis: agent=2,data=4; auto; agent=1: one")
 
 
 def options_of(texts: Sequence[str]) -> dict[str, Any]:
@@ -113,6 +115,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
 
     The environment is made before models are read. generations: completions of each task."""
     from jmarl.runs.precompile import keep_programs
+    from jmarl.runs.prepare import in_chosen_context
     from jmarl.team import Team, on_mesh, stack_agents
 
     find_own_modules()
@@ -126,7 +129,10 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
     cfg = play_config(args, source, env.max_turns).replace(seed=seed, eval_generations=generations)
     shared = source.experiment is not None and source.experiment.team.shared_weights
     keep_programs(to_stderr)
-    team = on_mesh(Team.of(agents, shared_weights=shared), cfg.run)
+    team = Team.of(agents, shared_weights=shared)
+    if args.long_context:  # raises if no model of the team has two contexts
+        in_chosen_context(team, cfg, lambda: False)
+    team = on_mesh(team, cfg.run)
     params = stack_agents(team.stacks, team.agents)
     settings = {"model": source.text, "environment": name, "options": options, "tasks": args.tasks or args.split}
     settings |= sampling_settings(cfg)
@@ -186,9 +192,11 @@ def environment_of_run(source: Source, options: dict[str, Any], all_rows: bool =
     """Return what a run learned in: its environment, a mixture, or its prompts with a reward; its name and its options.
 
     options: override those of the run. all_rows: both splits are all of the data, which no agent was trained on."""
+    in_python = source.experiment is None and source.directory is not None and bool(tree_of(source.directory))
     if source.experiment is None or (source.experiment.task.data is not None and not source.experiment.task.reward_names):
         raise ValueError(
-            f"--environment is needed, none is known of {source.text}: `jmarl info` lists them. For completions of prompts "
+            f"--environment is needed, none is known of {source.text}{' (begun in Python)' * in_python}: `jmarl info` lists "
+            "them. For completions of prompts "
             "give --data FILE --reward MODULE:FUNCTION, or call jmarl.generate in Python"
         )
     task = source.experiment.task
@@ -272,7 +280,8 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
     cfg = TrainConfig(sampling=dataclasses.replace(run.sampling, **sampling), episodes=episodes)
     mesh = run.run.mesh if args.mesh is None else args.mesh
     devices = {"mesh": mesh, "strategy": run.run.strategy}
-    cfg = cfg.replace(eval_temperature=temperature, long_context=run.run.long_context, progress=False, **devices)
+    long_context = args.long_context or run.run.long_context
+    cfg = cfg.replace(eval_temperature=temperature, long_context=long_context, progress=False, **devices)
     return on_platform(cfg, jax.default_backend())
 
 

@@ -79,15 +79,22 @@ def load_directory(path: Path) -> list[Agent]:
     return [open_agent(agent) for agent in agents_in(path)]
 
 
-def experiment_of(path: Path) -> ExperimentConfig | None:
-    """Return all settings of a run, those in its config.yaml; None if it has none."""
-    from jmarl.config import ExperimentConfig
+def tree_of(path: Path) -> dict[str, Any]:
+    """Return the config.yaml of a run; {} if it has none."""
     from jmarl.config.yaml_file import read_yaml
     from jmarl.files.run_files import config_file_of
 
-    if (file := config_file_of(path)) is None:
+    file = config_file_of(path)
+    return {} if file is None else read_yaml(file).tree
+
+
+def experiment_of(path: Path) -> ExperimentConfig | None:
+    """Return all settings of a run, those in its config.yaml; None if it has none, or not all because it began in Python."""
+    from jmarl.config import ExperimentConfig
+
+    if (tree := tree_of(path)).keys() <= {"team", "train"}:
         return None
-    experiment = ExperimentConfig.of(**read_yaml(file).tree)
+    experiment = ExperimentConfig.of(**tree)
     if not experiment.seeds:
         return experiment
     seed = int(path.absolute().name.removeprefix("seed_"))  # the file is of all seeds, and this is the run of one
@@ -105,6 +112,7 @@ def require_trusted_task(directory: Path, experiment: ExperimentConfig, trust: b
 
 def load_run(path: Path, base_models: Sequence[str] | None = None, best: bool = False) -> Source:
     """Return the newest agents of a run, or those of its best evaluation."""
+    from jmarl.config import TrainConfig
     from jmarl.files.checkpoint import saved_steps
     from jmarl.files.run_directory import is_finished
     from jmarl.files.run_files import CONFIG_FILE, read_best
@@ -118,11 +126,15 @@ def load_run(path: Path, base_models: Sequence[str] | None = None, best: bool = 
             "the newest ones"
         )
     if not best and (path / "models" / "agent_0").is_dir() and (step is None or is_finished(checkpoints, step)):
-        cfg = experiment.train if experiment else None if step is None else config_of(checkpoints, step)
+        if experiment:
+            cfg = experiment.train
+        else:
+            cfg = config_of(checkpoints, step) if step is not None else TrainConfig.of(**tree_of(path).get("train", {}))
         return Source(load_directory(path), f"the models of {path}", cfg, experiment, path)
     if step is None:
         raise FileNotFoundError(f"{path} has neither models nor a complete checkpoint yet: wait for the first one")
-    models = list(base_models or (experiment.team.models if experiment else ()))
+    known = experiment.team.models if experiment else tree_of(path).get("team", {}).get("models", ())
+    models = list(base_models or known)
     if not models:
         raise ValueError(
             f"{path} has checkpoints and no {CONFIG_FILE}, so the models that it started from are unknown: name them with "

@@ -1,8 +1,8 @@
 """The side of the tests: run them against a program in another process, and write the verdict.
 
 The verdict is lines of JSON on a descriptor that only this process has: {"planned": count}; {"test": name, "number": position,
-"message": problem or "", "weak": bool} for each test that ran; last {"done": true, ...}. If the tests themselves are at fault,
-{"fault": text}; if the program does not load, {"load_error": text}.
+"message": problem or "", "weak": bool} for each test that ran; last {"done": true, ...}. If the tests themselves seem to be at
+fault, {"fault": text}; if the program does not load, {"load_error": text}.
 
 Kinds of tests:
     asserts    a script. Each of its asserts is a test, also in functions and loops: it passes if it was reached and held every
@@ -29,10 +29,6 @@ from .wire import Channel, Disconnected, write_all
 RAISED = "raised "  # prefix of the message of a test that ended in another error than a failed assertion
 
 
-class BadTests(Exception):
-    """The tests cannot run, whatever the program is."""
-
-
 class Verdict:
     """Writes the results of tests to a descriptor."""
 
@@ -47,8 +43,8 @@ class Verdict:
         """Write the result of a test, which passes if there is no problem. No test passes after the program has ended or broken
         the protocol, or after a value of the tests could not be sent to it."""
         client = self.client
-        if client.disconnected or client.violation or client.unsupported_value:
-            problem = problem or client.unsupported_value or "the program has ended"
+        if client.disconnected or client.violation or client.unsupported_test_value:
+            problem = problem or client.unsupported_test_value or "the program has ended"
         self.write(test=name[:200], number=number, message=problem[:500], weak=weak)
 
 
@@ -280,11 +276,8 @@ def run(tests: dict, client: ProgramClient, verdict: Verdict) -> None:
     """Build the namespace of the tests, load the program, and run the tests."""
     if tests["kind"] == "unittest":  # other kinds share no directory with the program
         forbid_imports_from_program()
-    try:
-        names = build_namespace(tests)
-        missing = program_names(tests, names) if tests["kind"] != "io" else []
-    except Exception as error:
-        raise BadTests(describe_error(error)) from error
+    names = build_namespace(tests)
+    missing = program_names(tests, names) if tests["kind"] != "io" else []
     load_error, defined = "", {}
     try:
         client.value_of(client.exchange(None))
@@ -303,7 +296,8 @@ def run(tests: dict, client: ProgramClient, verdict: Verdict) -> None:
 
 def tests_are_at_fault(error: BaseException, client: ProgramClient) -> bool:
     """Return whether an error that ended the tests has nothing to do with the program. Once they have used an answer of the
-    program it may have; once they have its names, only the lack of a library is their own fault."""
+    program it may have; once they have its names, only the lack of a library is their own fault. The client makes sure of it
+    with a run of the tests without the program."""
     if client.answers or client.disconnected:
         return False
     return not client.names_requested or isinstance(error, ImportError)
@@ -322,17 +316,13 @@ def count_tests(tests: dict) -> int:
 
 
 def main(tests: bytes, channel: Channel, verdict_fd: int) -> None:
-    """Judge a program. This process is confined already.
-
-    From the first answer of the program on, no error is the tests' fault alone: otherwise a program could cause one and have
-    its failure ignored.
-    """
+    """Judge a program. This process is confined already."""
     client = ProgramClient(channel)
     verdict = Verdict(verdict_fd, client)
     try:
         run(json.loads(tests), client, verdict)
     except BaseException as error:
-        fault = isinstance(error, BadTests) or tests_are_at_fault(error, client)
+        fault = tests_are_at_fault(error, client)
         verdict.write(**{"fault" if fault else "load_error": f"the tests do not run: {describe_error(error)}"[:500]})
     verdict.write(
         done=True,

@@ -30,8 +30,6 @@ from .wire import (
 )
 
 MAX_COPIES = 256
-# Once the program has sent so much, it may be the reason why a value of the tests is too large to send.
-INFLUENCE_BYTES = 1 << 20
 PLAIN_CLASSES = {int, float, complex, str, bool, bytes, bytearray, list, type(None), *NESTED, *FLAT}
 BUILTIN_ERRORS = {x for x in vars(builtins).values() if isinstance(x, type) and issubclass(x, BaseException)}
 HARMLESS_CLASSES = PLAIN_CLASSES | BUILTIN_ERRORS  # they only hold values; calling one runs no other code
@@ -48,8 +46,7 @@ class ProgramClient:
         disconnected: whether the program has ended.
         violation: how the program broke the protocol.
         limit: the limit that an error of the program points to.
-        unsupported_value: why a value of the tests could not be sent.
-        unsupported_test_value: the same if the program cannot be the reason.
+        unsupported_test_value: why a value of the tests could not be sent; the program may be the reason.
     """
 
     def __init__(self, channel: Channel):
@@ -62,7 +59,6 @@ class ProgramClient:
         self.violation = ""
         self.limit = ""
         self.unsupported_test_value = ""
-        self.unsupported_value = ""
         self.exported: list[Any] = []  # objects of the tests that the program knows, by number
         self.export_numbers: dict[Any, int] = {}  # identity -> position in `exported`
         self.error_classes: dict[int, type] = {}  # stand-ins for the program's exception classes, by number
@@ -94,11 +90,7 @@ class ProgramClient:
             else:
                 description = {"iterator": True} if is_iterator else describe_function(x)
             return {"object": self.number_of(x)} | description
-        # The program may be the reason for arrays, which may hold its objects, and for classes of this package, which stand for
-        # its objects.
-        package = kind.__module__.partition(".")[0]
-        text = f"a {kind.__name__} of the tests cannot be given to the program"
-        raise self.unsupported(text, tests_only=package not in ("numpy", "inside"))
+        raise self.unsupported(f"a {kind.__name__} of the tests cannot be given to the program")
 
     def _export_error(self, x: Any, kind: type) -> dict:
         """Return what stands for an exception, or an exception class, of the tests."""
@@ -108,12 +100,9 @@ class ProgramClient:
         arguments = [] if issubclass(kind, AssertionError) else list(x.args)  # an assertion would tell what was expected
         return reference | {"args": self.encode(arguments)}
 
-    def unsupported(self, text: str, tests_only: bool = True) -> UnsupportedTestValue:
-        """Return the error to raise where a value cannot be sent; no test passes any more. tests_only: the program cannot be
-        the reason."""
-        self.unsupported_value = self.unsupported_value or text
-        if tests_only:
-            self.unsupported_test_value = self.unsupported_test_value or text
+    def unsupported(self, text: str) -> UnsupportedTestValue:
+        """Return the error to raise where a value cannot be sent; no test passes any more."""
+        self.unsupported_test_value = self.unsupported_test_value or text
         return UnsupportedTestValue(text)
 
     def number_of(self, x: Any) -> int:
@@ -269,7 +258,7 @@ class ProgramClient:
             self.violation = str(error)
             raise
         except Unsupported as error:
-            raise self.unsupported(str(error), tests_only=self.channel.received_bytes < INFLUENCE_BYTES) from None
+            raise self.unsupported(str(error)) from None
 
     def _serve_call(self, message: dict) -> dict:
         """Call a function of the tests, or advance an iterator of theirs, for the program; return the reply."""

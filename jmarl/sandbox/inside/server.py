@@ -11,6 +11,7 @@ object. A request for a session is passed to `session.serve`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -195,7 +196,8 @@ class Run:
         os.close(self.request_fd)
         limits = {"cpu_s": int(self.limits["wall_s"]) + 2, "file_bytes": file_bytes, "processes": JUDGE_PROCESSES}
         self.confinement.apply(limits, JUDGE_MEMORY_BYTES, directory)
-        judge.main(tests, Channel(pipes.answer_in, pipes.request_out), pipes.verdict_out)
+        with contextlib.suppress(BaseException):  # such as MemoryError: the program may be the reason, so it is not `broken`
+            judge.main(tests, Channel(pipes.answer_in, pipes.request_out), pipes.verdict_out)
 
     def run_program(self, pipes: Pipes, source: bytes, directory: str) -> None:
         """Run the program. This process is the program's."""

@@ -52,11 +52,10 @@ class UnsupportedTestValue(BaseException):
 
 
 class Channel:
-    """One end of a two-way channel of messages. received_bytes: the length of all messages received so far."""
+    """One end of a two-way channel of messages."""
 
     def __init__(self, read_fd: int, write_fd: int):
         self.read_fd, self.write_fd = read_fd, write_fd
-        self.received_bytes = 0
 
     def send(self, message: dict) -> None:
         """Send a message. Raises `Unsupported` if it is too long or no JSON, `Disconnected` if nobody reads it."""
@@ -76,7 +75,6 @@ class Channel:
         size = struct.unpack("!I", self._read(4))[0]
         if size > MAX_MESSAGE:
             raise Violation(f"a message of {size} bytes, at most {MAX_MESSAGE} are allowed")
-        self.received_bytes += size
         try:
             message = loads(self._read(size))
         except (ValueError, RecursionError) as error:
