@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 
+from jmarl.config.bounded_files import read_json
 from jmarl.files.run_files import PACKAGES, version_of
 from jmarl.logs.log_file import LogFile
 from jmarl.logs.terminal import console
@@ -86,7 +87,7 @@ def is_complete(directory: str | Path, num_updates: int) -> bool:
     """Return whether the newest attempt has completed the run in a directory, with this number of updates."""
     try:
         file = _newest(Path(directory) / "attempts") / "end.json"
-        return json.loads(file.read_text(encoding="utf-8"))["num_updates"] == num_updates
+        return read_json(file)["num_updates"] == num_updates
     except (OSError, ValueError, KeyError, TypeError):  # it was cut short
         return False
 

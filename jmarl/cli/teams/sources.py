@@ -7,7 +7,6 @@ neither tokenizers nor, with LoRA, the base: these come from the models in the r
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +86,7 @@ def experiment_of(path: Path) -> ExperimentConfig | None:
 
     if (file := config_file_of(path)) is None:
         return None
-    experiment = ExperimentConfig.of(**read_yaml(file).tree)
+    experiment = ExperimentConfig.of(**read_yaml(file, inside=file.parent).tree)
     if not experiment.seeds:
         return experiment
     seed = int(path.absolute().name.removeprefix("seed_"))  # the file is of all seeds, and this is the run of one
@@ -124,9 +123,10 @@ def load_run(path: Path, base_models: Sequence[str] | None = None, best: bool = 
 
 def config_of(checkpoints: Path, step: int) -> TrainConfig:
     """Return the settings in a checkpoint."""
+    from jmarl.config.bounded_files import read_json
     from jmarl.files.checkpoint import META
 
-    return train_config(json.loads((checkpoints / str(step) / META).read_text(encoding="utf-8"))["meta"])
+    return train_config(read_json(checkpoints / str(step) / META)["meta"])
 
 
 def train_config(meta: dict[str, Any]) -> TrainConfig:
