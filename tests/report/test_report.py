@@ -100,6 +100,41 @@ def test_ten_runs_with_long_names_fit_a_narrow_window(tmp_path):
 
 
 @needs_chromium
+def test_what_the_page_says_of_updates_turns_and_settings(tmp_path):
+    """The value of a held-out curve is that of its own update; with several turns rewards and returns differ; what auto chose is
+    not called another value than the default."""
+    run, start = write_run(tmp_path / "run", turns=2), tmp_path / "run/attempts/1/start.json"
+    content = json.loads(start.read_text())
+    content["settings"]["config"] |= {"compute_dtype": "float32", "remat": "auto", "max_error_share": 0.5}
+    start.write_text(json.dumps(content))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        row | {"step": 12345 * row["step"]} | ({} if "eval/updates" in row else {"turn_0/reward/mean": 1.0}) for row in rows
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report([run], tmp_path / "r.html")
+    script = """
+      const timer = setInterval(() => {
+        if (!document.body.dataset.ready) return;
+        clearInterval(timer);
+        const svg = document.querySelector("#curves svg[aria-label='reward/mean']"), box = svg.getBoundingClientRect();
+        svg.dispatchEvent(new MouseEvent("mousemove", { clientX: box.left + box.width * 0.6 }));
+        document.body.dataset.values = document.querySelector("#curves .values").textContent;
+      }, 100);"""
+    html = (tmp_path / "r.html").read_text().replace("</body>", f"<script>{script}</script></body>")
+    (tmp_path / "r.html").write_text(html)
+    page = dom(tmp_path / "r.html", tmp_path / "profile")
+    assert re.findall(r'data-values="([^"]*)"', page) == ["update 246900.75 held-out after update 493800.125 "]
+    last = page.split("Last values")[1].split("</table>")[0]
+    assert ">return<" in last and ">held-out return<" in last and ">turn_0/reward/mean<" in last
+    assert "(4 recorded), mean reward of turn 1 " in page
+    settings = page.split('id="settings"')[1].split('id="completions"')[0]
+    changed, chosen = settings.split("the default is auto</h3>")
+    assert "compute_dtype" in chosen.split("<details")[0] and "remat" in chosen.split("<details")[1]
+    assert "compute_dtype" not in changed and "max_error_share" not in changed
+
+
+@needs_chromium
 def test_a_constant_column_is_drawn_although_its_mean_is_rounded(tmp_path):
     rows = [{"step": step, "loss": 0.1} for step in range(4)]  # the mean of three is 0.10000000000000002
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
