@@ -101,8 +101,8 @@ def test_ten_runs_with_long_names_fit_a_narrow_window(tmp_path):
 
 @needs_chromium
 def test_what_the_page_says_of_updates_turns_and_settings(tmp_path):
-    """The value of a held-out curve is that of its own update; with several turns rewards and returns differ; what auto chose is
-    not called another value than the default."""
+    """The value of a held-out curve is that of its own update; with several turns rewards and returns differ; what auto chose
+    is not called another value than the default."""
     run, start = write_run(tmp_path / "run", turns=2), tmp_path / "run/attempts/1/start.json"
     content = json.loads(start.read_text())
     content["settings"]["config"] |= {"compute_dtype": "float32", "remat": "auto", "max_error_share": 0.5}
