@@ -74,7 +74,7 @@ def read_yaml(path: str | Path, inside: Path | None = None) -> YamlFile:
         ValueError: it is no YAML, no mapping, too large, or a key occurs twice; with the line.
     """
     name, path = str(path), Path(expand_home(path))
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{name} does not exist: give a YAML file; `jmarl configs list` shows the shipped ones")
     with open_file(path, inside) as file:
         content = file.read(MAX_BYTES + 1)

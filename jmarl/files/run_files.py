@@ -21,7 +21,7 @@ DICTIONARIES = {"options", "wandb"}  # settings that are mappings, not sections
 def config_file_of(directory: Path) -> Path | None:
     """Return the file with the settings of a run; of one of several seeds it is in the directory above. None: there is none."""
     own, above = directory / CONFIG_FILE, directory.absolute().parent / CONFIG_FILE
-    if own.is_file():
+    if own.exists():
         return own
     return above if directory.absolute().name.startswith("seed_") and above.is_file() else None
 

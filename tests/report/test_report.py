@@ -316,6 +316,7 @@ MAKE_HOSTILE = {
     "config.yaml has more than 100000 values": lambda run: (run / "config.yaml").write_text(
         "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
     ),
+    "config.yaml is a pipe": lambda run: os.mkfifo(run / "config.yaml"),
     "best.json is damaged": lambda run: ((run / "checkpoints").mkdir(), (run / "checkpoints/best.json").write_text("[]")),
 }
 
