@@ -1,11 +1,12 @@
 """`jmarl collect`: play a team without learning, and write what it read and wrote, as `jmarl train` with sft or dpo reads it.
 
 The file is in MRLM's layout: a JSON object with `trajectories`, or with the suffix .jsonl one trajectory per line. A trajectory
-is a conversation of one agent: `observations`, `actions` and, for each action, `rewards` with their `components`. With history
-append that is an episode; with history none an agent reads each prompt alone, so each turn is a trajectory. Observations are
-lists of messages if prompts are put into a chat template, else texts, so that training encodes what was sampled from.
-`metadata` has the rest: number and task of the episode, agent, role, turns, whether completions ended or were cut off, and the
-return of the episode. A turn without a valid reward has none in the file.
+is a conversation of one agent: `observations`, `actions` and, for each action, `rewards` with their `components`, which add up
+to the value (mean over agents), and the measures in `info`. With history append that is an episode; with history none an agent
+reads each prompt alone, so each turn is a trajectory. Observations are lists of messages if prompts are put into a chat
+template, else texts, so that training encodes what was sampled from. `metadata` has the rest: number and task of the episode,
+agent, role, turns, whether completions ended or were cut off, and the return of the episode. A turn without a valid reward has
+none in the file.
 
 After each batch the file is complete JSON, and `FILE.progress` says how much of it is done. The same command continues a
 collection that was stopped, with the same result; the batch in which it was stopped is played again. `--pairs` writes the best
@@ -23,7 +24,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -290,17 +291,17 @@ def rows_of(
             continue
         g = turn.joint[j, agent]
         prompt = turn.prompts[agent][p]
-        k, numbers = p * len(turn.joint) + j, turn.measures | turn.parts
+        k = p * len(turn.joint) + j
+        components, measures = (finite_at(numbers, k) for numbers in (turn.parts, turn.measures))
         observation: Any = prompt
         if episodes.chat_settings.of(agent) or isinstance(prompt, ChatPrompt):
             messages = prompt.messages if isinstance(prompt, ChatPrompt) else ({"role": "user", "content": prompt},)
             observation = {"messages": [dict(message) for message in messages], "done": False}
-        components = {name: number(values[k]) for name, values in numbers.items() if math.isfinite(values[k])}
         steps.append(
             {
                 "observation": observation,
                 "action": {"role": "assistant", "content": turn.texts[agent][p][g]},
-                "reward": {"value": number(turn.rewards[p, j, agent]), "components": components},
+                "reward": {"value": number(turn.rewards[p, j, agent]), "components": components, "info": measures},
                 "turn": t,
                 "ended": bool(ended[t][agent][p, g]),
             }
@@ -324,6 +325,11 @@ def conversation_row(steps: Sequence[dict], num_turns: int) -> dict:
     if any(step["reward"]["value"] is None for step in steps):
         row["metadata"]["invalid_rewards"] = row.pop("rewards")
     return row
+
+
+def finite_at(numbers: Mapping[str, Any], k: int) -> dict[str, float]:
+    """Return the numbers of joint action k by name, without those that are not finite."""
+    return {name: float(values[k]) for name, values in numbers.items() if math.isfinite(values[k])}
 
 
 def number(value: Any) -> float | None:

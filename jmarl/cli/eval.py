@@ -26,7 +26,7 @@ EPILOG = """examples:
 
 GROUPS = {  # of numbers in the result -> heading in the table
     "parts": "parts of the reward, summed over turns:",
-    "measures": "measures in the last turn:",
+    "measures": "measures, each in the last turn that has it:",
 }
 
 

@@ -7,7 +7,6 @@ out: checkpoints of torch.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from jmarl.comlrl.peer_settings import RolloutConfig
 from jmarl.config import TrainConfig, check
+from jmarl.config.bounded_files import read_json
 from jmarl.config.paths import expand_home
 from jmarl.files.checkpoint import META, saved_steps
 from jmarl.files.run_files import BEST_FILE, read_best
@@ -110,7 +110,7 @@ def read_metadata(checkpoint: str | os.PathLike) -> dict[str, Any]:
     """Return what the newest, or the given, checkpoint of a run says about itself, by CoMLRL's names."""
     run, step = find_checkpoint(checkpoint)
     step = max(saved_steps(run / FOLDER)) if step is None else step
-    content = json.loads((run / FOLDER / str(step) / META).read_text(encoding="utf-8"))
+    content = read_json(run / FOLDER / str(step) / META)
     config = content["meta"]["config"]
     names = {"version": content["format"], "sequence": step, "algorithm": config["algorithm"], "config": config}
     return names | {"run_id": None, "wandb": None}

@@ -1,15 +1,20 @@
 """Read a YAML file as plain values, with the line of every key for error messages (pyyaml's safe loader)."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from jmarl.config.bounded_files import DEPTH, open_file
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
 
 KeyPath = tuple[str | int, ...]  # keys and indices from the top of a file to a value
+MAX_VALUES = 100_000  # of a file, where each alias counts as all that it stands for
+MAX_BYTES = 2**20  # of a file
+MAX_DIGITS = 400  # of an integer
 
 
 class YamlFile(NamedTuple):
@@ -62,19 +67,21 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def read_yaml(path: str | Path) -> YamlFile:
-    """Return the contents of a YAML file, a mapping.
+def read_yaml(path: str | Path, inside: Path | None = None) -> YamlFile:
+    """Return the contents of a YAML file, a mapping. inside: see `open_file`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no YAML, no mapping, or a key occurs twice; with the line.
+        ValueError: it is no YAML, no mapping, too large, or a key occurs twice; with the line.
     """
     name, path = str(path), Path(expand_home(path))
-    if not path.is_file():
-        files = [str(file) for file in path.parent.glob("*.y*ml")]
-        hint = did_you_mean(str(path), files)
+    if not path.exists():
+        hint = did_you_mean(str(path), [str(file) for file in path.parent.glob("*.y*ml")])
         raise FileNotFoundError(f"{name} does not exist: give a YAML file; `jmarl configs list` shows the shipped ones{hint}")
-    content = path.read_bytes()
+    with open_file(path, inside) as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{name} has more than {MAX_BYTES} bytes: a configuration names its data, and does not hold them")
     try:
         return parse_yaml(content.decode("utf-8"), name)
     except UnicodeDecodeError as error:
@@ -92,8 +99,11 @@ def parse_yaml(text: str, name: str) -> YamlFile:
         node = loader.get_single_node()
         lines: dict[KeyPath, int] = {}
         if node is not None:
+            _check_size(node, name)
             _find_lines(node, (), lines, name)
         tree = {} if node is None else loader.construct_document(node)
+    except RecursionError:
+        raise ValueError(f"{name} is nested deeper than {DEPTH}: a configuration is a mapping of sections") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)  # only some errors of the library have one
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -129,6 +139,23 @@ def parse_value(text: str) -> Any:
 def dump_yaml(tree: dict[str, Any]) -> str:
     """Return a tree of plain values as YAML, in its order."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _check_size(node: yaml.Node, name: str) -> None:
+    """Raise ValueError for a document that is too deep or has too many values, once its aliases are followed, and for a number
+    with too many digits."""
+    level, count = [node], 0
+    for _ in range(DEPTH):
+        for long in (x for x in level if x.tag == "tag:yaml.org,2002:int" and len(x.value) > MAX_DIGITS):
+            raise ValueError(f"{name}, line {long.start_mark.line + 1} has a number of {len(long.value)} digits: shorten it")
+        parts = ([x] if isinstance(x, yaml.Node) else x for node in level if isinstance(node.value, list) for x in node.value)
+        level = [*itertools.islice(itertools.chain.from_iterable(parts), MAX_VALUES)]
+        count += len(level)
+        if count >= MAX_VALUES:
+            raise ValueError(f"{name} has more than {MAX_VALUES} values, aliases included: a configuration names its data")
+        if not level:
+            return
+    raise RecursionError
 
 
 def _find_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 
+from jmarl.config.bounded_files import read_json
 from jmarl.files.run_files import PACKAGES, version_of
 from jmarl.logs.log_file import LogFile
 from jmarl.logs.terminal import console
@@ -88,7 +89,7 @@ def is_complete(directory: str | Path, num_updates: int) -> bool:
     """Return whether the newest attempt has completed the run in a directory, with this number of updates."""
     try:
         file = _newest(Path(directory) / "attempts") / "end.json"
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         return content["num_updates"] == num_updates and not content.get("interrupted")  # older files lack this
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # it was cut short
         return False

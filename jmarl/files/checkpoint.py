@@ -37,6 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jmarl.config.bounded_files import read_json
 from jmarl.files.manifest import find_damage, sync_directory, write_manifest
 from jmarl.processes import exchange
 
@@ -290,8 +291,7 @@ class Checkpointer:
                 logger.warning("checkpoint step %d in %s cannot be deleted: %s", step, self.directory, error)
 
     def _remove_leftovers(self) -> None:
-        leftovers = sorted(x for x in self.directory.iterdir() if x.suffix in (SAVING, DELETING) and x.stem.isdecimal())
-        if leftovers:
+        if leftovers := sorted(x for x in self.directory.iterdir() if x.suffix in (SAVING, DELETING) and x.stem.isdecimal()):
             logger.warning("removing interrupted saves in %s: %s", self.directory, ", ".join(x.name for x in leftovers))
         for path in leftovers:
             shutil.rmtree(path)
@@ -305,7 +305,7 @@ class Checkpointer:
             raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {saved}")
         if (problem := self.damage(step)) is not None:
             raise self._unreadable(step, problem)
-        content = exchange.from_first(lambda: json.loads((self._folder(step) / META).read_text(encoding="utf-8")))
+        content = exchange.from_first(lambda: read_json(self._folder(step) / META))
         if (version := content.get("format", 1)) != FORMAT:
             raise CheckpointError(
                 f"checkpoint step {step} in {self.directory} has format {version}, and this version of jmarl reads format "

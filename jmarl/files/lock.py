@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from jmarl.config.bounded_files import kind_of, read_json
 from jmarl.logs.log_file import is_in_place
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def _acquire(path: Path, flags: int = 0) -> int:
         ) from error
     try:
         _take(fd, path)
-        if os.pread(fd, len(OWNER), 0) not in (b"", OWNER):
+        if kind_of(os.fstat(fd).st_mode) or os.pread(fd, len(OWNER), 0) not in (b"", OWNER):
             raise FileExistsError(
                 f"the output directory {path.parent} has a file {NAME} that no run of jmarl has written: choose another "
                 "output_dir (--output), or move it"
@@ -130,7 +131,7 @@ def reserved(directory: str | Path) -> Iterator[None]:
 def check_unlocked(directory: str | Path) -> None:
     """Raise `DirectoryInUse` if a run has the lock of a directory. Changes nothing, so it can run before models are loaded."""
     path = Path(directory) / NAME
-    if path.is_file() and _key(path) not in _reserved:
+    if path.is_file() and not path.is_symlink() and _key(path) not in _reserved:
         fd = os.open(path, os.O_RDONLY)
         try:
             _take(fd, path)
@@ -155,7 +156,7 @@ def _take(fd: int, path: Path) -> None:
 
 def _owner(path: Path) -> str:
     try:
-        owner = json.loads(path.read_text(encoding="utf-8"))
+        owner = read_json(path)
         return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
     except (OSError, ValueError, KeyError, TypeError):  # it has not written its name yet
         return "another process"

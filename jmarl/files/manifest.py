@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from jmarl.config.bounded_files import open_file, read_json
+
 NAME = "manifest.json"
 
 
@@ -29,7 +31,7 @@ def write_manifest(folder: Path) -> None:
 def find_damage(folder: Path) -> str | None:
     """Return which file differs from the manifest first, and how; None if the folder is intact."""
     try:
-        content = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        content = read_json(folder / NAME)
         files: dict[str, list[Any]] = content["files"]
         if content["sha256"] != _digest(files):
             return f"{NAME} was changed after it was written"
@@ -42,7 +44,7 @@ def find_damage(folder: Path) -> str | None:
             new_size, new_digest = describe_file(folder / name)
         except FileNotFoundError:
             return f"{name} is missing"
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return f"{name} cannot be read ({error})"
         if new_size != size:
             return f"{name} has {new_size} bytes, but {size} were written"
@@ -53,7 +55,7 @@ def find_damage(folder: Path) -> str | None:
 
 def describe_file(path: Path, sync: bool = False) -> list[Any]:
     """Return size and SHA-256 of a file. sync: first wait until the file is on the disk."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if sync:
             os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from jmarl.config.bounded_files import kind_of, printable
 from jmarl.files.changes import CannotGoOn
 from jmarl.logs.metrics_writer import MetricsWriter
 
@@ -54,9 +55,16 @@ def is_of_run(root: Path) -> bool:
 
 
 def check_free(directory: str | Path) -> None:
-    """Raise `CannotGoOn` if a directory that is not a run's has files with the names of those of runs. Only reads."""
+    """Raise `CannotGoOn` if a directory that is not a run's has files with the names of those of runs, or if one of a run's is
+    a link to a file, or a pipe, to which a run would write. Links to folders may be: of checkpoints elsewhere. Only reads."""
     root = Path(directory)
     if is_of_run(root):
+        for path in all_own_paths(root):
+            if not path.is_dir() and (kind := kind_of(path.lstat().st_mode)):
+                raise CannotGoOn(
+                    f"the output directory {printable(root)} has {printable(path.relative_to(root))}, which is {kind}, and a "
+                    "run would write to it: move it away, or choose another output_dir (--output)"
+                )
         return
     taken = [str(path.relative_to(root)) for path in all_own_paths(root)]
     if taken:

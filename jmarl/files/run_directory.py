@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from jmarl.algorithms import on_platform
 from jmarl.config import TrainConfig, flat
+from jmarl.config.bounded_files import read_json
 from jmarl.files.attempt import attempt
 from jmarl.files.changes import CHANGES_PENDING, CannotGoOn, check_changes
 from jmarl.files.checkpoint import META, SAVING, Checkpointer, CheckpointError, saved_steps
@@ -147,7 +147,7 @@ def check_contents(cfg: TrainConfig) -> None:
 def is_finished(checkpoints: Path, step: int) -> bool:
     """Return whether a run had made all its updates at a step. A damaged checkpoint counts as unfinished."""
     try:
-        content = json.loads((checkpoints / str(step) / META).read_text(encoding="utf-8"))
+        content = read_json(checkpoints / str(step) / META)
         return step >= content["meta"]["config"]["num_updates"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -163,7 +163,7 @@ def chosen_before(cfg: TrainConfig) -> dict[str, Any]:
     directory = checkpoints_of(cfg)
     for step in sorted(saved_steps(directory), key=lambda step: (step == cfg.run.resume_step, step), reverse=True):
         try:
-            config = json.loads((directory / str(step) / META).read_text(encoding="utf-8"))["meta"]["config"]
+            config = read_json(directory / str(step) / META)["meta"]["config"]
         except (OSError, ValueError, KeyError, TypeError):  # resuming skips damaged checkpoints too, and says so
             continue
         return {name: config.get(name, "auto") for name in names}  # older runs lack newer settings

@@ -4,13 +4,13 @@ and `jmarl info` can say that jax does not work."""
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from jmarl.config.bounded_files import printable, read_json
+from jmarl.config.yaml_file import read_yaml
 
 CONFIG_FILE = "config.yaml"
 BEST_FILE = "best.json"  # in the folder of checkpoints
@@ -21,7 +21,7 @@ DICTIONARIES = {"options", "wandb"}  # settings that are mappings, not sections
 def config_file_of(directory: Path) -> Path | None:
     """Return the file with the settings of a run; of one of several seeds it is in the directory above. None: there is none."""
     own, above = directory / CONFIG_FILE, directory.absolute().parent / CONFIG_FILE
-    if own.is_file():
+    if own.exists():
         return own
     return above if directory.absolute().name.startswith("seed_") and above.is_file() else None
 
@@ -42,11 +42,12 @@ def read_best(directory: Path) -> Best | None:
     file = directory / "checkpoints" / BEST_FILE
     if not file.is_file():
         return None
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if not content["history"]:
-        return None
-    updates, value = content["history"][-1]
-    return Best(updates, value, content["column"])
+    content = read_json(file)
+    try:
+        updates, value = content["history"][-1] if content["history"] else (None, 0.0)
+        return None if updates is None else Best(int(updates), float(value), str(content["column"]))
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{printable(file)} is damaged, it names no best evaluation: move it away") from error
 
 
 def shown(directory: str) -> str:
@@ -68,7 +69,7 @@ def next_commands(directory: str, seeds: Sequence[int] = ()) -> str:
     environment, or data and a reward. seeds: of the runs in the directory, if there are several."""
     commands = [f"jmarl report {shlex.quote(directory)}"]
     file = config_file_of(Path(directory))
-    settings = leaves(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
+    settings = leaves(read_yaml(file).tree) if file else {}
     scored = settings.get("data") and settings.get("reward")
     if scored or any(settings.get(name) for name in ("environment", "train_envs", "eval_envs")):
         model = f"{directory}/seed_{seeds[0]}" if seeds else directory

@@ -20,6 +20,7 @@ import jax
 from safetensors import SafetensorError
 
 from jmarl.config import Run
+from jmarl.config.bounded_files import read_json
 from jmarl.files.checkpoint import Checkpointer, CheckpointError, nbytes, saved_steps
 from jmarl.files.lock import keep
 from jmarl.files.run_files import BEST_FILE, Best, shown
@@ -43,7 +44,7 @@ class BestSoFar:
 
     def __init__(self, checkpoints: Path, run: Run, step: int):
         self.file, (self.column, self.smallest) = checkpoints / BEST_FILE, run.best_column
-        content = json.loads(self.file.read_text(encoding="utf-8")) if self.file.is_file() else {}
+        content = read_json(self.file) if self.file.is_file() else {}
         if content and not run.keep_best:
             self.column, self.smallest = content["column"], content["smallest"]
         is_same = content and (content["column"], content["smallest"]) == (self.column, self.smallest)

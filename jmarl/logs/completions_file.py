@@ -13,23 +13,26 @@ Files of older versions have no `measures`; their `parts` hold all numbers, and 
 
 Numbers that are not finite are null. When the file reaches its largest size, every second step is dropped, then three of four,
 and so on, so that what remains is spread over the whole run; held-out completions are dropped last. While the disk is full, up
-to 16 MB wait in memory, and later records are lost.
+to 16 MB wait in memory, and later records are lost. A record that takes more than MAX_MEMORY is neither written nor read,
+because a small file may unpack to any size.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import logging
 import math
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+from jmarl.config.bounded_files import memory_of, open_file, parse_json, printable
 from jmarl.config.paths import expand_home
 from jmarl.logs.log_file import LogFile
 
@@ -38,16 +41,18 @@ logger = logging.getLogger(__name__)
 NAME = "completions.jsonl.gz"
 TRAIN, EVAL = "train", "eval"
 MAX_WAITING = 16 * 10**6  # bytes
-_CHUNK = 1 << 16
+MAX_MEMORY = 2**28  # of a record, see `memory_of`
+_CHUNK = 1 << 14  # compressed bytes, which may become a thousand times as many
 _TAIL = 32 * 10**6  # bytes at the end that `newest_records` reads
 _HEADER = gzip.compress(b"", 6, mtime=0)[:8]  # with which every member begins, whichever version of Python wrote it
-_START = re.compile(rb'\{"step": (\d+), "kind": "(\w+)"')
+_START = re.compile(rb'\{"step": (\d{1,15}), "kind": "(\w+)"')
 
 
 class _Member(NamedTuple):
     step: int
     kind: str
     data: bytes  # compressed
+    memory: int  # that its record takes, see `memory_of`
 
 
 class CompletionsFile:
@@ -61,19 +66,26 @@ class CompletionsFile:
 
     def __init__(self, path: Path, start_step: int, max_bytes: int):
         self.path, self.max_bytes = path, max_bytes
-        members = _counted(_members(path)) if path.exists() else []
+        members = _counted(_members(path), path) if path.exists() else []
         earlier = [member for member in members if member.step < start_step]
         steps = [member.step for member in earlier if member.kind == TRAIN]
         self.every = max(next((later - step for step, later in zip(steps, steps[1:], strict=False)), 1), 1)
-        if path.exists() and path.read_bytes() != b"".join(member.data for member in earlier):
-            self._replace(earlier)
+        if path.exists():
+            data = b"".join(member.data for member in earlier)
+            with open_file(path) as file:
+                is_same = file.read(len(data) + 1) == data
+            if not is_same:
+                self._replace(earlier)
         self.file = LogFile(path, MAX_WAITING)
 
     def write(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
         """Append the record of a step."""
         if kind == TRAIN and step % self.every:
             return
-        member = _member(step, kind, record).data
+        _, _, member, memory = _member(step, kind, record)
+        if memory > MAX_MEMORY:
+            logger.warning("%s: the record of step %d is left out: it takes %d MB", self.path, step, memory >> 20)
+            return
         if self.file.end + len(member) > self.max_bytes:
             self._thin(step, len(member))
             if (kind == TRAIN and step % self.every) or self.file.end + len(member) > self.max_bytes:
@@ -107,32 +119,38 @@ class CompletionsFile:
         self.file.close()
 
 
-def read_completions(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file, without a damaged last one."""
-    from_zero = False
-    for member in _members(Path(expand_home(path))):
-        record = json.loads(gzip.decompress(member.data))
+def read_completions(path: str | Path, numbers: Container[int] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, without damaged ones. numbers: of those to yield, from 0; None: all."""
+    from_zero, path = False, Path(expand_home(path))
+    for number, member in enumerate(_members(path)):
+        is_wanted = numbers is None or number in numbers
+        if not is_wanted and (member.step or member.kind != TRAIN):  # others tell whether the file counts from 0
+            continue
+        if (record := _record(gzip.decompress(member.data), path)) is None:
+            continue
         from_zero |= _is_first_of_zero(record)
-        yield record | {"step": _updates_of(record)} if from_zero else record
+        if is_wanted:
+            yield record | {"step": _updates_of(record)} if from_zero else record
 
 
 def newest_records(path: str | Path, after: int, most: int = 5) -> list[dict[str, Any]]:
     """Return up to `most` of the last intact records from step `after` on, in order. Reads the end of the file only, so that a
     page that follows a run can ask every few seconds."""
-    with Path(path).open("rb") as file:
+    path = Path(path)
+    with open_file(path, path.parent) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - _TAIL, 0))
         data = file.read()
     records: list[dict[str, Any]] = []
-    at = len(data)
+    at, tail = len(data), io.BytesIO(data)
     while len(records) < most and (at := data.rfind(_HEADER, 0, at)) >= 0:
-        line, _ = _line_at(data, at)
+        line, _ = _line_at(tail, at)
         head = _START.match(line)
         if head is None:  # half-written, or these bytes inside a member
             continue
         if int(head[1]) < after:
             break
-        records.append(json.loads(line))
+        records += [record] if (record := _record(line, path)) is not None else []
     return records[::-1]
 
 
@@ -145,9 +163,18 @@ def finite(value: Any) -> Any:
     return [finite(x) for x in value] if isinstance(value, list | tuple) else value
 
 
-def steps_of(path: str | Path) -> list[tuple[int, str, int]]:
-    """Return the step, the kind and the compressed size in bytes of each record."""
-    return [(member.step, member.kind, len(member.data)) for member in _members(Path(expand_home(path)))]
+def steps_of(path: str | Path) -> list[tuple[int, str, int, int]]:
+    """Return the step, the kind, the compressed size in bytes and the memory of each record."""
+    return [(member.step, member.kind, len(member.data), member.memory) for member in _members(Path(expand_home(path)))]
+
+
+def _record(line: bytes, path: Path) -> dict[str, Any] | None:
+    """Return the record in a line; None, with a warning, if it is damaged."""
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        logger.warning("%s: a record is damaged (%.100s) and left out", printable(path), error)
+        return None
 
 
 def _is_first_of_zero(record: Mapping[str, Any]) -> bool:
@@ -160,45 +187,53 @@ def _updates_of(record: Mapping[str, Any]) -> int:
     return record.get("updates", record["step"] + 1)
 
 
-def _counted(members: Iterable[_Member]) -> list[_Member]:
+def _counted(members: Iterable[_Member], path: Path) -> list[_Member]:
     """Return members with the number of updates as their step, also those of a file that counts from 0."""
     members = [*members]
     first = next((member for member in members if member.kind == TRAIN), None)
-    if first is None or first.step or not _is_first_of_zero(json.loads(gzip.decompress(first.data))):
+    record = None if first is None or first.step else _record(gzip.decompress(first.data), path)
+    if record is None or not _is_first_of_zero(record):
         return members
-    records = [json.loads(gzip.decompress(member.data)) for member in members]
-    return [_member(_updates_of(record), record.pop("kind"), record) for record in records]
+    records = [_record(gzip.decompress(member.data), path) for member in members]
+    return [_member(_updates_of(record), record.pop("kind"), record) for record in records if record is not None]
 
 
 def _member(step: int, kind: str, record: Mapping[str, Any]) -> _Member:
     rest = {name: x for name, x in record.items() if name != "step"}
-    line = json.dumps({"step": int(step), "kind": kind, **rest}, default=str, ensure_ascii=False) + "\n"
-    return _Member(int(step), kind, gzip.compress(line.encode("utf-8", "replace"), 6, mtime=0))
+    text = json.dumps({"step": int(step), "kind": kind, **rest}, default=str, ensure_ascii=False) + "\n"
+    line = text.encode("utf-8", "replace")
+    return _Member(int(step), kind, gzip.compress(line, 6, mtime=0), memory_of(line))
 
 
 def _members(path: Path) -> Iterator[_Member]:
     """Yield the intact members in order, up to the first damaged one."""
-    data, start = path.read_bytes(), 0
-    for number in count(1):
-        if start >= len(data):
-            return
-        line, end = _line_at(data, start)
-        head = _START.match(line)
-        if head is None:
-            logger.warning("%s: record %d is damaged; it and those after it are left out", path, number)
-            return
-        yield _Member(int(head[1]), head[2].decode(), data[start:end])
-        start = end
+    start = 0
+    with open_file(path, path.parent) as file:
+        for number in count(1):
+            if start >= os.fstat(file.fileno()).st_size:
+                return
+            line, end = _line_at(file, start)
+            head, memory = _START.match(line), memory_of(line)
+            if head is None or memory > MAX_MEMORY:
+                logger.warning(
+                    "%s: record %d is damaged or too large; it and those after it are left out", printable(path), number
+                )
+                return
+            del line
+            file.seek(start)
+            yield _Member(int(head[1]), head[2].decode(), file.read(end - start), memory)
+            start = end
 
 
-def _line_at(data: bytes, start: int) -> tuple[bytes, int]:
-    """Return the content of the member at `start`, empty if it is damaged, and its end. It is read in chunks, because what a
-    decompressor does not use is copied."""
-    reader, position, parts = zlib.decompressobj(31), start, []
+def _line_at(file: BinaryIO, start: int) -> tuple[bytes, int]:
+    """Return the content of the member at `start`, empty if it is damaged or takes more than MAX_MEMORY, and its end. It is
+    read in chunks, because what a decompressor does not use is copied."""
+    reader, parts, size = zlib.decompressobj(31), [], 0
+    file.seek(start)
     try:
-        while not reader.eof and position < len(data):
-            parts.append(reader.decompress(data[position : position + _CHUNK]))
-            position += _CHUNK
+        while not reader.eof and size <= MAX_MEMORY and (chunk := file.read(_CHUNK)):
+            parts.append(reader.decompress(chunk))
+            size += len(parts[-1])
     except zlib.error:
         return b"", start
-    return b"".join(parts) if reader.eof else b"", min(position, len(data)) - len(reader.unused_data)
+    return b"".join(parts) if reader.eof else b"", file.tell() - len(reader.unused_data)

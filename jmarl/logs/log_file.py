@@ -31,7 +31,8 @@ class LogFile:
 
     def __init__(self, path: Path, max_waiting: int | None = None):
         self.path, self.max_waiting, self.lost = path.absolute(), max_waiting, 0
-        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)  # no O_APPEND: pwrite would ignore its offset
+        # No O_APPEND: pwrite would ignore its offset. O_NONBLOCK: a pipe is an error, and does not wait for its reader.
+        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         self.end = os.lseek(self.fd, 0, os.SEEK_END)  # of the last complete record; a partial one after it is overwritten
         self.waiting: deque[bytes] = deque()
 

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.columns import valid
+from jmarl.config.bounded_files import printable, read_text
 from jmarl.config.paths import expand_home
 from jmarl.logs import completions_file
 from jmarl.logs.log_file import LogFile
@@ -216,7 +217,8 @@ class _Completions(Sink):
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read the rows of a `metrics.jsonl`, with "NaN" and infinities as floats. Damaged lines are logged and left out; the last
     one is left out silently if it is half-written, because the run may be going on."""
-    text = Path(expand_home(path)).read_text(encoding="utf-8", errors="replace")
+    path = Path(expand_home(path))
+    text = read_text(path, errors="replace")
     lines = text.splitlines()
     if lines and not text.endswith(("\n", "}")):
         lines.pop()
@@ -237,7 +239,7 @@ def _truncate_rows(path: Path, start_step: int) -> tuple[list[dict[str, Any]], i
     many steps were there."""
     if not path.exists():
         return [], 0
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_text(path, errors="replace")
     lines = text.splitlines()
     intact = _counted(_parse(lines, path))
     num_logged = max((row["step"] + 1 for _, row in intact), default=0)
@@ -267,13 +269,21 @@ def _counted(parsed: Iterable[tuple[str, dict[str, Any]]]) -> list[tuple[str, di
     return counted
 
 
-def _parse(lines: list[str], path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parse(lines: list[str], path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            yield line, {"step": int(row["step"])} | {k: float(v) for k, v in row.items() if k != "step"}
-        except (ValueError, TypeError, KeyError) as error:
-            logger.warning("%s: line %d is damaged (%s) and left out", path, number, error)
+            row = {name: _step(x) if name in ("step", "eval/updates") else float(x) for name, x in row.items()}
+            yield line, {"step": row.pop("step")} | row
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            logger.warning("%s: line %d is damaged (%.100s) and left out", printable(path), number, error)
+
+
+def _step(value: Any) -> int:
+    """Return a number of updates. Raises ValueError for what is none."""
+    if not 0 <= int(value) < 2**53:
+        raise ValueError("no number of updates")
+    return int(value)
 
 
 def _jsonable(value: float) -> float | str:

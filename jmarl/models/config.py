@@ -64,23 +64,40 @@ class DeltaSizes:
 class ModelConfig:
     """Sizes and switches of a decoder. Letters: V vocabulary, D model, F feed-forward, H heads, K key-value heads."""
 
-    family: str  # a name in `models.families`
-    vocab_size: int  # V
-    hidden_size: int  # D
-    intermediate_size: int  # F
-    num_layers: int  # L
-    num_heads: int  # H
-    num_kv_heads: int  # K
-    head_dim: int  # h
+    family: str
+    """A name in `models.families`."""
+    vocab_size: int
+    """V, the number of tokens that have an embedding and a logit."""
+    hidden_size: int
+    """D, the size of what passes from layer to layer."""
+    intermediate_size: int
+    """F, the size inside a feed-forward layer."""
+    num_layers: int
+    """L."""
+    num_heads: int
+    """H, heads of queries."""
+    num_kv_heads: int
+    """K, heads of keys and values. Each serves H / K heads of queries."""
+    head_dim: int
+    """h, the size of a head."""
     max_positions: int
+    """The number of tokens that a prompt and its completion may have; see `context`."""
     rope_theta: float = 10000.0
+    """The base of the rotary embedding's frequencies."""
     rope_scaling: RopeScaling | None = None
+    """How these frequencies are changed for longer contexts. None: they are not."""
     rms_eps: float = 1e-6
+    """Added to the mean square in each norm."""
     tie_embeddings: bool = True
+    """Compute logits with the weights of the embedding."""
     qkv_bias: bool = False
+    """Add biases to queries, keys and values."""
     out_bias: bool = False
+    """Add a bias to the outputs of attention."""
     qk_norm: bool = False
+    """Normalize queries and keys, each head by itself."""
     mlp_bias: bool = False
+    """Add biases in feed-forward layers."""
     qk_norm_of_all: bool = False
     """Normalize all queries of a token, and all keys, together; not each head (`qk_norm`)."""
     norms_before: bool = True
@@ -89,7 +106,8 @@ class ModelConfig:
     """Normalize their outputs."""
     norm_adds_one: bool = False
     """Weights of norms are stored less 1."""
-    activation: str = "silu"  # | gelu_tanh
+    activation: str = "silu"
+    """Of feed-forward layers: silu or gelu_tanh."""
     rotary_dim: int | None = None
     """How many of the numbers of a head are rotated, the first ones. None: all."""
     sliding_window: int | None = None
@@ -101,6 +119,7 @@ class ModelConfig:
     plain_layers: tuple[bool, ...] = ()
     """Which layers do not rotate; empty: none."""
     embed_scale: float = 1.0
+    """Embeddings are multiplied by it."""
     residual_scale: float = 1.0
     """Of the outputs of attention and feed-forward layer."""
     attention_scale: float | None = None
@@ -108,11 +127,13 @@ class ModelConfig:
     attention_cap: float | None = None
     """These products x become cap * tanh(x / cap)."""
     logit_divisor: float = 1.0
+    """Logits are divided by it."""
     logit_cap: float | None = None
     """Logits x become cap * tanh(x / cap)."""
     num_experts: int = 0
     """Feed-forward layers among which each token is routed to some. 0: there is one, for all tokens."""
     experts_per_token: int = 0
+    """How many of them a token is routed to."""
     expert_size: int = 0
     """What F is of an expert."""
     norm_top_probs: bool = False

@@ -22,6 +22,7 @@ import numpy as np
 
 from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
+from jmarl.config.bounded_files import read_json
 from jmarl.envs.base import Environment
 from jmarl.evaluation.evaluate import Evaluation
 from jmarl.files.manifest import describe_file
@@ -281,7 +282,7 @@ def load_round(folder: Path, round_: int) -> list[Pair]:
     if not path.is_file():
         raise ValueError(f"cannot resume: {path}, the pairs of round {round_}, is missing")
     digest = path.with_suffix(".json")
-    if not digest.is_file() or json.loads(digest.read_text(encoding="utf-8")) != describe_file(path):
+    if not digest.is_file() or read_json(digest) != describe_file(path):
         raise ValueError(
             f"cannot resume: {path}, the pairs of round {round_}, is damaged: {digest} should hold its size and SHA-256"
         )

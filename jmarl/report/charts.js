@@ -170,16 +170,22 @@ function chart(title, series) {
   return make("div", { class: "chart" }, make("h3", {}, title), svg, values);
 }
 
-/** Show the value of each curve at the update that is drawn nearest to `at`, the largest first. */
+const updateText = (x) => `update ${Number.isInteger(x) ? x : number(x)}`;
+
+/** Show the value of each curve at the update that is drawn nearest to `at`, the largest first. A curve that has none at the
+ * update of the first one, such as a held-out one, says of which update its value is. */
 function readOut(values, cursor, series, toX, at) {
   const nearest = ({ curve }) => curve.x.reduce((best, x, i) => (Math.abs(toX(x) - at) < Math.abs(toX(curve.x[best]) - at) ? i : best), 0);
   const update = series[0].curve.x[nearest(series[0])];
   for (const name of ["x1", "x2"]) cursor.setAttribute(name, toX(update));
   cursor.setAttribute("visibility", "visible");
-  const line = (entry) => [entry, entry.curve.mean[nearest(entry)], entry.curve.runs && entry.curve.runs[nearest(entry)]];
+  const line = (entry) => {
+    const { x, mean, runs } = entry.curve, i = nearest(entry);
+    return [entry, mean[i], runs && runs[i], x[i] === update ? "" : ` after ${updateText(x[i])}`];
+  };
   const lines = series.map(line).sort(([, a], [, b]) => (b ?? -Infinity) - (a ?? -Infinity));
-  values.replaceChildren(make("div", {}, `update ${number(update)}`), ...lines.map(([{ label, stroke, dash }, value, runs]) =>
-    make("div", {}, sample(stroke, dash), `${number(value)} ${label}${ofRuns(runs)}`)));
+  values.replaceChildren(make("div", {}, updateText(update)), ...lines.map(([{ label, stroke, dash }, value, runs, when]) =>
+    make("div", {}, sample(stroke, dash), `${number(value)} ${label}${when}${ofRuns(runs)}`)));
   values.hidden = false;
 }
 

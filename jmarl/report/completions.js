@@ -136,7 +136,8 @@ class Completions {
 
   nameStep(record) {
     const mean = meanOf(record.turns[0].rewards.flat(2));
-    this.label.textContent = `${this.name(record)} (${this.records.length} recorded), mean reward ${number(mean)}`;
+    const which = record.turns.length > 1 ? "mean reward of turn 1" : "mean reward";
+    this.label.textContent = `${this.name(record)} (${this.records.length} recorded), ${which} ${number(mean)}`;
   }
 
   name(record) {

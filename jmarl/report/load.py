@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from jmarl.config.bounded_files import check_inside, printable, read_json, read_tail
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
+from jmarl.config.yaml_file import read_yaml
 from jmarl.files.run_files import Best, config_file_of, leaves, read_best
 from jmarl.logs.metrics_writer import read_rows
 
 METRICS = "metrics.jsonl"
+TEXTS = {"time": str, "host": str, "python": str, "command": list, "devices": list, "versions": dict}  # of `start.json`
+MAX_LOGS = 2 * 10**7  # characters of the logs of a run, the newest ones
 IDENTITY = "identity/"  # begins the names of what is no setting: fingerprints of team, environment, data and reward
 # Settings in which runs of one group may differ: they change neither what is learned nor how fast.
 NOT_COMPARED = {
@@ -168,7 +170,8 @@ def load_run(directory: Path, name: str) -> Run:
     attempts = load_attempts(directory / "attempts")
     recorded = next((attempt["settings"] for attempt in reversed(attempts) if "settings" in attempt), {})
     written = config_file_of(directory)
-    tree = yaml.safe_load(written.read_text(encoding="utf-8")) if written else {}
+    # As JSON, which has only texts as names: a report is made of it.
+    tree = json.loads(json.dumps(read_yaml(written, written.parent).tree, default=str)) if written else {}
     return Run(
         name,
         directory,
@@ -191,11 +194,23 @@ def flat_settings(recorded: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[
 
 def load_attempts(directory: Path) -> list[dict[str, Any]]:
     """Return the starts of a run in order, each with its number and log."""
-    numbered = sorted((int(path.name), path) for path in directory.glob("*") if path.name.isdigit())
-    attempts = []
-    for number, path in numbered:
+    numbered = sorted((int(path.name), path) for path in directory.glob("*") if re.fullmatch("[0-9]{1,9}", path.name))
+    attempts, room = [], MAX_LOGS
+    for number, path in reversed(numbered):
+        check_inside(path, directory.parent)
         start, log = path / "start.json", path / "log.txt"
-        content = json.loads(start.read_text(encoding="utf-8")) if start.is_file() else {}
-        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        content = checked(read_json(start), start) if start.exists() else {}
+        text = read_tail(log, path) if log.exists() and room > 0 else ""
+        room -= len(text)
         attempts.append({"number": number, **content, "log": text})
-    return attempts
+    return attempts[::-1]
+
+
+def checked(content: Any, file: Path) -> dict[str, Any]:
+    """Return what a report shows of a `start.json`. Raises ValueError if it has other types."""
+    kinds = {**TEXTS, "settings": dict}
+    if not isinstance(content, dict) or any(not isinstance(content.get(name, kind()), kind) for name, kind in kinds.items()):
+        raise ValueError(f"{printable(file)} is no record of an attempt: move it away")
+    if not isinstance(content.get("settings", {}).get("config", {}), dict):
+        raise ValueError(f"{printable(file)} has settings that are no mapping: move it away")
+    return {name: content[name] for name in kinds if name in content}

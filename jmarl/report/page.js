@@ -69,8 +69,8 @@ function fillCurves(section, groups) {
 /** Return how the lines of the agents look: by color, or by dashes if colors tell runs apart. */
 function agentLegend(groups, charts) {
   const agents = [...charts.values()].flat().map(({ agent }) => agent).filter((agent) => agent !== undefined);
-  const several = groups.length > 1, count = Math.max(-1, ...agents) + 1;
-  return make("div", { class: "legend" }, ...Array.from({ length: count }, (_, agent) => make("span", {},
+  const several = groups.length > 1, numbers = [...new Set(agents)].sort((a, b) => a - b);
+  return make("div", { class: "legend" }, ...numbers.map((agent) => make("span", {},
     sample(several ? "var(--text)" : color(agent), several ? DASHES[agent % 4] : ""), agentName(agent))));
 }
 
@@ -165,7 +165,11 @@ async function main() {
     roles = data.roles;
     document.getElementById("curves").append(controls(data, () => draw(data)));
     draw(data);
-    const completions = fillCompletions(document.getElementById("completions"), data);
+    const section = document.getElementById("completions");
+    let completions = null;
+    try { completions = fillCompletions(section, data); } catch (error) {
+      section.append(note(`The completions cannot be drawn: a record is damaged (${error.message}).`));
+    }
     summary.textContent = summaryOf(data);
     if (data.live) follow(data, completions);
     document.body.dataset.ready = String(Math.round(performance.now()));

@@ -37,7 +37,7 @@ def write_report(paths: Sequence[Path], output: Path, max_mb: float = 30.0) -> s
     """
     content = load_content(paths, max_mb)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(render(content), encoding="utf-8")
+    output.write_text(render(content), encoding="utf-8", errors="replace")  # names of files may be no UTF-8
     thinned = f" of every {content['every']} steps" * (content["every"] > 1)
     steps = sum(record["kind"] == "train" for record in content["completions"])
     runs, size = len(content["runs"]), output.stat().st_size / 1e6

@@ -90,11 +90,12 @@ def goodput(group: Group) -> dict[str, float]:
 
 
 def settings_table(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return each setting with its values in each group, whether they differ, and whether any value is not the default.
+    """Return each setting with its values in each group, whether they differ, whether all are the default, and whether the
+    default is auto, which each run replaced by what it chose.
 
     What identifies team, environment, data and reward is in the table only where it differs: the settings name them too."""
     own = {f.name: f.default for cls in (TeamConfig, TaskConfig, ExperimentConfig) for f in dataclasses.fields(cls)}
-    plain_own = {name: value for name, value in own.items() if isinstance(value, bool | int | str | tuple | None)}
+    plain_own = {name: value for name, value in own.items() if isinstance(value, bool | int | float | str | tuple | None)}
     plain_own |= {"options": {}, "wandb": {}}
     defaults = json.loads(json.dumps(plain_own | flat(TrainConfig())))  # as in start.json, where tuples are lists
     table = []
@@ -108,5 +109,6 @@ def settings_table(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 continue
             name = f"contents of the {name.removeprefix(IDENTITY)}"
         default = name in defaults and all(text == str(defaults[name]) for text in texts)
-        table.append({"name": name, "values": texts, "differs": len(set(texts)) > 1, "default": default})
+        row = {"name": name, "values": texts, "differs": len(set(texts)) > 1, "default": default}
+        table.append(row | {"auto": not default and defaults.get(name) == "auto"})
     return table

@@ -2,6 +2,7 @@
 
 const PHASES = ["sampling", "rewards", "data", "update", "checkpoint", "evaluation", "compiling", "idle"];
 const NAME_OF = { "reward/mean": "reward", "eval/reward": "held-out reward" };
+const NAME_WITH_TURNS = { "reward/mean": "return", "eval/reward": "held-out return" };
 
 const ofRuns = (runs) => (runs === undefined || runs === null ? "" : ` (of ${number(runs)} run${runs === 1 ? "" : "s"})`);
 const withInterval = ([, mean, half, runs]) => `${number(mean)}${half === null ? "" : ` ± ${number(half)}`}${ofRuns(runs)}`;
@@ -22,7 +23,8 @@ function lastValues(groups, charts, titles, onChoose) {
     return make("tr", {}, make("td", { class: "name" }, groups.length > 1 ? chooser(group, g, onChoose) : group.name),
       ...values.map((of) => cell(of.length ? make("div", {}, ...of) : "–")));
   };
-  const names = titles.map((title) => NAME_OF[title] || title.replace("agent_N/", ""));
+  const nameOf = titles.some((title) => title.startsWith("turn_")) ? NAME_WITH_TURNS : NAME_OF;
+  const names = titles.map((title) => nameOf[title] || title.replace("agent_N/", ""));
   return wide(make("tr", {}, make("th", {}, ""), ...names.map(head)), ...groups.map(row));
 }
 
@@ -92,7 +94,9 @@ function fillSettings(section, groups, settings) {
     section.append(make("h3", {}, "Differences between the runs"), differing.length ? wide(names, ...groups.map((group, g) =>
       make("tr", {}, make("td", { class: "name" }, group.name), ...differing.map((row) => code(row.values[g]))))) : note("None."));
   }
-  const changed = rest.filter((row) => !row.default);
+  const changed = rest.filter((row) => !row.default && !row.auto), auto = rest.filter((row) => row.auto);
   section.append(make("h3", {}, groups.length > 1 ? "Equal for all curves, and not the default" : "Not the default"),
-    changed.length ? table(changed) : note("None."), panel("defaults", "Defaults", table(rest.filter((row) => row.default))));
+    changed.length ? table(changed) : note("None."));
+  if (auto.length) section.append(make("h3", {}, "Chosen by the run, or given: the default is auto"), table(auto));
+  section.append(panel("defaults", "Defaults", table(rest.filter((row) => row.default))));
 }

@@ -42,6 +42,14 @@ class Words(TextEnvironment):
         return Step(state, again, [letters[0], letters[1] - 1], state["turn"] > self.max_turns, info)
 
 
+class WithParts(Words):
+    """Says what the reward is the sum of."""
+
+    def step(self, state, messages, rng):
+        step = super().step(state, messages, rng)
+        return step._replace(parts={"letters": sum(step.reward) / 2 + 0.5, "cost": -0.5})
+
+
 class Unscored(Words):
     """Has no part `solved`, and no valid reward where the second agent writes more than the first."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,4 +155,8 @@ def test_what_cannot_be_exported_is_refused(tmp_path, capsys):
     assert "--merge is for runs with LoRA, and m0 has no adapters" in capsys.readouterr().err
     assert main(["export", "--model", "m0", "--output", "lora"]) == 2
     assert "lora exists and is not empty" in capsys.readouterr().err
+    shutil.copytree("lora", "linked")
+    Path("linked/models/agent_0/adapter/notes").symlink_to(Path("texts.jsonl").absolute())
+    assert main(["export", "--model", "linked", "--output", str(tmp_path / "out")]) == 2
+    assert re.search("adapter/notes is a link to .*texts.jsonl, out of .*adapter, and is not read", capsys.readouterr().err)
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.saving").exists()

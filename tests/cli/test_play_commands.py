@@ -197,7 +197,7 @@ def test_eval_and_collect_play_the_same_episodes(tmp_path, capsys):
     returns = np.array([row["metadata"]["return"] for row in rows if row["metadata"]["agent"] == 0])
     assert len(returns) == 6 and result["mean"] == pytest.approx(returns.mean())
     assert result["ci95"] == pytest.approx(2.5706 * returns.std(ddof=1) / 6**0.5, rel=1e-4)
-    solved = [row["rewards"][0]["components"]["solved"] for row in rows if row["metadata"]["agent"] == 0]
+    solved = [row["rewards"][0]["info"]["solved"] for row in rows if row["metadata"]["agent"] == 0]
     assert result["success_rate"] == result["measures"]["solved"]["mean"] == np.mean(solved)
     assert result["max_new_tokens"] == 4 and "pears eval 0 5" in rows[-1]["observations"][0]
     assert {**read(tmp_path / "c.json"), "seconds": 0, "model": ""} == {**result, "seconds": 0, "model": ""}
@@ -375,9 +375,19 @@ def test_a_file_has_all_turns_and_agents(tmp_path):
         values = [[reward["value"] for reward in row["rewards"]] for row in (first, second)]
         assert first["metadata"]["return"] == pytest.approx(np.sum(values) / 2)
         letters = [sum(c.isalpha() for c in action["content"]) / 10 for action in first["actions"]]
-        assert values[0] == letters == [reward["components"]["first_letters"] for reward in first["rewards"]]
+        assert values[0] == letters == [reward["info"]["first_letters"] for reward in first["rewards"]]
     turns = [(row["metadata"]["turns"], row["metadata"]["agent"]) for row in read(tmp_path / "n.json")["trajectories"]]
     assert turns == [([0], 1), ([1], 1)] * 4
+
+
+def test_the_components_of_a_reward_add_up_to_it_and_measures_stand_beside_them(tmp_path):
+    assert play("collect", tmp_path / "p.json", "-n", 2, environment=WORDS.replace("Words", "WithParts")) == 0
+    rows = read(tmp_path / "p.json")["trajectories"]
+    for pair in zip(rows[::2], rows[1::2], strict=True):
+        rewards = [row["rewards"][0] for row in pair]
+        total = sum(rewards[0]["components"].values())
+        assert {*rewards[0]["components"]} == {"letters", "cost"} and {*rewards[0]["info"]} == {"first_letters", "solved"}
+        assert total == pytest.approx(sum(reward["value"] for reward in rewards) / 2)
 
 
 def test_a_filter_leaves_out_episodes_and_a_row_without_a_valid_reward_says_so(tmp_path):

@@ -1,6 +1,8 @@
 """Read configs in both spellings of rope; errors name what is wrong with a config or a directory."""
 
+import contextlib
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jmarl.models.config import RopeScaling
+from jmarl.models.families import FAMILIES
 from jmarl.models.hub import agents as weights
 
 LLAMA3_ROPE = dict(
@@ -76,6 +79,35 @@ def test_families_differ_in_biases_and_norms():
 def test_errors_name_unsupported_features(fields, message):
     with pytest.raises(ValueError, match=message):
         weights.config_from_hf(BASE | fields)
+
+
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+BROKEN = [
+    *({name: value} for name in SIZES for value in (0, "4", 1.5, True)), {"num_hidden_layers": 10**9}, {"hidden_size": 10**400},
+    {"rms_norm_eps": math.nan}, {"rope_theta": "x"}, {"rope_parameters": {"rope_theta": -1}}, {"model_type": []},
+    {"hidden_act": [1], "hidden_activation": [1]}, {"rope_parameters": {"rope_type": []}}, {"rope_parameters": 5},
+    {"rope_parameters": {"rope_type": "linear", "factor": "x"}}, {"rope_scaling": 5},
+]  # fmt: skip
+OF_FAMILIES = {
+    "qwen3_5_text": [{"full_attention_interval": 0}, {"linear_num_key_heads": 0}, {"head_dim": None}, {"layer_types": 5}],
+    "qwen3_moe": [{"decoder_sparse_step": 0}, {"mlp_only_layers": 5}, {"num_experts": -1}],
+    "gemma2": [{"query_pre_attn_scalar": None}, {"num_key_value_heads": "x"}, {"attn_logit_softcapping": 0}],
+    "gemma3_text": [{"sliding_window_pattern": 0}, {"query_pre_attn_scalar": 0}, {"rope_parameters": {"full_attention": 5}}],
+    "smollm3": [{"no_rope_layer_interval": 0}, {"no_rope_layers": 5}], "mistral": [{"sliding_window": -1}],
+    "llama": [{"num_attention_heads": 100}, {"rope_scaling": {"rope_type": "longrope", "short_factor": 1}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_broken_config_is_a_sentence_for_every_family(family):
+    base = {**BASE, "model_type": family, "full_attention_interval": 2}
+    weights.config_from_hf(base)
+    for fields in [*BROKEN, *OF_FAMILIES.get(family, ())]:
+        with pytest.raises(ValueError, match=r"^(config\.json has|this \w+ checkpoint has|unknown architecture).{,350}$"):
+            weights.config_from_hf(base | fields)
+    for name in base:  # null: the family has a default, or it is missing
+        with contextlib.suppress(ValueError):
+            weights.config_from_hf(base | {name: None})
 
 
 def test_a_sliding_window_that_is_not_in_use_is_fine():

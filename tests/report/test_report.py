@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
+import os
 import random
 import re
 import time
@@ -16,6 +18,7 @@ from run_directories import turn, write_run
 
 import jmarl
 from jmarl.cli.main import main
+from jmarl.logs import completions_file
 from jmarl.logs.completions_file import CompletionsFile
 from jmarl.report.completions import chosen
 from jmarl.report.load import Group, groupings_of, load_runs
@@ -125,6 +128,41 @@ def test_ten_runs_with_long_names_fit_a_narrow_window(tmp_path):
     assert page.split('id="held-out"')[1].split("</table>")[0].count("0.25 ± 0.125") == 10
     assert page.split('id="goodput"')[1].split("</table>")[0].count('class="bar"') == 10
     assert page.count('class="band"') == 0 and page.count('class="curve"') == 10 + 2 * 10
+
+
+@needs_chromium
+def test_what_the_page_says_of_updates_turns_and_settings(tmp_path):
+    """The value of a held-out curve is that of its own update; with several turns rewards and returns differ; what auto chose
+    is not called another value than the default."""
+    run, start = write_run(tmp_path / "run", turns=2), tmp_path / "run/attempts/1/start.json"
+    content = json.loads(start.read_text())
+    content["settings"]["config"] |= {"compute_dtype": "float32", "remat": "auto", "max_error_share": 0.5}
+    start.write_text(json.dumps(content))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        row | {"step": 12345 * row["step"]} | ({} if "eval/updates" in row else {"turn_0/reward/mean": 1.0}) for row in rows
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report([run], tmp_path / "r.html")
+    script = """
+      const timer = setInterval(() => {
+        if (!document.body.dataset.ready) return;
+        clearInterval(timer);
+        const svg = document.querySelector("#curves svg[aria-label='reward/mean']"), box = svg.getBoundingClientRect();
+        svg.dispatchEvent(new MouseEvent("mousemove", { clientX: box.left + box.width * 0.6 }));
+        document.body.dataset.values = document.querySelector("#curves .values").textContent;
+      }, 100);"""
+    html = (tmp_path / "r.html").read_text().replace("</body>", f"<script>{script}</script></body>")
+    (tmp_path / "r.html").write_text(html)
+    page = dom(tmp_path / "r.html", tmp_path / "profile")
+    assert re.findall(r'data-values="([^"]*)"', page) == ["update 246900.75 held-out after update 493800.125 "]
+    last = page.split("Last values")[1].split("</table>")[0]
+    assert ">return<" in last and ">held-out return<" in last and ">turn_0/reward/mean<" in last
+    assert "(4 recorded), mean reward of turn 1 " in page
+    settings = page.split('id="settings"')[1].split('id="completions"')[0]
+    changed, chosen = settings.split("the default is auto</h3>")
+    assert "compute_dtype" in chosen.split("<details")[0] and "remat" in chosen.split("<details")[1]
+    assert "compute_dtype" not in changed and "max_error_share" not in changed
 
 
 @needs_chromium
@@ -251,7 +289,7 @@ def test_a_small_file_has_fewer_steps_but_the_first_the_last_and_held_out_ones(t
     steps = [record["step"] for record in shown["completions"] if record["kind"] == "train"]
     assert steps[0] == 1 and steps[-1] == 32 and shown["every"] > 1 and f"of every {shown['every']} steps" in small
     assert [record["kind"] for record in shown["completions"]].count("eval") == 1
-    assert [index for index, _ in chosen([(s, "train", 1) for s in range(5)], 2)] == [0, 2, 4]
+    assert chosen([(s, "train", 1, 1) for s in range(5)], 2) == [0, 2, 4]
 
 
 def test_a_long_curve_is_thinned_to_means(tmp_path):
@@ -285,3 +323,69 @@ def test_the_report_of_a_long_run_is_small_and_opens_in_three_seconds(tmp_path):
             seconds[name].append(time.monotonic() - start)
     assert "step 200 (200 recorded)" in page
     assert min(seconds["r"]) - min(seconds["empty"]) < 3
+
+
+def hostile_record(text: str) -> bytes:
+    return gzip.compress(f'{{"step": 1, "kind": "train", {text}}}\n'.encode(), mtime=0)
+
+
+MAKE_HOSTILE = {
+    "metrics.jsonl is a pipe": lambda run: ((run / "metrics.jsonl").unlink(), os.mkfifo(run / "metrics.jsonl")),
+    "log.txt is a link to": lambda run: (
+        (run / "attempts/1/log.txt").unlink(),
+        (run / "attempts/1/log.txt").symlink_to(run.parent / "secret"),
+    ),
+    "attempts/2 is a link to": lambda run: (run / "attempts/2").symlink_to(run.parent),
+    "completions.jsonl.gz is a link to": lambda run: (
+        (run / "completions.jsonl.gz").rename(run.parent / "c"),
+        (run / "completions.jsonl.gz").symlink_to(run.parent / "c"),
+    ),
+    "start.json is no record of an attempt": lambda run: (run / "attempts/1/start.json").write_text('{"command": 5}'),
+    "start.json has settings that are no mapping": lambda run: (run / "attempts/1/start.json").write_text(
+        '{"settings": {"config": 5}}'
+    ),
+    "config.yaml has more than 100000 values": lambda run: (run / "config.yaml").write_text(
+        "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+    ),
+    "config.yaml is a pipe": lambda run: os.mkfifo(run / "config.yaml"),
+    "best.json is damaged": lambda run: ((run / "checkpoints").mkdir(), (run / "checkpoints/best.json").write_text("[]")),
+}
+
+
+@pytest.mark.parametrize("sentence", MAKE_HOSTILE)
+def test_a_hostile_directory_is_refused_in_a_sentence(sentence, tmp_path):
+    run = write_run(tmp_path / "run")
+    (tmp_path / "secret").write_text("secret")
+    MAKE_HOSTILE[sentence](run)
+    with pytest.raises(ValueError, match=sentence):
+        write_report([run], tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()
+
+
+@needs_chromium
+def test_hostile_numbers_and_texts_are_left_out_or_shown_as_text(tmp_path, caplog, monkeypatch):
+    run, html = write_run(tmp_path / "run"), "<img src=x onerror=document.body.dataset.ran=1></script><script>alert(1)</script>"
+    rows = [
+        {"step": 1e400}, {"step": -1}, {"step": math.nan}, {"step": 2**60}, {"step": 5, "eval/updates": math.nan}, [1],
+        {"step": 5, "agent_99999999999/loss": 1.0, "huge": 1e400, html: 1, "__proto__": 1},
+    ]  # fmt: skip
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+        file.write('{"step": 1, "a": ' + "[" * 10**5 + "\n" + '{"step": 5, "a": ' + "9" * 4000 + "}\n")
+    settings = {"config": {html: {"x": [math.inf, {"y": None}]}, "a": html}}
+    start = {"host": html, "command": [1, None, html], "devices": [{}], "versions": {html: 1}, "settings": settings}
+    (run / "attempts/1/start.json").write_text(json.dumps(start))
+    (run / "attempts/1/log.txt").write_bytes(html.encode() + b"\xff\x00")
+    (run / "attempts/\u00b2").mkdir()
+    (run / "config.yaml").write_text("1: 2\nx: {3: .nan, b: 0x" + "f" * 99 + "}\nd: 2020-01-01\ne: !!binary aGVsbG8=\n")
+    monkeypatch.setattr(completions_file, "MAX_MEMORY", 10**6)
+    with (run / "completions.jsonl.gz").open("ab") as file:
+        file.write(hostile_record(f'"x": {"[" * 200}{"]" * 200}') + hostile_record(f'"turns": "{html}", "x": [NaN, 1e999]'))
+        file.write(hostile_record(f'"x": "{"a" * 10**7}"') * 2)
+    write_report([run], tmp_path / "r.html")
+    for sentence in ("line 7 is damaged", "line 15 is damaged", "nested deeper than 100", "record 8 is damaged or too large"):
+        assert sentence in caplog.text
+    page = dom(tmp_path / "r.html", tmp_path / "profile")
+    assert "data-ready" in page and "data-ran" not in page and "<img" not in page
+    assert page.count("&lt;img src=x") >= 6 and "agent 99999999999" in page
+    assert "The completions cannot be drawn: a record is damaged" in page

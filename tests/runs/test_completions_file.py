@@ -65,10 +65,10 @@ def test_a_full_file_keeps_steps_of_the_whole_run_and_held_out_ones(tmp_path, ca
         file.write(step, "train", turns(step))
         assert path.stat().st_size <= 4000
     file.close()
-    assert [(step, kind) for step, kind, _ in steps_of(path)] == [(0, "eval"), *((s, "train") for s in range(0, 50, 8))]
+    assert [(step, kind) for step, kind, *_ in steps_of(path)] == [(0, "eval"), *((s, "train") for s in range(0, 50, 8))]
     assert caplog.text.count("max_completions_mb") == 1
     fill(path, range(40, 60), start_step=40, max_bytes=4000)  # a resumed run goes on with the same steps
-    assert [step for step, kind, _ in steps_of(path) if kind == "train"] == [*range(0, 60, 8)]
+    assert [step for step, kind, *_ in steps_of(path) if kind == "train"] == [*range(0, 60, 8)]
 
 
 def test_a_file_that_counts_from_0_is_read_and_resumed_as_one_that_counts_updates(tmp_path):
@@ -80,7 +80,7 @@ def test_a_file_that_counts_from_0_is_read_and_resumed_as_one_that_counts_update
     counted = [(0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train")]
     assert [(x["step"], x["kind"]) for x in read_completions(path)] == counted
     fill(path, [3], start_step=3)
-    assert [(step, kind) for step, kind, _ in steps_of(path)] == counted
+    assert [(step, kind) for step, kind, *_ in steps_of(path)] == counted
 
 
 def test_a_record_larger_than_the_file_may_be_is_left_out(tmp_path):
@@ -89,6 +89,22 @@ def test_a_record_larger_than_the_file_may_be_is_left_out(tmp_path):
     file.write(1, "train", turns(1))
     file.close()
     assert steps_of(tmp_path / "file") == []
+
+
+def test_a_record_that_takes_too_much_memory_is_neither_written_nor_read(tmp_path, caplog, monkeypatch):
+    """A list of a million lists takes much more than its text, and its text much more than it takes in the file."""
+    path, lists = tmp_path / "file", {"turns": [[]] * 10**6}
+    file = CompletionsFile(path, 0, 10**8)
+    file.write(1, TRAIN, {})
+    file.write(2, TRAIN, lists)
+    assert len(list(read_completions(path))) == 2
+    monkeypatch.setattr(completions_file, "MAX_MEMORY", 10**8)
+    file.write(3, TRAIN, lists)
+    assert "the record of step 3 is left out" in caplog.text and len(steps_of(path)) == 1
+    assert "record 2 is damaged or too large" in caplog.text
+    monkeypatch.setattr(completions_file, "MAX_MEMORY", 10**6)
+    assert len(list(read_completions(path))) == 1
+    file.close()
 
 
 def test_a_step_of_the_size_of_a_real_one_is_written_in_milliseconds(tmp_path):
@@ -257,5 +273,5 @@ def test_a_record_that_never_fits_does_not_rewrite_the_file_at_each_step(tmp_pat
     for step in range(9):
         file.write(step, TRAIN, record)
     file.close()
-    assert [step for step, _, _ in steps_of(tmp_path / "completions.jsonl.gz")] == [0]
+    assert [step for step, *_ in steps_of(tmp_path / "completions.jsonl.gz")] == [0]
     assert file.every > 8 and len(caplog.records) == 1

@@ -15,6 +15,7 @@ from jmarl.files.checkpoint import saved_steps
 from jmarl.files.lock import DirectoryInUse, keep, locked
 from jmarl.files.own_files import check_free, set_aside
 from jmarl.files.run_directory import check_directory, try_checkpoint
+from jmarl.logs.log_file import LogFile
 from tests.runs.test_faults import first_words, run
 
 EVENTS = "events.out.tfevents.1764359000.host.1764359000123456789.77"
@@ -101,6 +102,34 @@ def test_a_lock_that_is_a_file_of_the_user_or_a_link_is_left_alone(tmp_path):
     with pytest.raises(FileExistsError, match="its lock is a link"), locked(tmp_path):
         pass
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml.tmp", "checkpoints/best.json.tmp", "history/round_000000.tmp"])
+def test_a_run_writes_through_no_link_and_into_no_pipe(tmp_path, name):
+    (precious := tmp_path / "precious").write_text("precious")
+    write(run := tmp_path / "run", ["attempts/1/start.json", "checkpoints/3/meta.json", "history/x"])
+    (run / "checkpoints").rename(tmp_path / "scratch")
+    (run / "checkpoints").symlink_to(tmp_path / "scratch")
+    check_free(run)  # a link to a folder may be
+    (run / name).symlink_to(precious)
+    for target in (str(run), TrainConfig.of(output_dir=str(run), resume=True)):
+        with pytest.raises(CannotGoOn, match=f"has {name}, which is a link, and a run would write to it"):
+            check_free(target) if isinstance(target, str) else check_directory(target)
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(CannotGoOn, match=f"has {name}, which is a pipe"):
+        check_free(run)
+    for path, link in ((run / "log.txt", precious), (run / "pipe", None)):
+        path.symlink_to(link) if link else os.mkfifo(path)
+        with pytest.raises(OSError, match="symbolic links|No such device"):
+            LogFile(path)
+    assert precious.read_text() == "precious"
+
+
+def test_a_lock_that_is_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(FileExistsError, match="has a file lock that no run of jmarl has written"), locked(tmp_path):
+        pass
 
 
 def test_a_lock_that_was_removed_is_taken_anew_unless_another_run_has_it(tmp_path):

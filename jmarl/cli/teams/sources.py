@@ -7,7 +7,6 @@ neither tokenizers nor, with LoRA, the base: these come from the models in the r
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +84,7 @@ def tree_of(path: Path) -> dict[str, Any]:
     from jmarl.files.run_files import config_file_of
 
     file = config_file_of(path)
-    return {} if file is None else read_yaml(file).tree
+    return {} if file is None else read_yaml(file, inside=file.parent).tree
 
 
 def experiment_of(path: Path) -> ExperimentConfig | None:
@@ -145,9 +144,10 @@ def load_run(path: Path, base_models: Sequence[str] | None = None, best: bool = 
 
 def config_of(checkpoints: Path, step: int) -> TrainConfig:
     """Return the settings in a checkpoint."""
+    from jmarl.config.bounded_files import read_json
     from jmarl.files.checkpoint import META
 
-    return train_config(json.loads((checkpoints / str(step) / META).read_text(encoding="utf-8"))["meta"])
+    return train_config(read_json(checkpoints / str(step) / META)["meta"])
 
 
 def train_config(meta: dict[str, Any]) -> TrainConfig:

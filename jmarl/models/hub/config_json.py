@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import warnings
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from jmarl.models.config import ModelConfig
@@ -18,12 +20,37 @@ from jmarl.models.families.rope import need, partial_rotary, read_rope, write_ro
 
 REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
             "max_position_embeddings")  # fmt: skip
+WHOLE = {  # fields of all families that are whole numbers -> the smallest and the largest one
+    **dict.fromkeys((
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "max_position_embeddings", "original_max_position_embeddings", "sliding_window", "sliding_window_pattern",
+        "full_attention_interval", "no_rope_layer_interval", "decoder_sparse_step", "linear_num_key_heads",
+        "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
+    ), (1, 2**31)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"), (0, 2**31)),
+    "num_hidden_layers": (1, 10_000),
+}  # fmt: skip
+POSITIVE = (  # other numbers, also of rotary embeddings
+    "rms_norm_eps", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "query_pre_attn_scalar",
+    "attn_logit_softcapping", "final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "attention_multiplier",
+    "logits_scaling", "factor",
+)  # fmt: skip
 OUTER = ("tie_word_embeddings", "quantization_config")  # that a model of text and images has outside its text part
 ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # ours -> Hugging Face's
 
 
 def config_from_hf(fields: Mapping[str, Any]) -> ModelConfig:
-    """Convert a ``config.json``, in transformers' old (``rope_theta``) or new (``rope_parameters``) spelling."""
+    """Convert a ``config.json``, in transformers' old (``rope_theta``) or new (``rope_parameters``) spelling. Raises ValueError
+    for one that is broken."""
+    try:
+        return _read(fields)
+    except KeyError as error:
+        raise ValueError(f"config.json has no {error}") from error
+    except (LookupError, TypeError, ArithmeticError, AttributeError) as error:
+        raise ValueError(f"config.json has a field of a wrong type: get it again ({error})") from error
+
+
+def _read(fields: Mapping[str, Any]) -> ModelConfig:
     kind = None
     if isinstance(fields.get("text_config"), Mapping) and fields.get("model_type") not in FAMILIES:
         kind, tied = fields.get("model_type"), {key: fields[key] for key in OUTER if fields.get(key) is not None}
@@ -32,10 +59,12 @@ def config_from_hf(fields: Mapping[str, Any]) -> ModelConfig:
     hf = {key: value for key, value in {**family.defaults, **fields}.items() if value is not None}  # null: no default either
     for key in REQUIRED:
         need(hf, key)
+    _check_numbers(hf)
     own = family.read(hf)
     _refuse_unsupported(hf, family, own)
     heads, hidden = hf["num_attention_heads"], hf["hidden_size"]
-    head_dim = hf.get("head_dim") or hidden // heads
+    if not (head_dim := hf.get("head_dim") or hidden // heads):
+        raise ValueError(f"config.json has num_attention_heads={heads}, more than hidden_size={hidden}")
     theta, scaling = read_rope(hf)
     bias = bool(hf.get("attention_bias", False))
     common = {
@@ -107,7 +136,23 @@ def family_of(hf: Mapping[str, Any]) -> Family:
     known = {name.removesuffix("_text"): name for name in FAMILIES}
     near = difflib.get_close_matches(str(name).removesuffix("_text"), known, n=1)
     nearest = f"; the nearest is {known[near[0]]}" if near else ""
-    raise ValueError(f"unknown architecture {name!r} (model_type in config.json): jmarl knows {', '.join(FAMILIES)}{nearest}")
+    known_names = ", ".join(FAMILIES)
+    raise ValueError(f"unknown architecture {name!r:.40} (model_type in config.json): jmarl knows {known_names}{nearest}")
+
+
+def _check_numbers(hf: Mapping[str, Any]) -> None:
+    """Raise ValueError for a number that no model has."""
+    for name, (low, high) in WHOLE.items():
+        value = hf.get(name, low)
+        if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+            raise ValueError(f"config.json has {name}={value!r:.40}: it is a whole number from {low} to {high}")
+    ropes = [hf.get("rope_scaling"), rope := hf.get("rope_parameters"), *(rope.values() if isinstance(rope, Mapping) else ())]
+    for fields in (hf, *(x for x in ropes if isinstance(x, Mapping))):
+        for name in POSITIVE:
+            value = fields.get(name)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 < float(value) < math.inf):
+                raise ValueError(f"config.json has {name}={value!r:.40}: it is a number above 0")
 
 
 def _activation(hf: Mapping[str, Any]) -> str:

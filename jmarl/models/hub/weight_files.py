@@ -28,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path.parent} has no {path.name}, {what}")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+    except (ValueError, RecursionError) as e:
         raise ValueError(f"{path} is not valid JSON: {e}") from e
     if not isinstance(fields, dict):
         raise ValueError(f"{path} holds a {type(fields).__name__}, not the fields of a model: get the file again")
