@@ -162,13 +162,13 @@ class GrpcStrangers(Strangers):
 
 def connections(port: int) -> dict[Peer, int]:
     """Return the connections to a port of this process, and their file descriptors."""
-    found = {}
+    present = {}
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError), connection_of(int(name)) as connection:
             if connection.getsockname()[1:2] == (port,):
                 host, number = connection.getpeername()[:2]
-                found[peer_of(f"ip:[{host}]:{number}")] = int(name)
-    return found
+                present[peer_of(f"ip:[{host}]:{number}")] = int(name)
+    return present
 
 
 def allow_connections() -> int:
