@@ -26,7 +26,7 @@ from jmarl.config.paths import expand_home
 
 LOOPBACK = "127.0.0.1"
 BEARER = "bearer"  # how HTTP and gRPC send a token: `authorization: Bearer TOKEN`
-MAX_STRANGERS = 128  # connections that have not shown the token: more than a few, so that clients have time to show it
+MAX_STRANGERS = 128  # connections that have not shown the token, where each may have a thread; clients need time to show it
 TAKEN_AT_ONCE = 64  # connections, before those that have sent something
 SEND_S = 10  # in which a client must take what is sent to it, where a thread waits for that
 
@@ -153,8 +153,8 @@ class Door:
     """A listening socket that accepts connections when they have sent something, so that silent ones cost next to nothing.
     Can be polled, as a socket can."""
 
-    def __init__(self, listening: socket.socket):
-        self.socket, self.strangers, self.wait_s = listening, Strangers(), 0.1
+    def __init__(self, listening: socket.socket, most: int = MAX_STRANGERS):
+        self.socket, self.strangers, self.wait_s = listening, Strangers(most), 0.1
         self._silent: dict[int, tuple[socket.socket, Any]] = {}  # by file descriptor
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)

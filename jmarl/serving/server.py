@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 
 from jmarl.config import TrainConfig
-from jmarl.remote.access import MAX_STRANGERS, Access, Door, open_socket
+from jmarl.remote.access import Access, Door, open_socket
 from jmarl.serving import connections
 from jmarl.serving.app import Guard, make_app
 from jmarl.serving.service import Service
@@ -26,6 +26,7 @@ from jmarl.team import Team, initial_params, moved, on_mesh
 
 GRACE_S = 30.0
 MAX_CONNECTIONS = 512  # that have shown the token
+MAX_STRANGERS = 768  # that have not: of the 1024 open files that a process often has
 ACCEPTED_AT_ONCE = 32  # connections, before those that are open
 KEEP_ALIVE_S = 30
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -51,7 +52,7 @@ class ModelServer:
 
     def __init__(self, service: Service, access: Access, grace_s: float = GRACE_S, log: Callable[[str], None] = print):
         self.service, self.access, self.grace_s = service, access, grace_s
-        self.socket: Any = Door(open_socket(access, MAX_CONNECTIONS))
+        self.socket: Any = Door(open_socket(access, MAX_CONNECTIONS), MAX_STRANGERS)
         self.guard, self.deadline = Guard(make_app(service), access, self.socket.strangers, log), 0.0
         tls = access.tls
         config = uvicorn.Config(

@@ -354,7 +354,6 @@ def test_silent_and_slow_connections_without_a_token_leave_room_for_others(serve
     monkeypatch.setattr("jmarl.serving.server.MAX_STRANGERS", 4)
     monkeypatch.setattr("jmarl.serving.connections.HEADER_S", 0.5)
     server, _, _ = serve(token=TOKEN)
-    server.socket.strangers.most = 4
     address = server.socket.getsockname()
     refused = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
     for first in (b"", b"GET /v1/models HT", refused, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"):
