@@ -6,20 +6,31 @@ and rights. Whoever knows the token may do all that a server offers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hmac
 import ipaddress
+import os
 import re
+import selectors
 import socket
+import struct
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from jmarl.config import check as check_setting
 from jmarl.config.paths import expand_home
 
 LOOPBACK = "127.0.0.1"
 BEARER = "bearer"  # how HTTP and gRPC send a token: `authorization: Bearer TOKEN`
+MAX_STRANGERS = 128  # connections that have not shown the token, where each may have a thread; clients need time to show it
+TAKEN_AT_ONCE = 64  # connections, before those that have sent something
+SEND_S = 10  # in which a client must take what is sent to it, where a thread waits for that
+
+Peer = tuple[str, int]  # the address at the other end of a connection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +87,125 @@ class Access:
             return True
         scheme, _, given = (authorization or "").partition(" ")
         return is_token(given.strip() if scheme.lower() == BEARER else "", self.token)
+
+
+class Strangers:
+    """Connections that have not shown the token, the oldest first. One more than `most` closes the oldest of them, so that who
+    has no token takes no place from who has one. Used by several threads."""
+
+    def __init__(self, most: int = MAX_STRANGERS):
+        self.most, self.lock = most, threading.Lock()
+        self.waiting: dict[Peer, int] = {}  # their file descriptors, which may belong to others by now
+
+    def add(self, peer: Peer, fd: int) -> None:
+        """Count a new connection, and close the oldest one if there are too many."""
+        with self.lock:
+            self.waiting.pop(peer, None)
+            self.waiting[peer] = fd
+            oldest = [*self.waiting.items()][: -self.most]
+            for other, number in oldest:
+                if shut(other, number, spare_unread=len(oldest) < self.most):
+                    del self.waiting[other]
+
+    def remove(self, peer: Peer) -> None:
+        """Leave a connection alone: it has shown the token, or is closed."""
+        with self.lock:
+            self.waiting.pop(peer, None)
+
+
+@contextlib.contextmanager
+def connection_of(fd: int) -> Iterator[socket.socket]:
+    """Yield the connection that a file descriptor of this process names. Raises OSError if it is none."""
+    copy = os.dup(fd)
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with connection:
+        yield connection
+
+
+def shut(peer: Peer, fd: int, spare_unread: bool) -> bool:
+    """Shut a connection of this process down if it is still open. Return False if it is spared: what the server has not read
+    yet may be the token."""
+    with contextlib.suppress(OSError), connection_of(fd) as connection:
+        if connection.getpeername()[1:2] != peer[1:]:  # that one is closed
+            return True
+        if spare_unread and peek(fd):
+            return False
+        connection.shutdown(socket.SHUT_RDWR)
+    return True
+
+
+def peek(fd: int) -> bytes | None:
+    """Return a byte that a connection has sent; None: none yet; empty: it is closed."""
+    try:
+        with connection_of(fd) as connection:
+            return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+class Door:
+    """A listening socket that accepts connections when they have sent something, so that silent ones cost next to nothing.
+    Can be polled, as a socket can."""
+
+    def __init__(self, listening: socket.socket, most: int = MAX_STRANGERS):
+        self.socket, self.strangers, self.wait_s = listening, Strangers(most), 0.1
+        self._silent: dict[int, tuple[socket.socket, Any]] = {}  # by file descriptor
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listening, selectors.EVENT_READ)
+        listening.setblocking(False)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection that has sent something. Raises OSError when the socket is closed."""
+        while self.socket.fileno() >= 0:
+            for key, _ in self._selector.select(self.wait_s):
+                if key.fileobj is self.socket:
+                    self._take()
+                    continue
+                self._selector.unregister(key.fileobj)
+                connection, address = self._silent.pop(key.fd)
+                if peek(key.fd):
+                    return connection, address
+                connection.close()
+            if not self.wait_s:
+                raise BlockingIOError
+        raise OSError("the socket is closed")
+
+    def _take(self) -> None:
+        """Take silent connections from the socket, some at a time."""
+        with contextlib.suppress(OSError):
+            for _ in range(TAKEN_AT_ONCE):
+                connection, address = self.socket.accept()
+                # a thread that writes to a client that reads nothing would keep the lock that closing its session needs
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
+                self._silent[connection.fileno()] = connection, address
+                self._selector.register(connection, selectors.EVENT_READ)
+                self.strangers.add(address[:2], connection.fileno())
+
+    def setblocking(self, flag: bool) -> None:
+        """Let `accept` raise BlockingIOError where there is no connection."""
+        self.wait_s = 0.1 if flag else 0.0
+
+    def listen(self, backlog: int) -> None:
+        """Do nothing: the socket listens."""
+
+    def fileno(self) -> int:
+        """Return what can be polled."""
+        return self._selector.fileno() if self.socket.fileno() >= 0 else -1  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Close the socket and the silent connections."""
+        self.socket.close()
+        for connection, _ in [*self._silent.values()]:
+            connection.close()
+
+    def __getattr__(self, name: str) -> Any:  # family, getsockname
+        return getattr(self.socket, name)
 
 
 def open_socket(access: Access, backlog: int = 128) -> socket.socket:

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote.access import Access
+from jmarl.remote.access import Access, Peer, Strangers
 from jmarl.remote.values import PROTOCOL
 
 StatusCode = grpc.StatusCode
@@ -98,6 +98,7 @@ class Gate(grpc.GenericRpcHandler):
     Args:
         methods: what answers each call, by its name in environments.proto.
         access: who may call.
+        strangers: connections without a call that has the token.
         rates: how often.
         version: of jmarl.
         max_bytes: of an answer.
@@ -108,12 +109,14 @@ class Gate(grpc.GenericRpcHandler):
         self,
         methods: Mapping[str, Method],
         access: Access,
+        strangers: Strangers,
         rates: Rates,
         version: str,
         max_bytes: int,
         receive_s: float = RECEIVE_S,
     ):
-        self.access, self.rates, self.version, self.max_bytes, self.receive_s = access, rates, version, max_bytes, receive_s
+        self.access, self.strangers, self.rates, self.version = access, strangers, rates, version
+        self.max_bytes, self.receive_s = max_bytes, receive_s
         self._handlers = {
             f"/{SERVICE.full_name}/{name}": grpc.stream_unary_rpc_method_handler(self._handler(method, _request_class(name)))
             for name, method in methods.items()
@@ -156,6 +159,7 @@ class Gate(grpc.GenericRpcHandler):
         if not self.access.allows(given.get(TOKEN)):
             known = "a wrong token" if given.get(TOKEN) else "no token"
             raise Refused(StatusCode.UNAUTHENTICATED, f"this call has {known}: give the one in the server's --token-file")
+        self.strangers.remove(peer_of(context.peer()))
         name = given.get(CLIENT, "")
         if not 0 < len(name) <= MAX_CLIENT_NAME:  # clients without a name would share their sessions
             raise Refused(
@@ -222,6 +226,11 @@ def host_of(peer: str) -> str:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
         return str(ipaddress.ip_network((address, 64), strict=False))
     return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def peer_of(peer: str) -> Peer:
+    """Return the host and the port in what gRPC calls a peer."""
+    return host_of(peer), int(port) if (port := peer.rpartition(":")[2]).isdecimal() else 0
 
 
 async def read(context: grpc.aio.ServicerContext, request_class: type[Any], seconds: float) -> Any:

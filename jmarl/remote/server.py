@@ -11,6 +11,7 @@ import contextlib
 import logging.handlers
 import os
 import queue
+import resource
 import signal
 import socket
 import threading
@@ -19,15 +20,19 @@ from importlib import metadata
 
 import grpc
 
-from jmarl.remote.access import Access
+from jmarl.remote.access import Access, Peer, Strangers, connection_of
 from jmarl.remote.catalog import Catalog, Offer
-from jmarl.remote.gate import Gate, Rates, log
+from jmarl.remote.gate import Gate, Rates, log, peer_of
 from jmarl.remote.limits import Limits
 from jmarl.remote.service import Service
 from jmarl.remote.sessions import Sessions
 from jmarl.remote.values import PROTOCOL
 
 MAX_CONCURRENT = 4096  # calls at once, of all clients; others get RESOURCE_EXHAUSTED
+MAX_STREAMS = 32  # calls at once of one connection, also those that are reset at once; a client of gRPC lets others wait
+MAX_FILES, SPARE_FILES = 65_536, 256  # open files of this process, at most; those that are no connections
+MAX_STRANGERS = 1024  # connections without a call that has the token: of gRPC, which needs about 80 kB for each
+LOOK_S, SOON_S = 0.25, 0.05  # between looks for connections without the token; if there were too many
 HANDSHAKE_MS = 10_000  # in which a connection must speak HTTP/2, and TLS before it; then those that are silent are closed
 REAP_S = 5.0  # between looks for idle sessions, at most
 DRAIN_S = 0.05  # between looks for unfinished episodes at the end
@@ -50,7 +55,9 @@ class Server:
         self.catalog = Catalog(offer, workers, limits.call_seconds)
         self.sessions = Sessions(limits)
         self._service = Service(self.catalog, self.sessions, version)
-        self._gate = Gate(self._service.methods, access, Rates(limits.rate), version, limits.message_bytes)
+        self._strangers = GrpcStrangers()
+        rates = Rates(limits.rate)
+        self._gate = Gate(self._service.methods, access, self._strangers, rates, version, limits.message_bytes)
 
     async def start(self) -> int:
         """Listen, and return the port. Raises ValueError if the address cannot be used."""
@@ -61,6 +68,9 @@ class Server:
                 ("grpc.max_send_message_length", size),
                 ("grpc.so_reuseport", 0),  # a second server on a port is an error
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.max_concurrent_streams", MAX_STREAMS),
+                ("grpc.http.overload_protection", 0),  # it refuses calls of clients that make as many as they may
+                ("grpc.max_allowed_incoming_connections", allow_connections()),
                 ("grpc.keepalive_time_ms", 60_000),  # a client whose machine is gone frees its connection
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -76,7 +86,7 @@ class Server:
         except BaseException:
             await self._server.stop(None)
             raise
-        self._reaper = asyncio.create_task(self._reap())
+        self._tasks = [asyncio.create_task(self._reap()), asyncio.create_task(self._look())]
         return self.port
 
     def _listen(self) -> int:
@@ -100,6 +110,11 @@ class Server:
             if count := self.sessions.reap():
                 log.info("%d sessions ended after %g s without a call", count, self.limits.idle_seconds)
 
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(SOON_S if self._strangers.are_many else LOOK_S)
+            self._strangers.look(self.port)
+
     async def drain(self, grace: float) -> int:
         """Begin nothing new, wait until all is over or the grace period is, and return how many episodes are unfinished."""
         self.sessions.is_draining, self._gate.is_serving = True, False
@@ -115,9 +130,53 @@ class Server:
 
     async def end(self) -> None:
         """Stop listening, and end threads and processes."""
-        self._reaper.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self._server.stop(LAST_ANSWERS_S)
         self.catalog.close()
+
+
+class GrpcStrangers(Strangers):
+    """Connections without a call that has the token. gRPC accepts connections itself and closes none, so `look` finds them
+    among the open files of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(MAX_STRANGERS)
+        self._known: set[Peer] = set()
+        self.are_many = False
+
+    def remove(self, peer: Peer) -> None:
+        self._known.add(peer)
+        super().remove(peer)
+
+    def look(self, port: int) -> None:
+        """Count the connections to a port, and close the oldest strangers if there are too many."""
+        present = connections(port)
+        for peer in self.waiting.keys() - present.keys():
+            del self.waiting[peer]
+        for peer in [peer for peer in present if peer not in self._known and peer not in self.waiting]:
+            self.add(peer, present[peer])
+        self._known = present.keys() - self.waiting.keys()  # also those that are being closed
+        self.are_many = len(self.waiting) >= self.most
+
+
+def connections(port: int) -> dict[Peer, int]:
+    """Return the connections to a port of this process, and their file descriptors."""
+    present = {}
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError), connection_of(int(name)) as connection:
+            if connection.getsockname()[1:2] == (port,):
+                host, number = connection.getpeername()[:2]
+                present[peer_of(f"ip:[{host}]:{number}")] = int(name)
+    return present
+
+
+def allow_connections() -> int:
+    """Allow this process as many open files as it may have, and return how many connections leave room for other files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(soft, min(hard, MAX_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(most - SPARE_FILES, most // 2)
 
 
 def serve_environments(offer: Offer, access: Access, limits: Limits, workers: int, grace: float) -> int:

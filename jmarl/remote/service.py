@@ -21,7 +21,7 @@ from jmarl.remote.catalog import Built, Catalog, Reward, check_fingerprint
 from jmarl.remote.gate import Caller, Method, Refused, StatusCode, log
 from jmarl.remote.limits import Limits
 from jmarl.remote.scoring import score
-from jmarl.remote.sessions import Request, Session, Sessions, new_request, same
+from jmarl.remote.sessions import FORK_BYTES, Request, Session, Sessions, new_request, same
 from jmarl.remote.told import fault_of, refusal_of
 from jmarl.remote.values import from_map, to_map, to_observations, to_result
 
@@ -112,10 +112,11 @@ class Service:
         if (stored := self.sessions.starts.repeated(caller.client, request)) is None:
             session = self.sessions.get(caller.client, request.session)
             check_step(session, request.step)
-            self.sessions.reserve(caller.origin, request.count, request.count * session.own_bytes)
-            of_session = session.built, session.state, session.observations, session.own_bytes, session.step
-            forks = [self.sessions.open(caller, *of_session) for _ in range(request.count)]
+            size = session.own_bytes + FORK_BYTES
+            self.sessions.reserve(caller.origin, request.count, request.count * size)
             stored = self.sessions.starts.remember(caller.client, request)
+            of_session = session.built, session.state, session.observations, size, stored, session.step
+            forks = [self.sessions.open(caller, *of_session) for _ in range(request.count)]
             stored.answer.set_result(pb.ForkReply(sessions=[fork.id for fork in forks]))
         return await answer_of(stored)
 
@@ -200,8 +201,7 @@ class Service:
         except Exception as error:
             return refusal_of(error, built, "reset", caller), False
         size = call.ByteSize() + sum(observation.ByteSize() for observation in observations)
-        session = self.sessions.open(caller, built, result[0], observations, size)
-        session.start = stored
+        session = self.sessions.open(caller, built, result[0], observations, size, stored)
         return pb.ResetReply(start=pb.Start(session=session.id, observations=observations)), True
 
     # --- step ---

@@ -23,7 +23,8 @@ from jmarl.remote.gate import Caller, Refused, StatusCode
 from jmarl.remote.limits import Limits
 
 KEPT_ANSWERS = 4  # of the last steps of a session: a client repeats only the last request
-REMEMBERED = 10_000  # sessions that ended without a call, and forks whose sessions are closed
+REMEMBERED = 10_000  # sessions that ended without a call, and resets without a result
+FORK_BYTES = 256  # of a session in memory, for its name in the answer of the fork that opened it and in tables
 MAX_SCORES, SCORE_BYTES = 64, 1 << 28  # answers of rewards, which are long, and the bytes of all of them
 MAX_ID = 64  # characters of the number of a request
 
@@ -48,10 +49,10 @@ class Session:
     state: Any
     observations: Sequence[pb.Observation]  # what each agent reads
     called_at: float
+    start: Request  # the reset or fork that opened it
     step: int = 0  # joint actions so far
     is_done: bool = False
     answers: dict[int, Request] = dataclasses.field(default_factory=dict)  # by the number of the step
-    start: Request | None = None  # the reset that opened it; None: a fork did, whose request may have opened others too
     own_bytes: int = 0  # of its task and messages, which its state may contain
     num_bytes: int = 0  # these, and those of its answers
 
@@ -147,11 +148,15 @@ class Sessions:
         state: Any,
         observations: Sequence[pb.Observation],
         num_bytes: int,
+        start: Request,
         step: int = 0,
     ) -> Session:
-        """Return a new session, one of those that were reserved. num_bytes: of what its state may contain."""
+        """Return a new session, one of those that were reserved.
+
+        num_bytes: of what its state may contain. start: the request that opens it, and perhaps others too; its answer is
+        forgotten with the first of them."""
         name, now = secrets.token_urlsafe(18), self.clock()
-        session = Session(name, caller.client, caller.origin, built, state, observations, now, step)
+        session = Session(name, caller.client, caller.origin, built, state, observations, now, start, step)
         self._sessions[session.id] = session
         self.count_bytes(session, num_bytes)
         built.users += 1
@@ -196,8 +201,7 @@ class Sessions:
         session.built.users -= 1
         self.release(session.origin, 1)
         self.add_bytes(session.origin, -session.num_bytes)
-        if session.start is not None:
-            self.starts.forget(session.client, session.start)
+        self.starts.forget(session.client, session.start)
 
 
 class Requests:

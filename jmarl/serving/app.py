@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jmarl.remote.access import LOOPBACK, Access
+from jmarl.remote.access import LOOPBACK, Access, Strangers
 from jmarl.serving import answers
 from jmarl.serving.errors import Refusal, gone, stopping
 from jmarl.serving.requests import read_chat, unknown_model
@@ -188,11 +188,12 @@ class Guard:
     Args:
         app: the application.
         access: who may connect.
+        strangers: connections without a request that has the token.
         log: prints a text that is not for clients.
     """
 
-    def __init__(self, app: Any, access: Access, log: Callable[[str], None]):
-        self.app, self.access, self.log = app, access, log
+    def __init__(self, app: Any, access: Access, strangers: Strangers, log: Callable[[str], None]):
+        self.app, self.access, self.strangers, self.log = app, access, strangers, log
         self.running, self.draining = 0, False
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -206,8 +207,11 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode()), *ending]
             await send(message)
 
-        # Who shows no token keeps no connection, since those have a limit.
-        ending = [] if self.access.allows(header(scope, "authorization")) else [(b"connection", b"close")]
+        ending = []
+        if self.access.allows(header(scope, "authorization")):
+            self.strangers.remove(tuple(scope["client"]))
+        else:  # who shows no token keeps no connection
+            ending = [(b"connection", b"close")]
         scope.setdefault("state", {}).update(request_id=request_id, log=lambda text: self.log(f"{request_id} {text}"))
         self.running += 1
         try:

@@ -1,7 +1,7 @@
 """The connections of a server over HTTP: those that send no request are closed after `HEADER_S` seconds.
 
-uvicorn counts every open connection in its limit, and has no timer before the first request, nor for headers that come byte by
-byte. So a few silent sockets, which need no token, would keep all clients out. TLS handshakes have the same time, see `server`.
+uvicorn has no timer before the first request, nor for headers that come byte by byte. TLS handshakes have the same time, see
+`server`; connections that send nothing do not come here, see `access.Door`.
 """
 
 from __future__ import annotations

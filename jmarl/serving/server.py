@@ -18,14 +18,16 @@ from typing import Any
 import uvicorn
 
 from jmarl.config import TrainConfig
-from jmarl.remote.access import Access, open_socket
+from jmarl.remote.access import Access, Door, open_socket
 from jmarl.serving import connections
 from jmarl.serving.app import Guard, make_app
 from jmarl.serving.service import Service
 from jmarl.team import Team, initial_params, moved, on_mesh
 
 GRACE_S = 30.0
-MAX_CONNECTIONS = 512
+MAX_CONNECTIONS = 512  # that have shown the token
+MAX_STRANGERS = 768  # that have not: of the 1024 open files that a process often has
+ACCEPTED_AT_ONCE = 32  # connections, before those that are open
 KEEP_ALIVE_S = 30
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -50,8 +52,8 @@ class ModelServer:
 
     def __init__(self, service: Service, access: Access, grace_s: float = GRACE_S, log: Callable[[str], None] = print):
         self.service, self.access, self.grace_s = service, access, grace_s
-        self.guard, self.deadline = Guard(make_app(service), access, log), 0.0
-        self.socket = open_socket(access, MAX_CONNECTIONS)
+        self.socket: Any = Door(open_socket(access, MAX_CONNECTIONS), MAX_STRANGERS)
+        self.guard, self.deadline = Guard(make_app(service), access, self.socket.strangers, log), 0.0
         tls = access.tls
         config = uvicorn.Config(
             self.guard,
@@ -63,7 +65,8 @@ class ModelServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            backlog=ACCEPTED_AT_ONCE,
+            limit_concurrency=MAX_CONNECTIONS + MAX_STRANGERS,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,  # `drain` has waited already
             ssl_certfile=None if tls is None else tls.cert,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import socket
 import threading
@@ -17,7 +18,8 @@ from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access, Tls
 from jmarl.remote.gate import Rates, Refused, host_of
 from jmarl.remote.limits import Limits
-from tests.remote.served import SUM, Client, certificates, refused, running
+from tests.remote.faulty import eventually
+from tests.remote.served import SUM, Client, certificates, process, refused, running
 
 Code = grpc.StatusCode
 TOKEN = "a-token-of-this-test"
@@ -195,6 +197,69 @@ def test_a_connection_that_says_nothing_is_closed(monkeypatch):
         silent.settimeout(10)
         while silent.recv(1000):  # what the server says first
             pass
+
+
+def test_the_oldest_connections_without_the_token_are_closed_and_no_other():
+    with running(access=Access(token=TOKEN)) as server, Client(server.address, token=TOKEN) as client:
+        strangers = server.server._strangers
+        strangers.most = 2
+        client.call("List", pb.ListRequest())
+        idle = []
+        for _ in range(5):
+            idle.append(socket.create_connection(("127.0.0.1", server.server.port), timeout=10))
+            idle[-1].sendall(HTTP2)
+            port = idle[-1].getsockname()[1]
+            eventually(lambda port=port: ("127.0.0.1", port) in strangers.waiting)
+        for connection in idle[:3]:
+            while connection.recv(1000):  # until it is closed
+                pass
+        eventually(lambda: len(strangers.waiting) == 2)
+        assert client.call("List", pb.ListRequest()).names
+        for connection in idle:
+            connection.close()
+        eventually(lambda: not strangers.waiting)
+
+
+def test_streams_that_are_reset_at_once_without_the_token_cost_no_call_of_others(tmp_path):
+    """HTTP/2 rapid reset."""
+    end = threading.Event()
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+
+    def attack(port):
+        while not end.is_set():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(HTTP2)
+                for first in range(1, 40_000, 100):
+                    if end.is_set():
+                        return
+                    streams = range(first, first + 100, 2)
+                    connection.sendall(b"".join(frame(1, HEADERS, n, 4) + frame(3, b"\0\0\0\x08", n) for n in streams))
+
+    with process(f"--token-file={tmp_path / 'token'}") as server, Client(server.address, token=TOKEN) as client:
+        thread = threading.Thread(target=attack, args=(int(server.address.rpartition(":")[2]),))
+        thread.start()
+        try:
+            for _ in range(100):
+                assert client.call("List", pb.ListRequest()).names
+        finally:
+            end.set()
+            thread.join()
+
+
+def frame(kind, data, stream=0, flags=0):
+    """Return a frame of HTTP/2."""
+    return len(data).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
+
+
+def literal(name, value):
+    """Return a header of HTTP/2."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, b"")
+HEADERS = b"\x83\x86" + literal(b":path", f"{METHOD}List".encode()) + literal(b":authority", b"x")
+HEADERS += literal(b"content-type", b"application/grpc") + literal(b"te", b"trailers")
 
 
 def test_an_unknown_method_is_refused(server):

@@ -256,19 +256,22 @@ def test_sessions_have_a_limit_and_end_when_they_are_idle():
         assert wait_until(lambda: not server.sessions)
 
 
-def test_silent_connections_get_few_threads_and_leave_room_for_sessions(monkeypatch):
-    monkeypatch.setattr("jmarl.remote.openenv.server.MAX_OPENING", 4)
-    monkeypatch.setattr("jmarl.remote.openenv.server.OPENING_S", 0.5)
+def test_connections_without_the_token_get_few_threads_and_leave_room_for_sessions():
     with served(Numbers(), access=Access(token="secret"), max_sessions=2) as server:
-        threads = threading.active_count()
+        threads, server.door.strangers.most = threading.active_count(), 4
         silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
+        slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
+        for connection in slow:
+            connection.sendall(b"G")
         assert wait_until(lambda: server.server.handler_threads)
-        time.sleep(0.2)
-        assert threading.active_count() <= threads + 2 * 4  # a connection has two
-        assert wait_until(lambda: not server.server.handler_threads)
         with talking(server, additional_headers={"Authorization": "Bearer secret"}) as say:
             assert say({"type": "reset"})["type"] == "observation"
-        for connection in silent:
+            assert wait_until(lambda: threading.active_count() <= threads + 2 * (4 + 1))  # a connection has two
+            assert wait_until(lambda: len(server.server.handler_threads) <= 4 + 1)
+            silent += [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
+            assert wait_until(lambda: len(server.server.handler_threads) == 1)  # the oldest are closed, but not a session
+            assert say({"type": "state"})["type"] == "state"
+        for connection in silent + slow:
             connection.close()
 
 

@@ -222,13 +222,15 @@ def test_sessions_of_another_client_are_unknown(server, client):
 def test_a_closed_session_leaves_nothing_behind(server, client):
     def sizes():
         sessions = server.server.sessions
-        return len(sessions), len(sessions.starts), dict(sessions._reserved)
+        return len(sessions), len(sessions.starts), dict(sessions._reserved), dict(sessions._bytes)
 
     before = server.call(sizes)
     sessions = [client.reset().session for _ in range(5)]
     for session in sessions:
         client.step(session, 0)
-    assert client.call("Close", pb.CloseRequest(sessions=sessions)).closed == 5
+    fork = pb.ForkRequest(session=sessions[0], step=1, count=3, request_id="fork of what is closed")
+    sessions += client.call("Fork", fork).sessions
+    assert client.call("Close", pb.CloseRequest(sessions=sessions)).closed == 8
     assert server.call(sizes) == before
 
 

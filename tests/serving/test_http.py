@@ -231,8 +231,9 @@ def test_tls_hides_what_is_said(serve, tmp_path, monkeypatch):
     monkeypatch.setattr("jmarl.serving.connections.HEADER_S", 1.0)
     server, *_ = serve(token=TOKEN, tls=Tls(cert, key))
     assert server.address.startswith("https://")
-    with socket.create_connection(server.socket.getsockname(), timeout=5) as silent:
-        assert silent.recv(1) == b""  # closed without a handshake
+    with socket.create_connection(server.socket.getsockname(), timeout=5) as slow:
+        slow.sendall(b"\x16")
+        assert slow.recv(1) == b""  # closed without a handshake
     verify, headers = ssl.create_default_context(cafile=cert), {"authorization": f"Bearer {TOKEN}"}
     assert httpx.get(f"{server.address}/v1/models", verify=verify, headers=headers).status_code == 200
     assert httpx.get(f"{server.address}/v1/models", verify=verify).status_code == 401
@@ -349,7 +350,8 @@ def test_a_server_ends_when_its_sampling_thread_does(serve):
 
 
 def test_silent_and_slow_connections_without_a_token_leave_room_for_others(serve, monkeypatch):
-    monkeypatch.setattr("jmarl.serving.server.MAX_CONNECTIONS", 4)
+    monkeypatch.setattr("jmarl.serving.server.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("jmarl.serving.server.MAX_STRANGERS", 4)
     monkeypatch.setattr("jmarl.serving.connections.HEADER_S", 0.5)
     server, _, _ = serve(token=TOKEN)
     address = server.socket.getsockname()
@@ -366,7 +368,9 @@ def test_silent_and_slow_connections_without_a_token_leave_room_for_others(serve
                     connection.sendall(first[:1] and b"x")  # byte by byte
             time.sleep(0.1)
         headers = {"authorization": f"Bearer {TOKEN}"}
+        sockets += [socket.create_connection(address) for _ in range(20)]
         assert httpx.get(f"{server.address}/v1/models", headers=headers, timeout=5).status_code == 200, first
+        assert sockets[6].recv(1) == b""  # the oldest is closed, not the newest refused
         for connection in sockets:
             connection.close()
     with httpx.Client(headers=headers) as client:  # one with a token keeps its connection

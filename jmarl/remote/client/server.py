@@ -16,6 +16,7 @@ REPEATS = 3  # of a request that had no answer in time, with the same request id
 # have too many at once. The code has other reasons, too.
 BUSY = ("calls a second", "calls at once", "Concurrent RPC limit exceeded")
 
+CLOSED = "Channel closed!"  # what gRPC says of calls whose channel this process has closed
 JITTER = Random()  # waiting draws no numbers of the user's own functions, which may share those of Python
 
 # Codes for mistakes of the caller, which no server answers otherwise, and the errors that are raised for them.
@@ -122,7 +123,9 @@ def reply_or_failure(wait: Callable[[], Any]) -> Any:
         return Failure(grpc.StatusCode.CANCELLED, "the connection was closed")
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or ""  # type: ignore[attr-defined]
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        if code is grpc.StatusCode.CANCELLED and details != CLOSED:  # the server has too much to do, or ends
+            code, details = grpc.StatusCode.UNAVAILABLE, f"it has cancelled the call ({details})"
+        elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
             details = f"it does not answer in time ({details})"
         elif details.startswith("failed to connect to all addresses"):  # and a chain of reasons
             details = f"it cannot be reached ({details.rpartition(': ')[2]})"

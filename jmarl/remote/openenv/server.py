@@ -13,7 +13,6 @@ import logging
 import signal
 import socket
 import ssl
-import struct
 import threading
 import time
 import traceback
@@ -27,14 +26,12 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
 from jmarl.envs.base import Unanswered
-from jmarl.remote.access import Access, open_socket
+from jmarl.remote.access import Access, Door, open_socket
 from jmarl.remote.openenv.seat import Episode, Seat, Seen, fields_of
 
 MAX_MESSAGE = 1 << 20  # bytes
-MAX_OPENING = 32  # connections without a session: each has a thread, and needs no token yet
 MAX_SESSIONS = 16  # by default: each has a thread
-OPENING_S = 5.0  # after which they are closed
-SEND_S = 10  # in which a client must take what is sent to it
+OPENING_S = 5.0  # in which a client must ask for one; its connection, one of at most `MAX_STRANGERS`, has a thread
 CLOSE_S = 5.0  # in which sessions must be closed at the end
 QUIET = logging.getLogger(__name__)  # the library logs a traceback for each client that speaks another protocol
 QUIET.setLevel(logging.CRITICAL)
@@ -86,8 +83,9 @@ class SeatServer:
             open_timeout=OPENING_S,
             close_timeout=2,
         )
-        self.server.socket = Door(self.server.socket, self._has_room)  # type: ignore[assignment]
-        self.port: int = self.server.socket.getsockname()[1]
+        self.door = Door(self.server.socket)
+        self.server.socket = self.door  # type: ignore[assignment]
+        self.port: int = self.door.getsockname()[1]
         host = f"[{access.host}]" if ":" in access.host else access.host
         self.url = f"{'ws' if access.tls is None else 'wss'}://{host}:{self.port}"
         self.thread = threading.Thread(target=self.server.serve_forever, name="openenv", daemon=True)
@@ -121,10 +119,6 @@ class SeatServer:
         for connection in list(self.sessions):  # that older versions of the library leave open
             connection.close(1001, "the server ends")
 
-    def _has_room(self) -> bool:
-        """Return whether another connection gets a thread."""
-        return len(self.server.handler_threads) - len(self.sessions) < MAX_OPENING
-
     def _check(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer what is no session: health, a wrong token or path, and everything while the server drains."""
         path, _, query = request.path.partition("?")
@@ -133,6 +127,7 @@ class SeatServer:
             return connection.respond(status, json.dumps({"status": text}))
         if not self.access.allows(request.headers.get("Authorization")):
             return connection.respond(HTTPStatus.UNAUTHORIZED, "send the token of this server: Authorization: Bearer TOKEN\n")
+        self.door.strangers.remove(connection.remote_address[:2])
         if path != "/ws" or query:
             return connection.respond(HTTPStatus.NOT_FOUND, "sessions are at /ws, without parameters\n")
         if self.is_draining:
@@ -223,32 +218,6 @@ def serve_seat(server: SeatServer, grace_s: float = 300.0) -> int:
         print(f"ending; {len(server.playing)} sessions have {grace_s:g} s to finish", flush=True)
         server.drain(grace_s)
     return 0
-
-
-class Door:
-    """A socket that listens, and closes connections at once for which there is no room.
-
-    Args:
-        socket: that listens.
-        has_room: whether another connection is accepted.
-    """
-
-    def __init__(self, socket: socket.socket, has_room: Callable[[], bool]):
-        self.socket, self.has_room = socket, has_room
-        socket.settimeout(0.1)  # closing a socket does not end an `accept` that waits
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection that is accepted. Raises OSError when the socket is closed."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                connection, address = self.socket.accept()
-                if self.has_room():  # a client that reads nothing would keep the lock that closing its session needs
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
-                    return connection, address
-                connection.close()
-
-    def __getattr__(self, name: str) -> Any:  # family, getsockname, fileno, close
-        return getattr(self.socket, name)
 
 
 def context_of(access: Access) -> ssl.SSLContext | None:
