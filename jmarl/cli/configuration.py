@@ -316,7 +316,7 @@ def train(cfg: ExperimentConfig, again: str = "") -> tuple[int, Any]:
     if cfg.train.run.resume == "auto" and has_ended(cfg):
         show(f"{directory}: the run has made all {plural(updates, 'update')}, nothing is left to do")
         return DONE, None
-    show(first_line(cfg))
+    show(f"{cfg.experiment_name or 'experiment'}: loading {', '.join(dict.fromkeys(cfg.team.models))}")
     try:
         with ending_at_second_signal(), interrupted_again(cfg):
             result = run_experiment(cfg)
@@ -380,11 +380,6 @@ def closing_line(result: "TrainResult | FitResult") -> str:
     words = ("before training", f"after {plural(updates, 'update')}")
     held_out = [f"{value} {when}" for value, when in zip(ends, words, strict=True) if value is not None]
     return ", ".join(parts) + (f"; held-out {name} {', '.join(held_out)}" if held_out else "")
-
-
-def first_line(cfg: ExperimentConfig) -> str:
-    """Return the line that comes before models are loaded; `train` itself says the rest."""
-    return f"{cfg.experiment_name or 'experiment'}: loading {', '.join(dict.fromkeys(cfg.team.models))}"
 
 
 def resume_line(directory: str) -> str:
