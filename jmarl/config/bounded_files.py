@@ -59,7 +59,7 @@ def check_inside(path: Path, directory: Path) -> None:
         )
 
 
-def read_text(path: Path, inside: Path | None = None, errors: str = "strict") -> str:
+def bounded_text(path: Path, inside: Path | None = None, errors: str = "strict") -> str:
     """Return the text of a file. Raises as `open_file`, and ValueError if it is too large or not UTF-8.
 
     inside: see `open_file`; default: its folder. errors: as of `bytes.decode`.
@@ -83,8 +83,8 @@ def read_tail(path: Path, inside: Path) -> str:
 
 
 def read_json(path: Path, inside: Path | None = None) -> Any:
-    """Return the value in a JSON file. Raises as `read_text`, and ValueError for what `parse_json` refuses."""
-    text = read_text(path, inside)
+    """Return the value in a JSON file. Raises as `bounded_text`, and ValueError for what `parse_json` refuses."""
+    text = bounded_text(path, inside)
     try:
         return parse_json(text)
     except ValueError as error:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.columns import valid
-from jmarl.config.bounded_files import printable, read_text
+from jmarl.config.bounded_files import bounded_text, printable
 from jmarl.config.paths import expand_home
 from jmarl.logs import completions_file
 from jmarl.logs.log_file import LogFile
@@ -218,7 +218,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read the rows of a `metrics.jsonl`, with "NaN" and infinities as floats. Damaged lines are logged and left out; the last
     one is left out silently if it is half-written, because the run may be going on."""
     path = Path(expand_home(path))
-    text = read_text(path, errors="replace")
+    text = bounded_text(path, errors="replace")
     lines = text.splitlines()
     if lines and not text.endswith(("\n", "}")):
         lines.pop()
@@ -239,7 +239,7 @@ def _truncate_rows(path: Path, start_step: int) -> tuple[list[dict[str, Any]], i
     many steps were there."""
     if not path.exists():
         return [], 0
-    text = read_text(path, errors="replace")
+    text = bounded_text(path, errors="replace")
     lines = text.splitlines()
     intact = _counted(_parse(lines, path))
     num_logged = max((row["step"] + 1 for _, row in intact), default=0)

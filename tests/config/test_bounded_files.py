@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from jmarl.config.bounded_files import DEPTH, LIMIT, TAIL, parse_json, read_json, read_tail, read_text
+from jmarl.config.bounded_files import DEPTH, LIMIT, TAIL, bounded_text, parse_json, read_json, read_tail
 from jmarl.config.yaml_file import parse_yaml
 
 
@@ -40,7 +40,7 @@ def test_what_a_run_has_not_written_is_refused_in_a_sentence(sentence, tmp_path)
     (tmp_path / "run").mkdir()
     MAKE[sentence](tmp_path / "run" / "x\x1b[31m")
     with pytest.raises((ValueError, OSError), match=re.escape(sentence)) as refused:
-        read_text(tmp_path / "run" / "x\x1b[31m")
+        bounded_text(tmp_path / "run" / "x\x1b[31m")
     assert "\x1b" not in str(refused.value)
 
 

@@ -88,7 +88,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     chat = "put prompts into the chat template"
     sampling.add_argument("--chat", action=argparse.BooleanOptionalAction, default=None, help=chat)
     sampling.add_argument("--history", choices=("none", "append"), help="what agents read in later turns")
-    text = "what to do with prompts that leave no room in the context"
+    text = "what to do with prompts that leave no room"
     sampling.add_argument("--long-prompts", choices=("error", "truncate_left", "drop"), help=text)
     sampling.add_argument("--num-turns", type=int, metavar="N", help="longest episode")
     sampling.add_argument("--mesh", metavar="AXES", help="devices by axis: agent=2,data=4; auto; agent=1: one")
