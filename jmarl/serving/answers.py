@@ -1,4 +1,4 @@
-"""The answers of /v1/models and /v1/chat/completions, whole and in pieces, as OpenAI's clients read them.
+"""The answers of /v1/models, /v1/chat/completions and /v1/completions, whole and in pieces, as OpenAI's clients read them.
 
 Beyond OpenAI's fields, where `logprobs` or `return_token_ids` asks for it: `prompt_token_ids` of an answer (of a stream: of its
 first piece), and `token_ids` of a choice. A completion's tokens include the one that ends it, and those of a stop string; its
@@ -42,23 +42,33 @@ class Answer:
     id: str = dataclasses.field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
+    @property
+    def is_text(self) -> bool:
+        """Whether a prompt is completed, not a chat."""
+        return self.request.prompt is not None
+
     # --- whole ---------------------------------------------------------------------------------------------------------
 
     def completion(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Return the whole answer. pieces: of each choice, from its first token to its last."""
         choices = [self._choice(i, piece) for i, piece in enumerate(pieces)]
         extra = {"prompt_token_ids": [*self.prompt_ids]} if self.request.token_ids else {}
-        return self._envelope("chat.completion", choices) | {"usage": self.usage(sum(len(x.ids) for x in pieces))} | extra
+        kind = "text_completion" if self.is_text else "chat.completion"
+        return self._envelope(kind, choices) | {"usage": self.usage(sum(len(x.ids) for x in pieces))} | extra
 
     def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        if self.is_text:
+            return self._text(index, piece)
         fields, finish = self._message(piece)
         message = {"role": "assistant", "content": None, "refusal": None} | fields
         return {"index": index, "message": message, "finish_reason": finish} | self._tokens(piece)
 
     # --- in pieces -----------------------------------------------------------------------------------------------------
 
-    def opening(self) -> dict[str, Any]:
-        """Return the first piece of a stream: every choice begins."""
+    def opening(self) -> dict[str, Any] | None:
+        """Return the first piece of a stream: every choice begins. None for a text, of which none is without text."""
+        if self.is_text:
+            return None
         delta = {"role": "assistant", "content": ""}
         choices = [{"index": i, "delta": delta, "finish_reason": None} for i in range(self.request.n)]
         extra = {"prompt_token_ids": [*self.prompt_ids]} if self.request.token_ids else {}
@@ -66,6 +76,8 @@ class Answer:
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         """Return a piece of a choice."""
+        if self.is_text:
+            return self._chunk([self._text(index, piece)])
         fields: dict[str, Any] = {"content": piece.text}
         finish = piece.finish
         if finish:
@@ -96,7 +108,16 @@ class Answer:
         return head | {"choices": choices}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._envelope("chat.completion.chunk", choices) | ({"usage": None} if self.request.stream_usage else {})
+        kind = "text_completion" if self.is_text else "chat.completion.chunk"
+        return self._envelope(kind, choices) | ({"usage": None} if self.request.stream_usage else {})
+
+    def _text(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return a choice of /v1/completions. The log-probabilities of tokens are lists there."""
+        fields = self._tokens(piece)
+        if content := (fields["logprobs"] or {}).get("content"):
+            tokens, logprobs = [x["token"] for x in content], [x["logprob"] for x in content]
+            fields["logprobs"] = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": None}
+        return {"index": index, "text": piece.text, "finish_reason": piece.finish} | fields
 
     def _message(self, piece: Piece) -> tuple[dict[str, Any], str | None]:
         """Return the fields of a message, and why it ended. A text with tool calls that can be read is no content."""

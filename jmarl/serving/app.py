@@ -1,4 +1,4 @@
-"""The HTTP interface: /health, /v1/models and /v1/chat/completions, with the shapes and errors of OpenAI's.
+"""The HTTP interface: /health, /v1/models, /v1/chat/completions and /v1/completions, with the shapes and errors of OpenAI's.
 
 Every request is checked in one place, `Guard`: the server stops, the host, the token. Clients read a code, a sentence and a
 request id (header `x-request-id`); what an error was stands in the server's log under this id. Left out: every other path of
@@ -25,7 +25,7 @@ from starlette.routing import Route
 from jmarl.remote.access import LOOPBACK, Access, Strangers
 from jmarl.serving import answers
 from jmarl.serving.errors import Refusal, gone, stopping
-from jmarl.serving.requests import read_chat, unknown_model
+from jmarl.serving.requests import ChatRequest, Limits, read_chat, read_text, unknown_model
 from jmarl.serving.service import Answering, Service
 from jmarl.serving.text import Piece, joined
 
@@ -54,7 +54,13 @@ def make_app(service: Service) -> Starlette:
         return Json(answers.model(name, service.created))
 
     async def chat(request: Request) -> Response:
-        answering = await service.answer(read_chat(await read_body(request, service.limits.body), service.limits))
+        return await answer(request, read_chat)
+
+    async def text(request: Request) -> Response:
+        return await answer(request, read_text)
+
+    async def answer(request: Request, read: Callable[[bytes, Limits], ChatRequest]) -> Response:
+        answering = await service.answer(read(await read_body(request, service.limits.body), service.limits))
         gone = asyncio.ensure_future(request.receive())  # after the body: returns when the client has gone, or has its answer
         gone.add_done_callback(lambda _: answering.leave())
         if not answering.answer.request.stream:
@@ -67,6 +73,7 @@ def make_app(service: Service) -> Starlette:
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", text, methods=["POST"]),
     ]
     handlers: Any = {Refusal: on_refusal, HTTPException: on_http_error, Exception: on_failure}
     return Starlette(routes=routes, exception_handlers=handlers)
@@ -105,7 +112,8 @@ async def events(answering: Answering, request: Request) -> AsyncIterator[bytes]
     """Yield an answer as server-sent events. An error after the beginning is the last event."""
     answer = answering.answer
     try:
-        yield event(answer.opening())
+        if opening := answer.opening():
+            yield event(opening)
         async for choice, piece in answering.pieces():
             if piece.text or piece.finish or (piece.ids and answer.request.token_ids):
                 yield event(answer.chunk(choice, piece))
@@ -159,7 +167,7 @@ async def on_refusal(request: Request, error: Refusal) -> Response:
 
 async def on_http_error(request: Request, error: HTTPException) -> Response:
     """Answer for an unknown path or method."""
-    text = "this server has GET /v1/models, POST /v1/chat/completions and GET /health"
+    text = "this server has GET /v1/models, POST /v1/chat/completions, POST /v1/completions and GET /health"
     code = CODES.get(error.status_code, "invalid_request")
     return respond(Refusal(error.status_code, text, code, headers=dict(error.headers or {})))
 

@@ -17,7 +17,7 @@ from jmarl.envs.tools.tool_calls import MAX_MESSAGE, SPECIAL_TOKENS, format_mess
 from jmarl.models.hub.special_tokens import TOOLS
 from jmarl.models.hub.template import TemplateRefusal, render
 from jmarl.models.hub.template import encode_messages as encode
-from jmarl.models.hub.tokenize import without_end
+from jmarl.models.hub.tokenize import encode_prompt, without_end
 from jmarl.serving.errors import invalid
 from jmarl.team import StackSpec
 
@@ -43,6 +43,17 @@ def encode_messages(spec: StackSpec, messages: Sequence[Mapping[str, Any]], tool
     if not row:
         raise invalid("the messages are empty: there is no token to continue from", "messages")
     return without_end(row, spec.stop, least=1)
+
+
+def encode_text_prompt(spec: StackSpec, prompt: str | Sequence[int]) -> list[int]:
+    """Return the token ids of a prompt without the chat template, in which special tokens are tokens, or those given.
+
+    Raises `Refusal` for ids that the model does not have."""
+    if isinstance(prompt, str):
+        return encode_prompt(spec.tokenizer, prompt, stop=spec.stop)
+    if wrong := [i for i in prompt if not 0 <= i < spec.config.vocab_size]:
+        raise invalid(f"prompt has the token {str(wrong[0]):.20}: ids are from 0 to {spec.config.vocab_size - 1}", "prompt")
+    return [*prompt]
 
 
 def _encode(tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Tools, chat: Chat) -> list[int]:

@@ -1,4 +1,4 @@
-"""Read the body of a request to /v1/chat/completions: types, ranges and limits. Nothing is ignored in silence.
+"""Read the body of a request to /v1/chat/completions or /v1/completions: types, ranges, limits. Nothing is ignored in silence.
 
 Fields that change nothing here (`user`, `metadata`, `store`, ...) are accepted. Fields that would change what is sampled, and
 that the sampler does not have (`frequency_penalty`, `logit_bias`, `response_format`, ...), are refused unless they are off.
@@ -25,10 +25,13 @@ OFF: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "parallel_tool_calls": (True,), "modalities": (["text"],),
 }  # fmt: skip
 READ = (
-    "model", "messages", "stream", "stream_options", "n", "seed", "stop", "max_tokens", "max_completion_tokens", "temperature",
-    "top_p", "logprobs", "return_token_ids", "tools", "tool_choice",
+    "model", "stream", "stream_options", "n", "seed", "stop", "max_tokens", "temperature", "top_p", "logprobs",
+    "return_token_ids",
 )  # fmt: skip
-FIELDS = (*READ, *NO_EFFECT, *OFF)
+CHAT_FIELDS = (*READ, "messages", "max_completion_tokens", "tools", "tool_choice", *NO_EFFECT, *OFF)
+TEXT_OFF = {name: OFF[name] for name in ("frequency_penalty", "presence_penalty", "logit_bias")}
+TEXT_OFF |= {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+TEXT_FIELDS = (*READ, "prompt", *NO_EFFECT, *TEXT_OFF)
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 MAX_MESSAGES, MAX_TOOLS, MAX_STOPS, MAX_STOP = 2048, 128, 4, 256
 NUM_SEEDS = 1 << 31
@@ -51,7 +54,7 @@ class ChatRequest:
     """A request that was read."""
 
     model: str
-    messages: tuple[dict[str, Any], ...]
+    messages: tuple[dict[str, Any], ...]  # () for a prompt
     limit: int | None  # of a completion, in tokens; None: the request does not say
     temperature: float
     top_p: float
@@ -63,16 +66,45 @@ class ChatRequest:
     logprobs: bool = False
     token_ids: bool = False
     tools: tuple[dict[str, Any], ...] = ()
+    prompt: str | tuple[int, ...] | None = None  # a text or token ids, without the chat template
 
 
 def read_chat(body: bytes, limits: Limits) -> ChatRequest:
     """Return the request in a body. Raises `Refusal`."""
     fields = read_object(body)
-    check_known(fields)
+    check_known(fields, CHAT_FIELDS, OFF)
     limit = [name for name in ("max_completion_tokens", "max_tokens") if fields.get(name) is not None]
     choice = fields.get("tool_choice", "auto")
     if choice not in ("auto", "none", None):
         raise invalid(f"tool_choice={choice!r:.40} is not supported: give auto or none", "tool_choice")
+    return ChatRequest(
+        messages=read_messages(fields.get("messages")),
+        tools=() if choice == "none" else read_tools(fields.get("tools")),
+        **_read_sampling(fields, limits, limit[0] if limit else "max_tokens", boolean(fields, "logprobs")),
+    )
+
+
+def read_text(body: bytes, limits: Limits) -> ChatRequest:
+    """Return the request for the completion of a prompt, a text or token ids, in a body. Raises `Refusal`."""
+    fields = read_object(body)
+    check_known(fields, TEXT_FIELDS, TEXT_OFF)
+    prompt, wanted = fields.get("prompt"), fields.get("logprobs")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    is_ids = isinstance(prompt, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
+    if not prompt or not (isinstance(prompt, str) or is_ids):
+        raise invalid("prompt must be a text or a list of token ids, one of them in a request", "prompt")
+    if wanted not in (None, 0) or isinstance(wanted, bool):
+        raise invalid("logprobs must be 0, which gives those of the tokens: there are no alternatives", "logprobs")
+    return ChatRequest(
+        messages=(),
+        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+        **_read_sampling(fields, limits, "max_tokens", wanted is not None),
+    )
+
+
+def _read_sampling(fields: Mapping[str, Any], limits: Limits, limit: str, logprobs: bool) -> dict[str, Any]:
+    """Return what both kinds of requests say. limit: the field with the longest completion."""
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool | None):
         raise invalid("stream_options is an object with the boolean include_usage", "stream_options")
@@ -80,11 +112,9 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
     if options and not stream:
         raise invalid("stream_options is for streams: leave it out, or set stream", "stream_options")
     seed = integer(fields, "seed", -(1 << 63), (1 << 63) - 1)
-    logprobs = boolean(fields, "logprobs")
-    return ChatRequest(
+    return dict(
         model=text(fields, "model"),
-        messages=read_messages(fields.get("messages")),
-        limit=integer(fields, limit[0], 1, limits.max_tokens) if limit else None,
+        limit=integer(fields, limit, 1, limits.max_tokens),
         temperature=read_temperature(fields, limits.temperature),
         top_p=number(fields, "top_p", 0, 1, limits.top_p, low_open=True),
         n=integer(fields, "n", 1, limits.n) or 1,
@@ -94,7 +124,6 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
         stream_usage=bool(options.get("include_usage")),
         logprobs=logprobs,
         token_ids=logprobs or boolean(fields, "return_token_ids"),
-        tools=() if choice == "none" else read_tools(fields.get("tools")),
     )
 
 
@@ -108,7 +137,7 @@ def read_object(body: bytes) -> dict[str, Any]:
         place = f" ({error.msg}, character {error.pos})" if isinstance(error, json.JSONDecodeError) else ""
         raise invalid(f"the body is no JSON{place}: send a JSON object", code="invalid_json") from None
     if not isinstance(fields, dict):
-        raise invalid("the body is no JSON object: send one with model and messages", code="invalid_json")
+        raise invalid("the body is no JSON object: send one with model and messages or prompt", code="invalid_json")
     return fields
 
 
@@ -116,13 +145,13 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def check_known(fields: Mapping[str, Any]) -> None:
-    """Refuse fields that are unknown, or that ask for what the sampler does not have."""
+def check_known(fields: Mapping[str, Any], known: Sequence[str], off_by: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse fields that are unknown, or that ask for what the sampler does not have. off_by: the values of those allowed."""
     for name, value in fields.items():
-        if name not in FIELDS:
-            raise invalid(f"there is no field {name[:40]!r}{did_you_mean(name[:40], FIELDS)}", name[:40], "unknown_parameter")
-        if name in OFF and value is not None and value not in OFF[name]:
-            off = " or ".join(map(json.dumps, OFF[name]))
+        if name not in known:
+            raise invalid(f"there is no field {name[:40]!r}{did_you_mean(name[:40], known)}", name[:40], "unknown_parameter")
+        if name in off_by and value is not None and value not in off_by[name]:
+            off = " or ".join(map(json.dumps, off_by[name]))
             raise invalid(f"{name} is not supported: leave it out, or give {off}", name, "unsupported_parameter")
 
 

@@ -19,7 +19,7 @@ from jmarl.models.hub.prompt_warnings import warn_of_plain_turns
 from jmarl.serving.answers import Answer
 from jmarl.serving.engine import Engine
 from jmarl.serving.errors import Refusal, gone, invalid
-from jmarl.serving.prompts import TOOL_MARKS, encode_messages
+from jmarl.serving.prompts import TOOL_MARKS, encode_messages, encode_text_prompt
 from jmarl.serving.records import Request, Update
 from jmarl.serving.requests import NUM_SEEDS, ChatRequest, Limits, unknown_model
 from jmarl.serving.text import Piece, RowText
@@ -127,7 +127,10 @@ class Service:
             raise unknown_model(chat.model, [*self.agents])
         agent = self.agents[chat.model]
         spec = self.specs[agent]
-        ids = await self.run(encode_messages, spec, chat.messages, chat.tools, self.chat.of(agent))
+        if chat.prompt is None:
+            ids = await self.run(encode_messages, spec, chat.messages, chat.tools, self.chat.of(agent))
+        else:
+            ids = await self.run(encode_text_prompt, spec, chat.prompt)
         limit = self._limit(chat.limit, len(ids), spec.config.context)
         if chat.n > (slots := self.engine.slots_of(self.engine.size_of(agent, len(ids), limit))):
             text = (

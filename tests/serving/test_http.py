@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -111,6 +112,38 @@ def test_a_completion_is_that_of_generate(ask, team, params):
     usage = answer.usage
     assert usage.prompt_tokens == len(encode_prompt(team.stacks[0].tokenizer, MESSAGES, True))
     assert 0 < usage.completion_tokens <= LIMIT and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_the_completion_of_a_text_is_that_of_generate(client, team, params, as_ids):
+    """A prompt without the chat template, or its token ids; whole and in pieces, with log-probabilities."""
+    text = "The answer of the farmer"
+    (_, (expected,)) = generate(team, [[text], [text]], CFG, params=params)
+    prompt = encode_prompt(team.agent_specs[1].tokenizer, text) if as_ids else text
+    settings = dict(model="critic", prompt=prompt, seed=7, max_tokens=LIMIT, logprobs=0, extra_body={"return_token_ids": True})
+    whole = client.completions.create(**settings)
+    (choice,) = whole.choices
+    assert (whole.object, choice.text) == ("text_completion", expected)
+    assert len(choice.logprobs.token_logprobs) == len(choice.token_ids) == whole.usage.completion_tokens
+    pieces = list(client.completions.create(**settings, stream=True))
+    assert "".join(piece.choices[0].text for piece in pieces) == choice.text
+    assert pieces[-1].choices[0].finish_reason == choice.finish_reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": ""}, "prompt must be a text or a list of token ids, one of them in a request"),
+        ({"prompt": ["a", "b"]}, "prompt must be a text"),
+        ({"prompt": [10**6]}, "prompt has the token 1000000: ids are from 0 to"),
+        ({"logprobs": 5}, "logprobs must be 0, which gives those of the tokens"),
+        ({"echo": True}, "echo is not supported: leave it out, or give false"),
+        ({"extra_body": {"messages": []}}, "there is no field 'messages'"),
+    ],
+)
+def test_texts_that_cannot_be_completed_are_refused_in_a_sentence(client, fields, message):
+    with pytest.raises(openai.BadRequestError, match=re.escape(message)):
+        client.completions.create(**{"model": "writer", "prompt": "a"} | fields)
 
 
 def test_the_stop_texts_of_the_run_end_completions_of_requests_without_any(ask, server, monkeypatch):
