@@ -38,7 +38,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jmarl.config.bounded_files import read_json
-from jmarl.files.manifest import find_damage, sync_directory, write_manifest
+from jmarl.files.manifest import NAME, find_damage, sync_directory, write_manifest
 from jmarl.processes import exchange
 
 logger = logging.getLogger(__name__)
@@ -54,9 +54,9 @@ class CheckpointError(RuntimeError):
 
 
 def saved_steps(directory: str | Path) -> list[int]:
-    """Return the complete steps in a directory, ascending; [] if the directory does not exist."""
-    path = Path(directory)
-    return sorted(int(p.name) for p in path.iterdir() if p.name.isdecimal() and p.is_dir()) if path.is_dir() else []
+    """Return the complete steps in a directory, ascending; [] if it does not exist. A damaged one may lack one of two files."""
+    folders = [p for p in Path(directory).glob("*") if p.name.isdecimal() and any((p / x).is_file() for x in (META, NAME))]
+    return sorted(int(p.name) for p in folders)
 
 
 class Checkpointer:

@@ -112,6 +112,7 @@ def test_checkpoint_arguments_are_settings_of_the_run():
     run = with_checkpoints(config, 8, None, "there", 2, 3).run
     assert (run.output_dir, run.save_every, run.save_total_limit, run.resume) == ("there", 16, 3, False)
     Path("run/checkpoints/8").mkdir(parents=True)
+    Path("run/checkpoints/8/meta.json").write_text("{}")
     for where, step in (("run", None), ("run/checkpoints", None), ("run/checkpoints/8", 8)):
         assert find_checkpoint(where) == (Path("run"), step)
         run = with_checkpoints(config, 8, where, "run", 1, None).run
