@@ -182,6 +182,7 @@ def test_flags_that_would_have_no_effect_are_refused(module, config, options):
 
 def test_the_hint_how_to_resume_keeps_all_other_flags(tmp_path, monkeypatch):
     (tmp_path / "checkpoints" / "2").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "2" / "meta.json").touch()
     flags = ["--remat", "auto", "--resume", "auto", "--name", "a --resume b", "--micro-batches", "auto", "--run.resume=True"]
     monkeypatch.setattr(sys, "argv", ["x.py", *flags])
     hint = report.resume_hint(TrainConfig.of(output_dir=str(tmp_path)))

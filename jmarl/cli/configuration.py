@@ -44,10 +44,14 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     layers, sweep, names = read_layers(args)
     for name, value in (point or {}).items():
         layers.add_flag(name, value, "sweep:")
-    algorithms = {name: layers.own[name].value for name in ("algorithm", "rl_algorithm") if name in layers.own}
-    require_trusted_names(names, layers.own, algorithms, args.trust)  # the kind of the other settings depends on them
     folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
-    settings = all_settings(layers, folders)
+    algorithms = {name: layers.own[name].value for name in ("algorithm", "rl_algorithm") if name in layers.own}
+    for name, value in algorithms.items():  # the kind of the other settings depends on them
+        if isinstance(value, str):
+            algorithms[name] = located_name(value, folders_of(name, folders, layers.own))
+            layers.own[name] = layers.own[name]._replace(value=algorithms[name])
+    require_trusted_names(names, layers.own, algorithms, args.trust)
+    settings = all_settings(layers)
     notes = choose_directory(settings, Path(names[0]).stem)
     cfg = located(experiment_config(settings), folders, settings)
     require_trusted_names(names, settings, leaves(cfg.as_dict()), args.trust)
@@ -124,14 +128,10 @@ def sweep_of(file: YamlFile) -> dict[str, Any]:
     return section
 
 
-def all_settings(layers: MRLMLayers, folders: Sequence[Path]) -> dict[str, Given]:
-    """Return the settings of all sources. folders: as for `located`."""
+def all_settings(layers: MRLMLayers) -> dict[str, Given]:
+    """Return the settings of all sources."""
     from jmarl.algorithms import find_row  # imports jax
     from jmarl.runs.checks import find_own_algorithms
-
-    for name in ("algorithm", "rl_algorithm"):
-        if name in layers.own and isinstance(value := layers.own[name].value, str):
-            layers.own[name] = layers.own[name]._replace(value=located_name(value, folders_of(name, folders, layers.own)))
 
     def kind_of(name: str) -> str:
         try:

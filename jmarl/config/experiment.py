@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.constraints import EXPERIMENT, TASK, TEAM, require
 from jmarl.config.sections import Section
@@ -274,6 +276,8 @@ def plain_values(value: Any, only_changed: bool = False) -> Any:
         return {name: plain_values(x, only_changed) for name, x in values.items()}
     if isinstance(value, Mapping):
         return {name: plain_values(x, only_changed) for name, x in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
     return [plain_values(x, only_changed) for x in value] if isinstance(value, tuple | list) else value
 
 

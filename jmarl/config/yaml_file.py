@@ -12,8 +12,8 @@ from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
 
 KeyPath = tuple[str | int, ...]  # keys and indices from the top of a file to a value
-MAX_VALUES = 100_000  # of a file, where each alias counts as all that it stands for
-MAX_BYTES = 2**20  # of a file
+MAX_VALUES = 1_000_000  # of a file, where each alias counts as all that it stands for
+MAX_BYTES = 2**24  # of a file
 MAX_DIGITS = 400  # of an integer
 
 

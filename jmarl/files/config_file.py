@@ -66,7 +66,7 @@ def record_choices(cfg: TrainConfig, python: Callable[[], str]) -> None:
 
 def python_config(cfg: TrainConfig, team: Team, env: Any, items: Sequence[Any]) -> str:
     """Return the config.yaml of a run that was begun in Python. env: None for given data."""
-    given = f"{len(items)} {'examples' if env is None else 'items'}"
+    given = f"{len(items)} {'example' if env is None else 'item'}{'s' * (len(items) != 1)}"
     if isinstance(env, RewardEnvironment):
         given = f"the reward {' + '.join(env.reward.names)} and {given}"
     elif env is not None:
@@ -78,7 +78,10 @@ def python_config(cfg: TrainConfig, team: Team, env: Any, items: Sequence[Any]) 
     )
     models, shared = tuple(agent.name for agent in team.agents), any(len(s.members[0]) > 1 for s in team.stacks)
     parts = {"team": plain_values(TeamConfig(models, shared_weights=shared))} if models else {}
-    return says + dump_yaml(parts | {"train": plain_values(cfg.replace(resume=False, resume_step=None, allow_changed=None))})
+    settings = plain_values(cfg)
+    for name in ("resume", "resume_step", "allow_changed"):
+        settings[SECTION_OF[name]].pop(name)
+    return says + dump_yaml(parts | {"train": settings})
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -188,6 +188,7 @@ class OpenRun(NamedTuple):
     state: TeamState  # initial, or restored from a checkpoint
     savers: list[tuple[Checkpointer, dict[str, Any]]]  # its checkpointer and the metadata of checkpoints; empty: no checkpoints
     writer: MetricsWriter | None  # None without an output directory
+    changes: Sequence[str] = ()  # settings, data and reward that differ from those before it was resumed
 
 
 @contextlib.contextmanager
@@ -203,7 +204,7 @@ def open_run(
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
         step: the checkpoint to resume from; None: the newest intact one.
     """
-    meta, savers, writer = {"config": flat(cfg), **identity}, [], None
+    meta, savers, writer, changes = {"config": flat(cfg), **identity}, [], None, list[str]()
     owns_files = bool(cfg.run.output_dir) and exchange.is_first()
     note: Callable[[str], None] = logger.debug  # without a directory there is no log of the attempt
     with contextlib.ExitStack() as opened:
@@ -233,7 +234,7 @@ def open_run(
             writer = opened.enter_context(open_writer(cfg, hparams, int(state.step), wandb_config))
         elif cfg.run.progress and exchange.is_first():
             writer = opened.enter_context(open_writer(cfg, {}, int(state.step)))
-        yield OpenRun(state, savers, writer)
+        yield OpenRun(state, savers, writer, changes)
 
 
 def open_writer(cfg: TrainConfig, hparams: dict[str, Any], updates: int, wandb_config: dict | None = None) -> MetricsWriter:

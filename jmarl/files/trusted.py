@@ -35,7 +35,6 @@ NAMES = ("environment", "reward", "formatters", "external_transition", "algorith
 MIXTURES = ("train_envs", "eval_envs")
 OTHERS = ("wandb", "replay_rollout")  # `wandb.init` takes a program and a server; a failed update is a pickle
 WORD = re.compile(r"[\w-]*")  # a name in a table
-REFERENCE = re.compile(r"(.*/)?[\w.-]+:[^\W\d]\w*", re.S)  # a name of code among the options of an environment
 SHOWN = 200  # characters of a setting
 
 _records: dict[str, dict[str, str]] = {}  # those of this process, which hold where none can be written
@@ -45,11 +44,11 @@ def named_code(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that name code from outside jmarl, or servers. settings: by their short names, as plain values."""
     named = {name for name in NAMES if any(map(is_code, _listed(settings.get(name))))}
     named |= {name for name in OTHERS if settings.get(name)}
-    options = settings.get("options")
-    if options and ("environment" in named or _reaches_code(options)):
+    options = settings.get("options")  # those of jmarl's own environments name no code, but servers in their place
+    if options and ("environment" in named or "servers" in options):
         named.add("options")
     for name in MIXTURES:
-        if any(is_code(env["name"]) or _reaches_code(env["options"]) for env in settings.get(name) or ()):
+        if any(is_code(env["name"]) or "servers" in env["options"] for env in settings.get(name) or ()):
             named.add(name)
     return {name: settings[name] for name in sorted(named)}
 
@@ -61,15 +60,6 @@ def is_code(name: Any) -> bool:
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
-
-
-def _reaches_code(options: Any) -> bool:
-    """Return whether options of an environment name code, or servers in its place."""
-    if isinstance(options, Mapping):
-        return "servers" in options or any(map(_reaches_code, [*options, *options.values()]))
-    if isinstance(options, list | tuple):
-        return any(map(_reaches_code, options))
-    return isinstance(options, str) and bool(REFERENCE.fullmatch(options))
 
 
 def require_trust(file: Path, settings: Mapping[str, Any], trust: bool = False) -> None:
@@ -85,7 +75,7 @@ def require_trust(file: Path, settings: Mapping[str, Any], trust: bool = False) 
     if not asked:
         return
     what = ", ".join(f"{name}={excerpt(value, SHOWN)}" for name, value in asked.items())
-    sentence = f"{str(file)!r} is of a run that was not trained on this account, and it names code to run: {what}"
+    sentence = f"no record here says that this account trained or trusts {str(file)!r}, and it names code to run: {what}"
     if not trust and not _agreed(f"jmarl: {sentence}. Do you trust it? [y/N] "):
         raise PermissionError(f"{sentence}; if you trust whoever wrote it, give --trust, and it is not asked for again")
     record_trust(file.parent, asked)

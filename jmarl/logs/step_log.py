@@ -51,6 +51,7 @@ class StepLog:
         self.losses: list[float] = []  # of each update on given data, mean over agents
         self.watch = NonFiniteWatch(cfg)
         self.waiting: list[QueuedStep] = []  # steps whose rows are not written yet
+        self.goes_on = False  # whether a resumed run changes nothing, so that what it evaluated holds
         self._started = time.monotonic()
 
     def step(self, number: int, experience: Any, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
@@ -110,8 +111,9 @@ class StepLog:
         self._started += time.monotonic() - start
 
     def logged_evaluation(self, updates: int) -> Any:
-        """Return the evaluation after this number of updates from the log of a resumed run; None if the log has none."""
-        row = exchange.from_first(lambda: self.writer and self.writer.evaluated.get(updates))
+        """Return the evaluation after this number of updates from the log of a resumed run; None if the log has none, or
+        what is evaluated may have changed."""
+        row = exchange.from_first(lambda: self.writer.evaluated.get(updates) if self.writer and self.goes_on else None)
         return None if row is None else self.evaluation_of(row)
 
     def sync(self) -> None:

@@ -238,6 +238,8 @@ def open_runs(
     pairs = zip(runs.cfgs, states, strict=True)
     open_ = [opened.enter_context(open_run(run_cfg, state, identity, None, step)) for run_cfg, state in pairs]
     logs = [RolloutLog(runs.team, run_cfg, run.writer) for run_cfg, run in zip(runs.cfgs, open_, strict=True)]
+    for log, run in zip(logs, open_, strict=True):
+        log.goes_on = not run.changes
     return join_states([run.state for run in open_], runs), logs, [saver for run in open_ for saver in run.savers]
 
 
@@ -342,8 +344,8 @@ class SeedsLog(StepLog):
             log.sync()
 
     def logged_evaluation(self, updates: int) -> list[Evaluation] | None:
-        results = [log.logged_evaluation(updates) for log in (super(), *self.logs)]
-        return None if None in results else results[1:]
+        results = [log.logged_evaluation(updates) for log in self.logs]
+        return None if None in results else results
 
     def stop_if_not_finite(self) -> None:
         for log in self.logs:

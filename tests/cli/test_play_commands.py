@@ -337,7 +337,7 @@ def test_runs_that_do_not_fit_are_not_paired(tmp_path, capsys):
         if " with jmarl " in error:  # whole episodes of a team of both
             words = shlex.split(error.partition(" with jmarl ")[2])
             assert words[-2:] == [str(tmp_path / "turns/models/agent_0"), "full/models/agent_1"]
-            assert command(*words, "-n", 1) == 0
+            assert command(*words, "-n", 1, "--trust") == 0  # the runs are copies
             assert "mean return" in capsys.readouterr().out
 
 

@@ -6,13 +6,15 @@ import dataclasses
 import json
 import pydoc
 
+import numpy as np
 import pytest
 
 from jmarl import ExperimentConfig, TaskConfig, TeamConfig, TrainConfig
 from jmarl.config import OTHER_NAMES, SECTION_OF, SECTIONS, EnvironmentConfig, Optimizer, flat
-from jmarl.config.experiment import TOP_SETTINGS
+from jmarl.config.experiment import TOP_SETTINGS, plain_values
 from jmarl.config.flags import parse_flags
 from jmarl.config.validation import explain
+from jmarl.config.yaml_file import dump_yaml
 
 PLAIN = dict(models=["a", "b"], environment="math_verifier", options={"max_turns": 3}, algorithm="ippo", learning_rate=1e-3)
 WHOLE = ExperimentConfig(
@@ -173,3 +175,9 @@ def test_every_setting_has_a_meaning_and_what_is_allowed():
         for name, line in explain(cls).items():
             default, allowed, meaning = line.split(" | ")
             assert default and allowed and len(meaning) > 12, name
+
+
+def test_numbers_of_numpy_are_written_as_numbers():
+    cfg = TrainConfig.of(learning_rate=np.logspace(-5, -4, 1)[0], num_updates=np.int64(3), seed=np.int32(1))
+    settings = plain_values(cfg)
+    assert settings["run"]["num_updates"] == 3 and "learning_rate: 1.0e-05" in dump_yaml(settings)

@@ -106,6 +106,7 @@ def test_a_run_that_finds_no_server_fails_and_one_that_resumes_can_be_resumed_la
     sentence = "no server of 'sudoku' answers (127.0.0.1:1: it cannot be reached (Connection refused)): start one there"
     assert sentence in capfd.readouterr().err
     (run / "checkpoints" / "3").mkdir(parents=True)
+    (run / "checkpoints" / "3" / "meta.json").touch()
     assert main(command) == 75
     assert f"interrupted because {sentence}" in capfd.readouterr().out
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jmarl import ExperimentConfig
+from jmarl.cli.configuration import read_experiment
 from jmarl.cli.main import find_own_modules, main
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs import ENVIRONMENTS, make
@@ -80,9 +81,8 @@ RUNS = {  # each command that runs what the config.yaml of a run names; RUN is i
     {"environment": "jmarl.remote.openenv.client:OpenEnv", "options": {"url": "ws://a", "action": "os:system"}},
     {"environment": "jmarl.files.lock:os.system"},
     {"environment": "jmarl.processes.children:Children"},
-    {"environment": "debate", "options": {"judge": {"deep": ["mine:judge"]}}},
     {"environment": "math", "options": {"servers": "elsewhere:50051"}},
-    {"train_envs": ["math", {"name": "a:b"}], "eval_envs": [{"name": "math", "options": {"data": "x/y:z"}}], "held_out": 1},
+    {"train_envs": ["math", {"name": "a:b"}], "eval_envs": [{"name": "math", "options": {"servers": "y:1"}}], "held_out": 1},
     {"data": "x.jsonl", "reward": "subprocess:run"},
     {"data": "x.jsonl", "reward": ["jmarl.envs.rewards:story_length_ratio", "jmarl.cli.main:main"]},
     {"data": "x.jsonl", "reward": "jmarl.envs.rewards:story_length_ratio", "formatters": ["os:system"]},
@@ -103,7 +103,9 @@ def test_settings_that_name_code_from_elsewhere(settings):
 def test_names_in_jmarls_tables_are_no_code_from_elsewhere():
     for name, place in ENVIRONMENTS.items():
         for environment in (name, place):
-            cfg = ExperimentConfig.of(models=["m"], environment=environment, options={"data": "rows/of mine: all.jsonl"})
+            cfg = ExperimentConfig.of(
+                models=["m"], environment=environment, options={"data": "rows:all", "names": ["Answer:yes"]}
+            )
             assert named_code(leaves(cfg.as_dict())) == {}
     own = "jmarl.envs.rewards:story_length_ratio"
     cfg = ExperimentConfig.of(models=["m"], data="a.jsonl", reward=own, formatters=["jmarl.envs.writing.story:setup_prompt"])
@@ -195,6 +197,18 @@ def test_a_command_that_is_trusted_once_does_not_ask_again(stranger, capsys):
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("evil_module", "other_module"))
     assert main(command.split()) == 2 and "give --trust" in capsys.readouterr().err
+
+
+def test_an_algorithm_beside_its_config_is_asked_for_once(tmp_path):
+    """Its name is that of a file, with the directory in front or not."""
+    (tmp_path / "models" / "agent_0").mkdir(parents=True)
+    (tmp_path / "mine.py").write_text("def loss(batch, logprobs):\n    return 0.0\n")
+    settings = "task: {environment: math}\nteam: {models: [m]}\ntrain: {algorithm: 'mine.py:loss'}\n"
+    (tmp_path / "config.yaml").write_text(settings)
+    with pytest.raises(PermissionError, match="it names code to run: algorithm="):
+        read_experiment(str(tmp_path))
+    for trust in (True, False):
+        assert read_experiment(str(tmp_path), trust).train.algorithm == f"{tmp_path}/mine.py:loss"
 
 
 def test_a_run_whose_task_is_not_played_is_not_asked_for(stranger, capsys):
