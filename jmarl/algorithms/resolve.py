@@ -177,7 +177,12 @@ def check_row(algorithm: Algorithm) -> None:
         raise ValueError(f"the estimator of {name!r} must return an advantage for each return; for [2] it returned {result}")
     per_token = options.get("level", "token") == "token"  # any tokens, in place of those of whole completions
     tokens = jax.ShapeDtypeStruct((2,) if per_token else (1, 1, 2), jnp.float32)
-    check_loss(name, lambda *arrays: row.loss(*arrays, **options), *[tokens] * 4)
+    with_options = "".join(f", {option}={value!r}" for option, value in options.items())
+    try:
+        check_loss(name, lambda *arrays: row.loss(*arrays, **options), *[tokens] * 4)
+    except ValueError as error:
+        call = f"loss(logp, old_logp, advantages, weights{with_options})"
+        raise ValueError(f"{error}. It is called as {call}, with arrays of jax [tokens]") from error
 
 
 def check_loss(name: str, loss: Callable, *arrays: jax.ShapeDtypeStruct) -> None:

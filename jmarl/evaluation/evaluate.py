@@ -72,6 +72,8 @@ def evaluate(team: Team, params: Sequence[Any], items: Rows, env: Reward, cfg: T
     """
     team, params = moved(team, params, cfg.run)
     world = as_environment(team, env, cfg.episodes.num_turns)
+    if (turns := getattr(world, "max_turns", 1)) > (limit := cfg.episodes.num_turns):
+        warnings.warn(f"episodes of up to {turns} turns end after {limit}: set num_turns={turns} for whole ones", stacklevel=2)
     return summarize(play_held_out(partial(sample_team, team, params), team, read_rows(items), world, cfg, part=part))
 
 

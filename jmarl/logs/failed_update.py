@@ -78,7 +78,7 @@ class NonFiniteWatch:
             failed = FailedUpdate(step, cfg.run.seed, cfg.algorithm, data, self.reason)
             try:
                 path = exchange.from_first(lambda: write_failed_update(failed, summary, cfg.run.output_dir))
-                note = f" Its experience is in {path}; --resume --replay-rollout {path} repeats that update alone."
+                note = f" Its experience is in {path}; --resume --set replay_rollout={path} repeats that update alone."
             except Exception as error:  # a full disk, items that cannot be pickled: still report why the run stops
                 note = f" Its experience could not be written: {error!r}."
         raise NonFiniteError(

@@ -74,9 +74,9 @@ def aliases(first, join):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (aliases("[x]", lambda names: f"[{', '.join(names)}]"), "has more than 100000 values"),
-        (aliases("{x: 1}", lambda names: f"{{{', '.join(f'k{j}: {x}' for j, x in enumerate(names))}}}"), "more than 100000"),
-        (aliases("{x: 1}", lambda names: f"{{<<: [{', '.join(names)}]}}"), "has more than 100000 values"),
+        (aliases("[x]", lambda names: f"[{', '.join(names)}]"), "has more than 1000000 values"),
+        (aliases("{x: 1}", lambda names: f"{{{', '.join(f'k{j}: {x}' for j, x in enumerate(names))}}}"), "more than 1000000"),
+        (aliases("{x: 1}", lambda names: f"{{<<: [{', '.join(names)}]}}"), "has more than 1000000 values"),
         ("a: &a [*a]", "is nested deeper than 100"),
         ("a: " + "[" * 900, "is nested deeper than 100"),
         ("a: 1\nb: " + ":".join(["1"] * 1000), "line 2 has a number of 1999 digits"),

@@ -178,6 +178,6 @@ def test_every_setting_has_a_meaning_and_what_is_allowed():
 
 
 def test_numbers_of_numpy_are_written_as_numbers():
-    cfg = TrainConfig.of(learning_rate=np.logspace(-5, -4, 1)[0], num_updates=np.int64(3), seed=np.int32(1))
+    cfg = TrainConfig.of(learning_rate=np.float64(1e-5), num_updates=np.int64(3), seed=np.int32(1))
     settings = plain_values(cfg)
     assert settings["run"]["num_updates"] == 3 and "learning_rate: 1.0e-05" in dump_yaml(settings)
