@@ -220,8 +220,10 @@ ALGORITHMS: dict[str, AlgorithmRow] = {
 
 @functools.cache  # equal rows share their compiled programs
 def row_of_loss(loss: Callable) -> AlgorithmRow:
-    """Return the row of a loss alone: with the advantages of magrpo, and those settings of clipped losses that it takes."""
-    options = {name: setting for name, setting in CLIPPING.items() if name in inspect.signature(loss).parameters}
+    """Return the row of a loss alone: with the advantages of magrpo, and those settings of clipped losses that it takes,
+    except what a `functools.partial` gives it."""
+    takes = {*inspect.signature(loss).parameters} - {*(loss.keywords if isinstance(loss, functools.partial) else ())}
+    options = {name: setting for name, setting in CLIPPING.items() if name in takes}
     return AlgorithmRow(loss, group_mean, min_group=2, options=options)
 
 

@@ -58,7 +58,7 @@ def metrics(directory: str | Path) -> Any:
     """Return the rows of a run as a DataFrame of pandas: one of each update, and one of each evaluation (`eval/updates`).
 
     The columns are those of metrics.jsonl (`experiments/README.md` describes them), but for agents whose environment names
-    their roles: `writer/return` in place of `agent_0/return`.
+    their roles: `writer/return` in place of `agent_0/return`, unless two columns would have one name.
     """
     import pandas
 
@@ -66,11 +66,22 @@ def metrics(directory: str | Path) -> Any:
     if not (path / METRICS).is_file():
         raise FileNotFoundError(f"there is no {METRICS} in {path}: give the output_dir of a run{missing_hint(path)}")
     frame = pandas.DataFrame(read_rows(path / METRICS))
-    roles = roles_of(load_attempts(path / "attempts"))
-    if len({*roles}) < len(roles):
+    names = {f"agent_{agent}": role for agent, role in enumerate(_newest_roles(path))}
+    columns = [AGENT.sub(lambda match: names.get(match[0], match[0]), name) for name in frame.columns]
+    is_other = any(AGENT.match(f"{role}/") and role != agent for agent, role in names.items())
+    if is_other or any(len({*x}) < len(x) for x in (names.values(), columns)):
         return frame
-    names = {f"agent_{agent}": role for agent, role in enumerate(roles)}
-    return frame.rename(columns=lambda name: AGENT.sub(lambda match: names.get(match[0], match[0]), name))
+    return frame.set_axis(columns, axis="columns")
+
+
+def _newest_roles(directory: Path) -> list[str]:
+    """Return the roles that the newest attempt of a run recorded; empty if it has none that can be read."""
+    files = [file for file in directory.glob("attempts/*/start.json") if re.fullmatch("[0-9]{1,9}", file.parent.name)]
+    newest = max(files, key=lambda file: int(file.parent.name), default=None)
+    try:
+        return roles_of([checked(read_json(newest, directory), newest)]) if newest else []
+    except (OSError, ValueError):
+        return []
 
 
 def missing_hint(path: Path) -> str:
@@ -82,7 +93,8 @@ def missing_hint(path: Path) -> str:
 def roles_of(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the agents in the environment of a run; empty if it has none."""
     recorded: Any = next((attempt["settings"] for attempt in reversed(attempts) if "settings" in attempt), {})
-    roles = (recorded.get("environment") or {}).get("roles")
+    environment = recorded.get("environment")
+    roles = environment.get("roles") if isinstance(environment, dict) else None
     return [str(role) for role in roles] if isinstance(roles, list) else []
 
 

@@ -46,9 +46,9 @@ class Spelling(NamedTuple):
         texts = [form.strip() for text in completions for form in decoded_forms(text)]
         sizes = range(1, tokens.longest)
         begun = self.begun | tokens.heads.intersection(text[-size:] for text in texts for size in sizes)
-        short = [text for text in texts if 0 < len(text) < tokens.longest]
-        for _ in short:
-            begun |= tokens.heads.intersection(head + text for head in begun for text in short)
+        short, longer = {text for text in texts if 0 < len(text) < tokens.longest}, begun
+        while longer := tokens.heads.intersection(head + text for head in longer for text in short) - begun:
+            begun |= longer
         ended = self.ended | tokens.tails.intersection(text[:size] for text in texts for size in sizes)
         joined = {head + tail for head in begun for tail in ended} & tokens.ids.keys()
         by_agents = self.by_agents.union(joined, *(spelled(tokenizer, text) for text in texts))

@@ -5,7 +5,6 @@ The conditions and sentences are rows of `algorithms.constraints` and `algorithm
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -30,13 +29,13 @@ from jmarl.team import Team
 
 
 def find_own_algorithms(algorithm: str, rl_algorithm: str | None = None) -> None:
-    """Put algorithms that settings name as module:row or file.py:row into the table. A function there is a loss: it gets the
-    advantages of magrpo, and of the settings of a loss those that it has parameters for."""
+    """Put algorithms that settings name as module:row or file.py:row into the table. What can be called there is a loss: it
+    gets the advantages of magrpo, and of the settings of a loss those that it has parameters for."""
     for setting, name in (("algorithm", algorithm), ("rl_algorithm", rl_algorithm)):
         if not isinstance(name, str) or (":" not in name and not name.endswith(".py")):
             continue
         row = import_name(setting, name)
-        if not isinstance(row, AlgorithmRow) and not inspect.isfunction(row):
+        if not isinstance(row, AlgorithmRow) and (isinstance(row, type) or not callable(row)):
             raise ValueError(f"{setting}={name!r} is a {type(row).__name__}: give an AlgorithmRow, or a function, the loss")
         ALGORITHMS[name] = row if isinstance(row, AlgorithmRow) else row_of_loss(row)
 

@@ -122,11 +122,11 @@ class Sandbox:
             raise ValueError(f"{len(programs)} programs and {len(tests)} tests: give as many tests as programs")
         limits = limits or self.limits
         results = self._results(programs, tests, limits, workers or self.workers)
-        for i, result in enumerate(results):
-            if result.kind == "tests" and not all(
-                self._results([other], [tests[i]], limits, 1)[0].masked for other in stand_ins(tests[i])
-            ):
-                results[i] = dataclasses.replace(result, outcome="failed", kind="")
+        others = [(i, other) for i, result in enumerate(results) if result.kind == "tests" for other in stand_ins(tests[i])]
+        of_others = self._results([x for _, x in others], [tests[i] for i, _ in others], limits, workers or self.workers)
+        for (i, _), result in zip(others, of_others, strict=True):
+            if not result.masked:
+                results[i] = dataclasses.replace(results[i], outcome="failed", kind="")
         return results
 
     def _results(self, programs: Sequence[str], tests: Sequence[Tests], limits: Limits, workers: int) -> list[ExecutionResult]:

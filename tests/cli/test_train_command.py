@@ -452,6 +452,7 @@ def test_held_out_tasks_that_are_trained_on_are_counted(capsys):
 
 
 OWN = """
+import jax
 import jax.numpy as jnp
 from jmarl import Step, TextEnvironment
 from jmarl.algorithms import AlgorithmRow
@@ -472,6 +473,7 @@ class Words(TextEnvironment):
         return Step(state, [None], float(len(messages[0])), True)
 
 # the algorithm and metrics
+@jax.jit
 def soft(logprobs, old_logprobs, advantages, weights, *, eps_low):
     ratio = jnp.tanh((jnp.exp(logprobs - old_logprobs) - 1) / eps_low)
     return -jnp.sum(weights * advantages * ratio), {"soft": ratio}

@@ -91,17 +91,25 @@ BROKEN = [
 OF_FAMILIES = {
     "qwen3_5_text": [{"full_attention_interval": 0}, {"linear_num_key_heads": 0}, {"head_dim": None}, {"layer_types": 5}],
     "qwen3_moe": [{"decoder_sparse_step": 0}, {"mlp_only_layers": 5}, {"num_experts": -1}],
-    "gemma2": [{"query_pre_attn_scalar": None}, {"num_key_value_heads": "x"}, {"attn_logit_softcapping": 0}],
+    "gemma2": [{"query_pre_attn_scalar": None}, {"num_key_value_heads": "x"}, {"attn_logit_softcapping": -1}],
     "gemma3_text": [{"sliding_window_pattern": 0}, {"query_pre_attn_scalar": 0}, {"rope_parameters": {"full_attention": 5}}],
-    "smollm3": [{"no_rope_layer_interval": 0}, {"no_rope_layers": 5}], "mistral": [{"sliding_window": -1}],
+    "smollm3": [{"no_rope_layer_interval": 0}, {"no_rope_layers": 5}], "mistral": [{"sliding_window": x} for x in (-1, 0, 1.5)],
+    "qwen2": [{"use_sliding_window": True, "max_window_layers": 0, "sliding_window": -1}], "granite": [{"logits_scaling": 0}],
     "llama": [{"num_attention_heads": 100}, {"rope_scaling": {"rope_type": "longrope", "short_factor": 1}}],
 }  # fmt: skip
+UNUSED = {"use_sliding_window": False, "head_dim": 0, "attn_logit_softcapping": 0, "final_logit_softcapping": 0.0}  # of all
+UNUSED_OF_FAMILIES = {"sliding_window_pattern": 0, "num_experts": -1, "linear_num_key_heads": 0, "logits_scaling": 0}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_broken_config_is_a_sentence_for_every_family(family):
     base = {**BASE, "model_type": family, "full_attention_interval": 2}
-    weights.config_from_hf(base)
+    cfg = weights.config_from_hf(base | UNUSED)
+    assert cfg.head_dim == cfg.hidden_size // cfg.num_heads and cfg.attention_cap is None is cfg.logit_cap
+    if family in ("llama", "qwen2", "qwen3", "smollm3", "olmo2"):
+        for window in (0, -1):
+            unused = {**UNUSED, **UNUSED_OF_FAMILIES, "sliding_window": window}
+            assert weights.config_from_hf(base | unused) == cfg
     for fields in [*BROKEN, *OF_FAMILIES.get(family, ())]:
         with pytest.raises(ValueError, match=r"^(config\.json has|this \w+ checkpoint has|unknown architecture).{,350}$"):
             weights.config_from_hf(base | fields)

@@ -83,8 +83,17 @@ def test_metrics_are_a_table_with_the_names_of_roles(tmp_path):
     assert table["step"].tolist() == [0, 1, 2, 3, 4, 4] and table["eval/reward"].dropna().tolist() == [0.25, 0.75]
     assert table["agent_1/length"].dropna().tolist() == [5, 6, 7, 8]
     assert jmarl.metrics(with_roles(run, ["solver", "judge"]))["judge/length"].dropna().tolist() == [5, 6, 7, 8]
-    for roles in (["same", "same"], ["one"], "text", 3, None):
-        assert "agent_1/length" in jmarl.metrics(with_roles(run, roles)), roles
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + '{"step": 4, "agent_0/mean": 1.0}\n')
+    for roles in (["same"] * 2, ["one"], ["agent_1", "agent_0"], ["x", "agent_7"], ["reward", "x"], "text", 3, None):
+        table = jmarl.metrics(with_roles(run, roles))
+        assert "agent_1/length" in table and table.columns.is_unique, roles
+    start = run / "attempts" / "1" / "start.json"
+    for text in ("", '{"settings": {"environment": "text"}}'):  # the first of a killed run
+        start.write_text(text)
+        assert "agent_1/length" in jmarl.metrics(run)
+    (run / "attempts").rename(tmp_path / "scratch")
+    (run / "attempts").symlink_to(tmp_path / "scratch")
+    assert "agent_1/length" in jmarl.metrics(run)
     with pytest.raises(FileNotFoundError, match=r"give the output_dir of a run; did you mean '.*/run'\?$"):
         jmarl.metrics(tmp_path / "runn")
 

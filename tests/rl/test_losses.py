@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.algorithms import ALGORITHMS, DEFAULTS, find_row, resolve
+from jmarl.algorithms import ALGORITHMS, DEFAULTS, find_row, resolve, row_of_loss
 from jmarl.algorithms.table import CLIPPING
 from jmarl.config import Loss, TrainConfig, flat
 from jmarl.objectives.policy import PolicyTargets, token_loss
@@ -341,3 +341,12 @@ def test_padding_far_from_the_reference_is_ignored():
     value, grad = loss_and_grad(np.float32([-1, -200]), *arrays)
     alone, grad_alone = loss_and_grad(np.float32([-1, 0]), *arrays)
     assert np.isfinite(value) and value == alone and grad.tolist() == [grad_alone[0], 0]
+
+
+def test_own_losses_take_settings_that_they_do_not_bind():
+    def loss(logp, old, advantages, weights, *, eps_low, eps_high):
+        return 0.0
+
+    both = {"eps_low": "clip_eps_low", "eps_high": "clip_eps_high"}
+    assert row_of_loss(loss).options == row_of_loss(jax.jit(loss)).options == both
+    assert row_of_loss(functools.partial(loss, eps_low=0.5)).options == {"eps_high": "clip_eps_high"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 
 import pytest
 
@@ -29,6 +30,13 @@ def test_no_agents_spell_a_token_together(tiny_tokenizer):
     assert by_hand.after(tiny_tokenizer, ["a<|im_"], "x").after(tiny_tokenizer, ["end|>"], "x").allowed == {START}
     assert by_hand.after(tiny_tokenizer, ["a <", "b"], "x").allowed == {START, END}
     assert by_hand.after(tiny_tokenizer, ["d|", "a<|i", "> b", "m_", "en"], "x").allowed == {START}, "in five pieces"
+
+
+def test_many_short_texts_take_no_long_time(tiny_tokenizer):
+    texts = [f"{n:03}" for n in range(999)] + ["<|im_", "end|>"]
+    start = time.monotonic()
+    assert Spelling(frozenset({START, END})).after(tiny_tokenizer, texts, "x").allowed == {START}
+    assert time.monotonic() - start < 2
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,8 @@ def read_sliding(hf: Fields, slides: Callable[[int], bool]) -> dict[str, Any]:
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
     if window is None or not any(sliding):
         return {}
+    if type(window) is not int or window < 1:
+        raise ValueError(f"config.json has sliding_window={window!r:.40}: it is a whole number from 1")
     return {"sliding_window": window, "sliding_layers": sliding}
 
 

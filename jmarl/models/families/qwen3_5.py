@@ -25,14 +25,15 @@ def _read(hf: Fields) -> dict[str, Any]:
         raise ValueError(f"layer_types has {len(kinds)} layers, and num_hidden_layers is {count}")
     if unknown := {*kinds} - {LINEAR, FULL}:
         raise ValueError(f"layer_types has {sorted(unknown)}: of {hf['model_type']} jmarl knows {LINEAR} and {FULL}")
+    head_dim = hf["head_dim"] or hf["hidden_size"] // hf["num_attention_heads"]
     fields = {
-        "head_dim": hf["head_dim"],
+        "head_dim": head_dim,
         "num_heads": hf["num_attention_heads"],
         "num_kv_heads": hf["num_key_value_heads"],
         "qk_norm": True,
         "norm_adds_one": True,
         "attention_gate": True,
-        "rotary_dim": int(hf["head_dim"] * partial_rotary(hf)),
+        "rotary_dim": int(head_dim * partial_rotary(hf)),
     }
     if LINEAR not in kinds:
         return fields

@@ -22,12 +22,14 @@ REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers
             "max_position_embeddings")  # fmt: skip
 WHOLE = {  # fields of all families that are whole numbers -> the smallest and the largest one
     **dict.fromkeys((
-        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-        "max_position_embeddings", "original_max_position_embeddings", "sliding_window", "sliding_window_pattern",
-        "full_attention_interval", "no_rope_layer_interval", "decoder_sparse_step", "linear_num_key_heads",
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+        "max_position_embeddings", "original_max_position_embeddings", "sliding_window_pattern", "full_attention_interval",
+        "no_rope_layer_interval", "decoder_sparse_step", "linear_num_key_heads",
         "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
     ), (1, 2**31)),
-    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"), (0, 2**31)),
+    **dict.fromkeys(
+        ("head_dim", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"), (0, 2**31)
+    ),
     "num_hidden_layers": (1, 10_000),
 }  # fmt: skip
 POSITIVE = (  # other numbers, also of rotary embeddings
@@ -35,6 +37,15 @@ POSITIVE = (  # other numbers, also of rotary embeddings
     "attn_logit_softcapping", "final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "attention_multiplier",
     "logits_scaling", "factor",
 )  # fmt: skip
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # 0 is as null
+ONLY_OF = {  # fields of the above -> how the families begin that use them; those of others may have any value
+    **dict.fromkeys((*CAPS, "query_pre_attn_scalar"), "gemma"),
+    **dict.fromkeys(("sliding_window_pattern", "rope_local_base_freq"), "gemma3"),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), "granite"),
+    **dict.fromkeys(("decoder_sparse_step", "moe_intermediate_size", *(x for x in WHOLE if "expert" in x)), "qwen3_moe"),
+    **dict.fromkeys(("full_attention_interval", *(x for x in WHOLE if x.startswith("linear_"))), "qwen3_5"),
+    "no_rope_layer_interval": "smollm3",
+}
 OUTER = ("tie_word_embeddings", "quantization_config")  # that a model of text and images has outside its text part
 ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # ours -> Hugging Face's
 
@@ -56,7 +67,8 @@ def _read(fields: Mapping[str, Any]) -> ModelConfig:
         kind, tied = fields.get("model_type"), {key: fields[key] for key in OUTER if fields.get(key) is not None}
         fields = {**fields["text_config"], **tied}
     family = family_of(fields)
-    hf = {key: value for key, value in {**family.defaults, **fields}.items() if value is not None}  # null: no default either
+    hf = {**family.defaults, **fields}
+    hf = {key: value for key, value in hf.items() if value is not None and (value != 0 or key not in CAPS)}  # no default either
     for key in REQUIRED:
         need(hf, key)
     _check_numbers(hf)
@@ -141,7 +153,8 @@ def family_of(hf: Mapping[str, Any]) -> Family:
 
 
 def _check_numbers(hf: Mapping[str, Any]) -> None:
-    """Raise ValueError for a number that no model has."""
+    """Raise ValueError for a number that no model has. `read_sliding` checks the window, which a switch may leave unused."""
+    hf = {key: value for key, value in hf.items() if hf["model_type"].startswith(ONLY_OF.get(key, ""))}
     for name, (low, high) in WHOLE.items():
         value = hf.get(name, low)
         if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
