@@ -24,6 +24,7 @@ LIMITS = {"metrics.jsonl": 2**30}  # bytes; of `completions.jsonl.gz` each recor
 LIMIT = 2**24  # of other files
 DEPTH = 100  # of nested lists and mappings
 VALUE = 60  # bytes of memory that a number, list or short text takes at least
+_PART = 2**20  # bytes of a JSON text that are looked at together
 TAIL = 2**20  # bytes of a long log that are read
 KINDS = {
     stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
@@ -109,7 +110,13 @@ def parse_json(text: str | bytes) -> Any:
 
 def memory_of(text: bytes) -> int:
     """Return about how many bytes the values of a JSON text need in memory."""
-    return len(text) + VALUE * (text.count(b",") + text.count(b"[") + text.count(b"{"))
+    bare, values, is_inside = text.replace(rb"\\", b"").replace(rb"\"", b""), 0, False
+    for at in range(0, len(bare), _PART):
+        parts = bare[at : at + _PART].split(b'"')
+        outside = b"".join(parts[is_inside::2])  # of strings
+        values += sum(map(outside.count, (b",", b"[", b"{")))
+        is_inside ^= len(parts) % 2 == 0
+    return len(text) + VALUE * values
 
 
 def printable(path: Path) -> str:

@@ -14,7 +14,7 @@ Files of older versions have no `measures`; their `parts` hold all numbers, and 
 Numbers that are not finite are null. When the file reaches its largest size, every second step is dropped, then three of four,
 and so on, so that what remains is spread over the whole run; held-out completions are dropped last. While the disk is full, up
 to 16 MB wait in memory, and later records are lost. A record that takes more than MAX_MEMORY is neither written nor read,
-because a small file may unpack to any size.
+because a small file may unpack to any size; one that is in the file stays there when the run is resumed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class CompletionsFile:
 def read_completions(path: str | Path, numbers: Container[int] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the records of a file, without damaged ones. numbers: of those to yield, from 0; None: all."""
     from_zero, path = False, Path(expand_home(path))
-    for number, member in enumerate(_members(path)):
+    for number, member in enumerate(_readable(path)):
         is_wanted = numbers is None or number in numbers
         if not is_wanted and (member.step or member.kind != TRAIN):  # others tell whether the file counts from 0
             continue
@@ -144,13 +144,14 @@ def newest_records(path: str | Path, after: int, most: int = 5) -> list[dict[str
     records: list[dict[str, Any]] = []
     at, tail = len(data), io.BytesIO(data)
     while len(records) < most and (at := data.rfind(_HEADER, 0, at)) >= 0:
-        line, _ = _line_at(tail, at)
+        line, _ = _line_at(tail, at, MAX_MEMORY)
         head = _START.match(line)
         if head is None:  # half-written, or these bytes inside a member
             continue
         if int(head[1]) < after:
             break
-        records += [record] if (record := _record(line, path)) is not None else []
+        if memory_of(line) <= MAX_MEMORY and (record := _record(line, path)) is not None:
+            records.append(record)
     return records[::-1]
 
 
@@ -165,7 +166,7 @@ def finite(value: Any) -> Any:
 
 def steps_of(path: str | Path) -> list[tuple[int, str, int, int]]:
     """Return the step, the kind, the compressed size in bytes and the memory of each record."""
-    return [(member.step, member.kind, len(member.data), member.memory) for member in _members(Path(expand_home(path)))]
+    return [(member.step, member.kind, len(member.data), member.memory) for member in _readable(Path(expand_home(path)))]
 
 
 def _record(line: bytes, path: Path) -> dict[str, Any] | None:
@@ -191,11 +192,16 @@ def _counted(members: Iterable[_Member], path: Path) -> list[_Member]:
     """Return members with the number of updates as their step, also those of a file that counts from 0."""
     members = [*members]
     first = next((member for member in members if member.kind == TRAIN), None)
-    record = None if first is None or first.step else _record(gzip.decompress(first.data), path)
+    record = None if first is None or first.step or first.memory > MAX_MEMORY else _record(gzip.decompress(first.data), path)
     if record is None or not _is_first_of_zero(record):
         return members
-    records = [_record(gzip.decompress(member.data), path) for member in members]
-    return [_member(_updates_of(record), record.pop("kind"), record) for record in records if record is not None]
+    return [member if member.memory > MAX_MEMORY else _recounted(member, path) for member in members]
+
+
+def _recounted(member: _Member, path: Path) -> _Member:
+    """Return a member of a file that counts from 0 with the number of updates as its step; itself if it cannot be read."""
+    record = _record(gzip.decompress(member.data), path)
+    return member if record is None else _member(_updates_of(record), record.pop("kind"), record)
 
 
 def _member(step: int, kind: str, record: Mapping[str, Any]) -> _Member:
@@ -205,16 +211,25 @@ def _member(step: int, kind: str, record: Mapping[str, Any]) -> _Member:
     return _Member(int(step), kind, gzip.compress(line, 6, mtime=0), memory_of(line))
 
 
-def _members(path: Path) -> Iterator[_Member]:
-    """Yield the intact members in order, up to the first damaged one."""
+def _readable(path: Path) -> Iterator[_Member]:
+    """Yield the intact members in order but those that take more than MAX_MEMORY, up to one whose end is not within it."""
+    for number, member in enumerate(_members(path, MAX_MEMORY), 1):
+        if member.memory <= MAX_MEMORY:
+            yield member
+        else:
+            logger.warning("%s: record %d is too large and left out", printable(path), number)
+
+
+def _members(path: Path, most: float = math.inf) -> Iterator[_Member]:
+    """Yield the intact members in order, up to the first that is damaged or whose end is not within `most` bytes."""
     start = 0
     with open_file(path, path.parent) as file:
         for number in count(1):
             if start >= os.fstat(file.fileno()).st_size:
                 return
-            line, end = _line_at(file, start)
+            line, end = _line_at(file, start, most)
             head, memory = _START.match(line), memory_of(line)
-            if head is None or memory > MAX_MEMORY:
+            if head is None:
                 logger.warning(
                     "%s: record %d is damaged or too large; it and those after it are left out", printable(path), number
                 )
@@ -225,15 +240,17 @@ def _members(path: Path) -> Iterator[_Member]:
             start = end
 
 
-def _line_at(file: BinaryIO, start: int) -> tuple[bytes, int]:
-    """Return the content of the member at `start`, empty if it is damaged or takes more than MAX_MEMORY, and its end. It is
-    read in chunks, because what a decompressor does not use is copied."""
+def _line_at(file: BinaryIO, start: int, most: float) -> tuple[bytes, int]:
+    """Return the content of the member at `start`, of a large one just more than MAX_MEMORY, and its end. The content is empty
+    if the member is damaged or its end is not within `most` bytes. It is read in chunks, because what a decompressor does not
+    use is copied."""
     reader, parts, size = zlib.decompressobj(31), [], 0
     file.seek(start)
     try:
-        while not reader.eof and size <= MAX_MEMORY and (chunk := file.read(_CHUNK)):
-            parts.append(reader.decompress(chunk))
-            size += len(parts[-1])
+        while not reader.eof and size <= most and (chunk := file.read(_CHUNK)):
+            part = reader.decompress(chunk)
+            parts += [part] if size <= MAX_MEMORY else []
+            size += len(part)
     except zlib.error:
         return b"", start
     return b"".join(parts) if reader.eof else b"", file.tell() - len(reader.unused_data)

@@ -86,7 +86,8 @@ class Server:
         except BaseException:
             await self._server.stop(None)
             raise
-        self._tasks = [asyncio.create_task(self._reap()), asyncio.create_task(self._look())]
+        looks = [self._look()] if self.access.token is not None else []
+        self._tasks = [asyncio.create_task(task) for task in (self._reap(), *looks)]
         return self.port
 
     def _listen(self) -> int:
@@ -113,7 +114,7 @@ class Server:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(SOON_S if self._strangers.are_many else LOOK_S)
-            self._strangers.look(self.port)
+            await self._strangers.look(self.port)
 
     async def drain(self, grace: float) -> int:
         """Begin nothing new, wait until all is over or the grace period is, and return how many episodes are unfinished."""
@@ -149,21 +150,31 @@ class GrpcStrangers(Strangers):
         self._known.add(peer)
         super().remove(peer)
 
-    def look(self, port: int) -> None:
-        """Count the connections to a port, and close the oldest strangers if there are too many."""
-        present = connections(port)
+    async def look(self, port: int) -> None:
+        """Count the connections to a port, and close the oldest strangers if there are too many. Does nothing while this
+        process has fewer open files than there may be strangers; the look at many takes long, so that a thread does it."""
+        before = self._known.copy()
+        least = self.most if len(before) < self.most else 0  # a look also forgets connections that are closed
+        present = await asyncio.to_thread(connections, port, least)
+        if present is None:
+            self.are_many = False
+            return
         for peer in self.waiting.keys() - present.keys():
             del self.waiting[peer]
         for peer in [peer for peer in present if peer not in self._known and peer not in self.waiting]:
             self.add(peer, present[peer])
-        self._known = present.keys() - self.waiting.keys()  # also those that are being closed
+        shown = self._known - before  # the token, since the look began
+        self._known = shown | (present.keys() - self.waiting.keys())  # also those that are being closed
         self.are_many = len(self.waiting) >= self.most
 
 
-def connections(port: int) -> dict[Peer, int]:
-    """Return the connections to a port of this process, and their file descriptors."""
+def connections(port: int, least: int = 0) -> dict[Peer, int] | None:
+    """Return the connections to a port of this process, and their file descriptors; None where fewer than `least` are open."""
+    names = os.listdir("/dev/fd")
+    if len(names) < least:
+        return None
     present = {}
-    for name in os.listdir("/dev/fd"):
+    for name in names:
         with contextlib.suppress(OSError), connection_of(int(name)) as connection:
             if connection.getsockname()[1:2] == (port,):
                 host, number = connection.getpeername()[:2]

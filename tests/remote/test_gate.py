@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import socket
@@ -18,6 +19,7 @@ from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access, Tls
 from jmarl.remote.gate import Rates, Refused, host_of
 from jmarl.remote.limits import Limits
+from jmarl.remote.server import GrpcStrangers
 from tests.remote.faulty import eventually
 from tests.remote.served import SUM, Client, certificates, process, refused, running
 
@@ -218,6 +220,43 @@ def test_the_oldest_connections_without_the_token_are_closed_and_no_other():
         for connection in idle:
             connection.close()
         eventually(lambda: not strangers.waiting)
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_only_many_open_files_of_a_server_with_a_token_are_looked_at(monkeypatch, token):
+    looks = []
+
+    def look(fd):
+        looks.append(fd)
+        raise OSError
+
+    monkeypatch.setattr("jmarl.remote.server.LOOK_S", 0.01)
+    monkeypatch.setattr("jmarl.remote.server.connection_of", look)
+    with running(access=Access(token=token)) as server, Client(server.address, token=token) as client:
+        strangers = server.server._strangers
+        strangers.most = 10**6
+        for _ in range(3):
+            assert client.call("List", pb.ListRequest()).names
+        time.sleep(0.1)
+        assert not looks and len(strangers._known) == (token is not None)
+        strangers.most = 1
+        if token:
+            eventually(lambda: looks)
+        time.sleep(0.1)
+        assert bool(looks) == bool(token)
+
+
+def test_who_shows_the_token_during_a_look_is_no_stranger(monkeypatch):
+    strangers, peer = GrpcStrangers(), ("127.0.0.1", 4711)
+
+    def look(*_):
+        strangers.remove(peer)
+        return {}
+
+    for present in (look, lambda *_: {peer: -1}):
+        monkeypatch.setattr("jmarl.remote.server.connections", present)
+        asyncio.run(strangers.look(0))
+    assert not strangers.waiting
 
 
 def test_streams_that_are_reset_at_once_without_the_token_cost_no_call_of_others(tmp_path):

@@ -11,10 +11,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jmarl.config import TrainConfig
+from jmarl.config.bounded_files import VALUE, memory_of
 from jmarl.envs.rewards import make_reward
 from jmarl.files.attempt import attempt
 from jmarl.logs import completions_file, samples
-from jmarl.logs.completions_file import TRAIN, CompletionsFile, finite, read_completions, steps_of
+from jmarl.logs.completions_file import TRAIN, CompletionsFile, finite, newest_records, read_completions, steps_of
 from jmarl.logs.log_file import LogFile
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.terminal import say
@@ -98,13 +99,44 @@ def test_a_record_that_takes_too_much_memory_is_neither_written_nor_read(tmp_pat
     file.write(1, TRAIN, {})
     file.write(2, TRAIN, lists)
     assert len(list(read_completions(path))) == 2
-    monkeypatch.setattr(completions_file, "MAX_MEMORY", 10**8)
+    monkeypatch.setattr(completions_file, "MAX_MEMORY", 5 * 10**7)
     file.write(3, TRAIN, lists)
-    assert "the record of step 3 is left out" in caplog.text and len(steps_of(path)) == 1
-    assert "record 2 is damaged or too large" in caplog.text
-    monkeypatch.setattr(completions_file, "MAX_MEMORY", 10**6)
-    assert len(list(read_completions(path))) == 1
+    file.write(4, TRAIN, {"turns": ["[{," * 10**6]})  # what texts have is no structure
     file.close()
+    assert "the record of step 3 is left out" in caplog.text
+    assert [step for step, *_ in steps_of(path)] == [record["step"] for record in read_completions(path)] == [1, 4]
+    assert [record["step"] for record in newest_records(path, 1)] == [1, 4]
+    assert "record 2 is too large and left out" in caplog.text
+
+
+def test_a_resumed_run_keeps_records_that_are_too_large_to_be_read(tmp_path, caplog, monkeypatch):
+    path = tmp_path / "file"
+    fill(path, range(1, 4))
+    file = CompletionsFile(path, 4, 10**7)
+    for step in (4, 5, 6):
+        file.write(step, TRAIN, {"turns": ["x" * (3 * 10**7 if step == 4 else 9)]})  # more than one chunk of the file
+    file.close()
+    data = path.read_bytes()
+    monkeypatch.setattr(completions_file, "MAX_MEMORY", 10**6)
+    assert [step for step, *_ in steps_of(path)] == [1, 2, 3] and "record 4 is damaged or too large" in caplog.text
+    fill(path, [], start_step=7)
+    assert path.read_bytes() == data
+    fill(path, [], start_step=6)
+    assert data.startswith(path.read_bytes()) and len(gzip.decompress(path.read_bytes()).splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('[1, {"a": "b"}]', 3),
+        ('["[{,\\"[,", ","]', 2),
+        ('["\\\\", [","]]', 3),
+        ('"[[', 0),
+        ('["' + "," * 9**7 + '", []]', 3),
+    ],
+)
+def test_the_memory_of_a_text_counts_what_is_outside_of_strings(text, values):
+    assert memory_of(text.encode()) == len(text) + VALUE * values
 
 
 def test_a_step_of_the_size_of_a_real_one_is_written_in_milliseconds(tmp_path):
