@@ -213,6 +213,11 @@ OWN = {
         {"<tool_call>", "</tool_call>"},
     ),
     "tools of a system message": (turns("{{ m.content ~ ('<|tool|>' ~ m.tools ~ '</tool_output>' if m.tools) }}"), set()),
+    "a system message for a setting": (
+        f"{LOOP}{{{{ dict(system='<|tool|>', user='<|user|>').get(m.role, '<|assistant|>') ~ m.content }}}}{END}"
+        + ASKS.replace("<", "{% if enable_thinking is defined and not enable_thinking %}<|tool|>Be quick.{% endif %}<", 1),
+        set(),
+    ),
     "calls as text": (
         turns(
             "{{ m.content }}",

@@ -91,7 +91,7 @@ def _special_tokens(tokenizer: Any, template: str, size: int) -> SpecialTokens:
     added = {text: i for i, text, _ in tokens if text.strip()}  # blanks are no control tokens
     special = {text for _, text, special in tokens if special}
     written = _written(tokenizer, template, added.keys() - special) if template else set()
-    turns = frozenset(special | (written - _own(tokenizer, written) if written else set()))
+    turns = frozenset(special | (written - _own(tokenizer, written, special) if written else set()))
     ids = {text: i for text, i in added.items() if text in special | written}
     numbers = frozenset(ids.values()) - {tokenizer.unk_token_id}
     turn_numbers = numbers.intersection(ids[text] for text in turns if text in ids)
@@ -147,13 +147,13 @@ def _written(tokenizer: Any, template: str, added: set[str]) -> set[str]:
     return written | {token for token in added if _name(token) in map(_name, written)}
 
 
-def _own(tokenizer: Any, added: set[str]) -> set[str]:
+def _own(tokenizer: Any, added: set[str], special: set[str]) -> set[str]:
     """Return the added tokens that are an assistant's own: all others may be of turns.
 
     Those are its own that a template writes for its calls and thoughts, that it writes before answers but not before all of
     them and in all generation prompts, or that open and close something there, that it writes after an answer, and that it
     reads in one, to cut thoughts out; and what opens or closes something with one of them. What stands around the text of a
-    user or a tool is none of them.
+    user, a tool or the system is none of them.
     """
     probe = _Probe(tokenizer, added)
     asked, prompts = probe.text("user").rpartition(CONTENT)[2], list[str]()
@@ -166,7 +166,9 @@ def _own(tokenizer: Any, added: set[str]) -> set[str]:
     own |= {token for row in begins for token in row if any(_name(x) == _name(token) and x != token for x in row)}
     before = answered[1].rpartition(CONTENT)[0].rpartition(CONTENT)[2]  # a user's second text
     around = probe.tokens(before.removeprefix(end)) - (set() if before.startswith(end) else probe.tokens(end))
-    around |= probe.tokens(asked)
+    before, _, after = probe.text("system", "user").partition(CONTENT)
+    nearest = re.compile(any_of({*added, *filter(str.strip, special)}))
+    around |= probe.tokens(asked, *nearest.findall(before)[-1:], *nearest.findall(after)[:1])
     tool = {"role": "tool", "tool_call_id": CALL["id"], "name": "probe", "content": ANY_ROLE}
     for tools, said in itertools.product(WITH_TOOLS, SAID):
         without = probe.tokens(probe.text("user", "assistant", **tools).partition(CONTENT)[2])

@@ -195,7 +195,7 @@ class _Conversation:
 
     def stays(self, own: frozenset[str], content: bool) -> str:
         """Return an expression of the parts of a text that no change is made to, in one group."""
-        switches = rf"(?<!\S)(?:{any_of(self.switches)})(?!\S)" if content and self.switches else ""
+        switches = rf"(?<![^ \t\n])(?:{any_of(self.switches)})(?![^ \t\n])" if content and self.switches else ""
         return f"({'|'.join(filter(None, (any_of(own), switches))) or '(?!)'})"
 
     @functools.cached_property
