@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
-import numpy as np
-
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.constraints import EXPERIMENT, TASK, TEAM, require
 from jmarl.config.sections import Section
@@ -276,7 +274,7 @@ def plain_values(value: Any, only_changed: bool = False) -> Any:
         return {name: plain_values(x, only_changed) for name, x in values.items()}
     if isinstance(value, Mapping):
         return {name: plain_values(x, only_changed) for name, x in value.items()}
-    if isinstance(value, np.generic):
+    if type(value).__module__ == "numpy":  # a number; the command line starts without numpy
         return value.item()
     return [plain_values(x, only_changed) for x in value] if isinstance(value, tuple | list) else value
 

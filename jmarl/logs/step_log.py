@@ -111,9 +111,10 @@ class StepLog:
         self._started += time.monotonic() - start
 
     def logged_evaluation(self, updates: int) -> Any:
-        """Return the evaluation after this number of updates from the log of a resumed run; None if the log has none, or
-        what is evaluated may have changed."""
-        row = exchange.from_first(lambda: self.writer.evaluated.get(updates) if self.writer and self.goes_on else None)
+        """Return the evaluation after this number of updates from the log of a resumed run; None if the log has none, or if it
+        would be the result of a run in which what is evaluated may have changed."""
+        holds = self.goes_on or updates < self.cfg.run.num_updates
+        row = exchange.from_first(lambda: self.writer.evaluated.get(updates) if self.writer and holds else None)
         return None if row is None else self.evaluation_of(row)
 
     def sync(self) -> None:

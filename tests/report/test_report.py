@@ -353,7 +353,7 @@ MAKE_HOSTILE = {
     "start.json has settings that are no mapping": lambda run: (run / "attempts/1/start.json").write_text(
         '{"settings": {"config": 5}}'
     ),
-    "config.yaml has more than 100000 values": lambda run: (run / "config.yaml").write_text(
+    "config.yaml has more than 1000000 values": lambda run: (run / "config.yaml").write_text(
         "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
     ),
     "config.yaml is a pipe": lambda run: os.mkfifo(run / "config.yaml"),
