@@ -571,7 +571,7 @@ def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(
             UserWarning,
             match="update 1.*: a loss or gradient is not finite, so the optimizer step was skipped .*agent_0/skipped, agent_1/",
         ) as warned,
-        pytest.raises(NonFiniteError, match=r"a loss or gradient was not finite .*--replay-rollout .*failed_update_3.pkl"),
+        pytest.raises(NonFiniteError, match=r"a loss or gradient was not finite .*--set replay_rollout=.*failed_update_3.pkl"),
     ):
         run(algorithm="broken", output_dir=str(tmp_path), num_updates=20)
     assert len(warned) == 1 and [row["agent_1/skipped"] for row in rows_of(tmp_path) if "reward/mean" in row][:3] == [1, 2, 3]
