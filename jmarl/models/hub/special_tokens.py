@@ -144,7 +144,8 @@ def _written(tokenizer: Any, template: str, added: set[str]) -> set[str]:
     with_any = "\0".join(text for text in texts if ANY_ROLE in text)
     named = {t for t in added if any(t.replace(word, ANY_ROLE) in with_any for word in re.findall(r"[\w-]+", t))}
     written = named | probe.tokens(template, *texts)
-    return written | {token for token in added if _name(token) in map(_name, written)}
+    names = set(map(_name, written))
+    return {token for token in added if _name(token) in names}
 
 
 def _own(tokenizer: Any, added: set[str], special: set[str]) -> set[str]:
@@ -178,8 +179,8 @@ def _own(tokenizer: Any, added: set[str], special: set[str]) -> set[str]:
         if called and before.startswith(called.rstrip()):
             around |= probe.tokens(before[len(called.rstrip()) :], after)
     own |= {token for token in added if _reads(probe, token)}
-    own |= {token for token in added if _name(token) in map(_name, own)}
-    return {token for token in own if _name(token) not in map(_name, around)}
+    names, of_others = set(map(_name, own)), set(map(_name, around))
+    return {token for token in added if _name(token) in names - of_others}
 
 
 def _reads(probe: _Probe, token: str) -> bool:

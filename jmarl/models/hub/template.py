@@ -43,20 +43,8 @@ from jmarl.models.hub.special_tokens import (
 
 Change = Callable[[str], str]  # of a text
 SCHEMA = {  # fields of tools and calls that templates read by name
-    *(
-        "type",
-        "function",
-        "name",
-        "description",
-        "parameters",
-        "properties",
-        "required",
-        "items",
-        "enum",
-        "arguments",
-        "return",
-    ),
-}
+    "type", "function", "name", "description", "parameters", "properties", "required", "items", "enum", "arguments", "return",
+}  # fmt: skip
 MARKER = str(10**15 + secrets.randbelow(10**15))  # a text that nobody knows
 STAND_INS, LETTERS = range(0xF0000, 0x10FFFE), range(0x20000, 0x2A6D7)  # characters for private use; rare letters
 ESCAPED = '"\\'  # a template that writes JSON must see them
