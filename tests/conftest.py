@@ -41,7 +41,8 @@ os.environ.setdefault("XLA_FLAGS", _QUICK)
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from tests import compiled  # noqa: E402  (the flags come before jax)
+from jmarl.algorithms import ALGORITHMS  # noqa: E402  (the flags come before jax)
+from tests import compiled  # noqa: E402
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started the tests in the background
 gc.set_threshold(100_000, 50, 50)  # what is traced lives on: to look for garbage seldom takes a tenth off the time of tests
@@ -106,6 +107,15 @@ def few_programs():
     assert maps < 0.9 * compiled.MAX_MAPS, f"{maps} memory maps: cut this module, or use programs of others"
     if maps > compiled.MANY_MAPS:
         compiled.forget()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def known_algorithms():
+    """Algorithms of a module, which settings may name too, are unknown to the others."""
+    before = dict(ALGORITHMS)
+    yield
+    ALGORITHMS.clear()
+    ALGORITHMS.update(before)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access, Tls
 from jmarl.remote.gate import Rates, Refused, host_of
 from jmarl.remote.limits import Limits
-from jmarl.remote.server import GrpcStrangers
+from jmarl.remote.server import GrpcStrangers, connections
 from tests.remote.faulty import eventually
 from tests.remote.served import SUM, Client, certificates, process, refused, running
 
@@ -247,14 +247,19 @@ def test_only_many_open_files_of_a_server_with_a_token_are_looked_at(monkeypatch
 
 
 def test_who_shows_the_token_during_a_look_is_no_stranger(monkeypatch):
-    strangers, peer = GrpcStrangers(), ("127.0.0.1", 4711)
+    strangers, peer, looks = GrpcStrangers(), ("127.0.0.1", 4711), []
 
-    def look(*_):
+    def look(port, least=0):
+        if port:  # of a server that another test uses
+            return connections(port, least)
+        looks.append(port)
+        if looks[1:]:
+            return {peer: -1}
         strangers.remove(peer)
         return {}
 
-    for present in (look, lambda *_: {peer: -1}):
-        monkeypatch.setattr("jmarl.remote.server.connections", present)
+    monkeypatch.setattr("jmarl.remote.server.connections", look)
+    for _ in range(2):
         asyncio.run(strangers.look(0))
     assert not strangers.waiting
 
