@@ -62,7 +62,7 @@ from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.stack import map_own, to_host
 from jmarl.processes import exchange
-from jmarl.rollout.experience import RolloutExperience, Source
+from jmarl.rollout.experience import Source
 from jmarl.rollout.together import CallersEnvironment
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.checks import check_settings, find_own_algorithms
@@ -84,7 +84,7 @@ from jmarl.runs.stacked_seeds import (
 from jmarl.runs.start import choose_mesh, choose_updates, start
 from jmarl.shadows import explaining
 from jmarl.team import Team, initial_params
-from jmarl.types import Batches, StackState, TeamState
+from jmarl.types import StackState, TeamState
 
 
 @raised_again()
@@ -272,7 +272,7 @@ def seeds_source(runs: Runs, task: Task) -> Source:
         """Play the episodes of all runs."""
         return play_together(runs, state, [partial(with_environment, play) for play in plays])
 
-    def play(step: int, state: TeamState) -> list[RolloutExperience]:
+    def play(step: int, state: TeamState) -> list[Rollout]:
         draws = [partial(tasks_at, task.items, cfg, step) for cfg in cfgs]
         plays = [
             partial(play_step, setup=setup, tasks=draw(), step=step, further=draw)
@@ -282,10 +282,7 @@ def seeds_source(runs: Runs, task: Task) -> Source:
         if step == 0:  # later updates may lack a valid reward
             for rollout in rollouts:
                 check_valid(rollout)
-        return [RolloutExperience(rollout, draw()) for rollout, draw in zip(rollouts, draws, strict=True)]
-
-    def make_batches(state: TeamState, experiences: Sequence[RolloutExperience]) -> Batches:
-        return batches_together(runs, state, [experience.rollout for experience in experiences])
+        return rollouts
 
     def evaluate(state: TeamState) -> list[Evaluation]:
         plays = [partial(play_held_out, team=runs.team, items=task.held_out, cfg=cfg) for cfg in cfgs]
@@ -294,7 +291,7 @@ def seeds_source(runs: Runs, task: Task) -> Source:
             check_result(result)
         return results
 
-    return Source(play, make_batches, evaluate if task.held_out else None)
+    return Source(play, partial(batches_together, runs), evaluate if task.held_out else None)
 
 
 # --- the logs of all runs --------------------------------------------------------------------------------------------------

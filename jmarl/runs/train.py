@@ -60,8 +60,8 @@ def train(
     run, source, state = prepared(cfg, team, task, params=params, wandb_config=wandb_config, fit=fit)
     team = team.in_context(run.cfg.run.long_context)
     if run.cfg.run.replay_rollout:
-        state, experience = repeat_update(run, source, state)
-        return TrainResult(team, state, [mean_return(experience.rollout)] if run.plays else [], None, None)
+        state, rollout = repeat_update(run, source, state)
+        return TrainResult(team, state, [mean_return(rollout)] if run.plays else [], None, None)
     result, log = run_training(run, source, state, wandb_config)
     return TrainResult(team, result.state, log.rewards, *result[1:])
 

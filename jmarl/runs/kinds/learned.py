@@ -22,7 +22,8 @@ from jmarl.models.hub.peft import merge
 from jmarl.models.stack import to_host, unstack
 from jmarl.preferences.reward_model import FOLDER, Fit, LearnedReward, fit_reward_model, save_reward_model
 from jmarl.randomness import FIT
-from jmarl.rollout.experience import RolloutExperience, Source
+from jmarl.rollout.experience import Source
+from jmarl.rollout.turns import Rollout
 from jmarl.runs.kinds.rollouts import rollout_source, shared
 from jmarl.runs.kinds.rounds import Rounds, make_rounds
 from jmarl.runs.run import Task
@@ -101,11 +102,12 @@ def learned_source(given: TrainConfig, fit: Fit | None, setup: Setup, task: Task
     learned = LearnedRounds(rounds, agent, rounds.algorithm, given, fit)
     rollouts = rollout_source(setup, task, learned.env)
 
-    def play(step: int, state: TeamState) -> RolloutExperience:
+    def play(step: int, state: TeamState) -> Rollout:
         start = time.monotonic()
         notes = learned.new_round(step, state)
         preparation_s = time.monotonic() - start if notes else 0.0
-        return rollouts.play(step, state)._replace(notes=notes, preparation_s=preparation_s)
+        rollout = rollouts.play(step, state)
+        return rollout._replace(notes={**rollout.notes, **notes}, preparation_s=preparation_s)
 
     return rollouts._replace(play=play)
 

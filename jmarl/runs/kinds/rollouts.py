@@ -28,7 +28,7 @@ from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.chunks import divided
 from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
 from jmarl.rollout.dynamic_sampling import further_items, replace_uninformative
-from jmarl.rollout.experience import RolloutExperience, Source
+from jmarl.rollout.experience import Source
 from jmarl.rollout.play import Game, first_request, play
 from jmarl.rollout.prompt_check import items_that_fit, needs_long_context
 from jmarl.rollout.turns import Rollout, check_columns
@@ -95,7 +95,7 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
                 say(f"compiled {count} programs in {time.monotonic() - started:.1f} s")
         return state if early is None else early.take(state)
 
-    def play_episodes(step: int, state: TeamState) -> RolloutExperience:
+    def play_episodes(step: int, state: TeamState) -> Rollout:
         tasks, params = partial(tasks_at, items, cfg, step), params_of(state)
         sample = partial(sample_team, setup.team, params)
         if early is not None:
@@ -108,12 +108,9 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
             rollout = rollout._replace(notes={**rollout.notes, "off_policy": share})
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
-        return RolloutExperience(rollout, tasks())
+        return rollout
 
-    def make_batches(state: TeamState, experience: RolloutExperience) -> Batches:
-        return rollout_batches(setup, state, experience.rollout)
-
-    source = Source(play_episodes, make_batches, evaluate, compile_programs)
+    source = Source(play_episodes, partial(rollout_batches, setup), evaluate, compile_programs)
     return source if early is None else with_early_rows(source, early)
 
 
@@ -195,7 +192,7 @@ def play_step(
         rollout = replace_uninformative(team, rollout, play_round, cfg.episodes.dynamic_sampling, row.grouping)
     if row.baseline == "greedy":
         rollout = rollout._replace(expected=greedy_baseline(sample, team, tasks, env, cfg, step, rollout))
-    return rollout
+    return rollout._replace(tasks=tasks)
 
 
 def check_valid(first: Rollout) -> None:
