@@ -26,8 +26,8 @@ from jmarl.models.hub.agents import load_agent
 from jmarl.preferences.pairs import load_pairs, load_trajectories, split_by_prompt
 from jmarl.preferences.reward_model import FOLDER, fit_reward_model, save_reward_model
 from jmarl.runs.checks import check_fit
-from jmarl.runs.fit import fit
 from jmarl.runs.records import FitResult
+from jmarl.runs.train import fit
 
 
 @dataclasses.dataclass(frozen=True)

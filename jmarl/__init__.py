@@ -58,9 +58,9 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.remote.client.reward import remote_reward as remote_reward
     from jmarl.report.load import metrics as metrics
     from jmarl.runs.experiment import run_experiment as run_experiment
-    from jmarl.runs.fit import fit as fit
     from jmarl.runs.records import TrainResult as TrainResult
     from jmarl.runs.seeds import train_seeds as train_seeds
+    from jmarl.runs.train import fit as fit
     from jmarl.runs.train import train as train
     from jmarl.sampling.texts import generate as generate
     from jmarl.team import Team as Team
@@ -85,12 +85,11 @@ _NAMES = {  # module -> the public names that it defines
     "remote.client.reward": "remote_reward",
     "report.load": "metrics",
     "runs.experiment": "run_experiment",
-    "runs.fit": "fit",
     "preferences.pairs": "load_pairs load_trajectories",
     "preferences.reward_model": "load_reward_model",
     "runs.seeds": "train_seeds",
     "runs.records": "TrainResult",
-    "runs.train": "train",
+    "runs.train": "fit train",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _room = modules_of(__name__)

@@ -19,7 +19,7 @@ from jmarl.config import TrainConfig
 from jmarl.memory import ProgramCall, explain_memory
 from jmarl.randomness import tasks_of
 from jmarl.team import Team, make_team
-from jmarl.runs.prepare import start
+from jmarl.runs.start import start
 from jmarl.runs.train import train
 from tests.batches import rollouts
 

@@ -76,7 +76,7 @@ def measure(directory: Path, mesh: str) -> dict[str, Any]:
     from jmarl.config import TrainConfig
     from jmarl.models.hub.agents import open_agent
     from jmarl.processes import exchange
-    from jmarl.runs.prepare import place_team
+    from jmarl.runs.start import place_team
 
     jax.block_until_ready(jax.jit(lambda x: x + 1)(1.0))  # JAX has started
     exchange.wait_for_all()

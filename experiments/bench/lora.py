@@ -26,8 +26,8 @@ from jmarl.config import Count, CountOrOff
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.team_update import update_team
-from jmarl.runs.prepare import start
-from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.kinds.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.start import start
 
 
 @dataclasses.dataclass(frozen=True)

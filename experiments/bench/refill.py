@@ -33,7 +33,7 @@ from jmarl.config import Count, NotNegative, Sampling, TrainConfig, check_fields
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_look
-from jmarl.sampling import choice, refill, sampler, slots
+from jmarl.sampling import choice, refill, sampler
 from jmarl.sampling.stack_program import SampleProgram, sample_stack
 from jmarl.types import Completions
 
@@ -82,14 +82,13 @@ def schedule(cfg: Refill) -> None:
         return jnp.where(at_end[..., None], end, plain_bits(keys, count))
 
     def choose_for_rows(
-        logits: Array, bits: Array, t: Array, seen: Any, stop: Array, settings: Sampling, allowed: Any
+        logits: Array, bits: Array, t: Array, seen: Any, stop: Array, settings: Sampling, *options: Any
     ) -> tuple[Any, ...]:
-        token, *rest = plain_choose(logits, bits, t, seen, stop, settings, allowed)
+        token, *rest = plain_choose(logits, bits, t, seen, stop, settings, *options)
         return jnp.where(jnp.all(bits == end, -1), stop[..., 0].astype(token.dtype), token), *rest
 
     for module, name, function in (
-        (sampler, "choose_for_rows", choose_for_rows),
-        (slots, "choose_for_rows", choose_for_rows),
+        (choice, "choose_for_rows", choose_for_rows),
         (sampler, "random_bits", random_bits),
     ):
         setattr(module, name, function)

@@ -1,6 +1,6 @@
 """Trainer classes under the names, arguments and module paths of CoMLRL.
 
-Replace `comlrl` by `jmarl.comlrl` in imports. Each trainer fills a `TrainConfig` and calls `runs.train` or `runs.fit`.
+Replace `comlrl` by `jmarl.comlrl` in imports. Each trainer fills a `TrainConfig` and calls `jmarl.train` or `jmarl.fit`.
 The room imports all rooms before it. Open `trainers` first.
 
 Its settings are in `peer_settings` and `preference_settings`, with what each does here.

@@ -16,16 +16,15 @@ from jmarl.logs.diversity import diversity
 from jmarl.logs.step_log import QueuedStep, StepLog, update_metrics
 from jmarl.logs.tables import joint_actions_table
 from jmarl.models.stack import to_host
-from jmarl.rollout.experience import RolloutExperience
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import Team, to_agents
 
 
 class RolloutLog(StepLog):
-    """The log of a run whose experience is `RolloutExperience`."""
+    """The log of a run whose experience is a `Rollout`."""
 
     def add(self, step: QueuedStep) -> None:
-        rollout = step.experience.rollout
+        rollout = step.experience
         self.rewards.append(mean_return(rollout))
         super().add(step)
         for turn in rollout.turns:
@@ -35,19 +34,18 @@ class RolloutLog(StepLog):
                 warnings.warn(f"{place} have no valid reward; {turn.fault}", stacklevel=3)
 
     def row(self, step: QueuedStep, seconds: float) -> dict[str, float]:
-        row = rollout_metrics(self.team, step.experience.rollout) | update_metrics(self.team, to_host(step.metrics))
+        row = rollout_metrics(self.team, step.experience) | update_metrics(self.team, to_host(step.metrics))
         return row | {"tokens_per_s": row["tokens"] / seconds}
 
-    def fault(self, experience: RolloutExperience) -> str:
-        rollout = experience.rollout
-        if np.isfinite(rollout.joint_returns[0]).any():
+    def fault(self, experience: Rollout) -> str:
+        if np.isfinite(experience.joint_returns[0]).any():
             return ""
-        return f"no joint action had a valid reward ({next((turn.fault for turn in rollout.turns if turn.fault), '')})"
+        return f"no joint action had a valid reward ({next((turn.fault for turn in experience.turns if turn.fault), '')})"
 
-    def record(self, experience: RolloutExperience) -> tuple[Any, dict[str, Any]]:
+    def record(self, experience: Rollout) -> tuple[Any, dict[str, Any]]:
         turns = [
             {"prompts": turn.prompts, "completions": turn.texts, "rewards": repr(turn.rewards.tolist()), "fault": turn.fault}
-            for turn in experience.rollout.turns
+            for turn in experience.turns
         ]
         return experience, {"items": list(experience.tasks), "turns": turns}
 
@@ -59,7 +57,7 @@ class RolloutLog(StepLog):
     def texts(self, step: QueuedStep) -> None:
         assert self.writer is not None
         number = step.number + 1
-        for name, turn in named_turns(step.experience.rollout):
+        for name, turn in named_turns(step.experience):
             self.writer.histogram(number, f"{name}reward", turn.rewards[np.isfinite(turn.rewards)])
             for agent, lengths in enumerate(token_counts(self.team, turn)):
                 if turn.acts[agent].any():
@@ -95,11 +93,11 @@ def named_turns(rollout: Rollout) -> list[tuple[str, Turn]]:
     return [(f"turn_{t}/" if rollout.num_turns > 1 else "", turn) for t, turn in enumerate(rollout.turns)]
 
 
-def completions_record(experience: RolloutExperience) -> dict[str, Any]:
+def completions_record(rollout: Rollout) -> dict[str, Any]:
     """Return what `completions_file` has of a step."""
-    replaced = experience.rollout.notes.get("dynamic/replaced")  # by other tasks, which are not at hand
-    tasks = [] if replaced else list(experience.tasks)
-    return {"tasks": finite(tasks), "turns": turn_records(experience.rollout)}
+    replaced = rollout.notes.get("dynamic/replaced")  # by other tasks, which are not at hand
+    tasks = [] if replaced else list(rollout.tasks)
+    return {"tasks": finite(tasks), "turns": turn_records(rollout)}
 
 
 def turn_records(rollout: Rollout) -> list[dict[str, Any]]:

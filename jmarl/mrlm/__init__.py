@@ -1,6 +1,6 @@
 """Policies, trainers, environments and settings under the names and module paths of MRLM.
 
-Replace `mrlm` by `jmarl.mrlm` in imports. Each trainer fills a `TrainConfig` and calls `runs.train` or `runs.fit`. The
+Replace `mrlm` by `jmarl.mrlm` in imports. Each trainer fills a `TrainConfig` and calls `jmarl.train` or `jmarl.fit`. The
 room imports all rooms before it. Open `algorithms` first.
 
 Left out, since one trainer of several stacks does more: rollout buffers, and the loops of DDP and FSDP (devices by `mesh`,

@@ -25,7 +25,7 @@ from jmarl.models.sharding import state_shardings
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.zeros import zero_batches, zero_prompts
-from jmarl.runs.prepare import start
+from jmarl.runs.start import start
 from jmarl.sampling.generate import SampleRequest, bucket, sample_team
 from jmarl.sampling.refill import empty_pending, refill_stack, refill_team
 from jmarl.sampling.stack_program import sample_stack

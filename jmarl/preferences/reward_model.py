@@ -8,10 +8,8 @@ logged, but the team never sees it. marlhf does this once, marlhf_iter in rounds
 `reward_model/` of the output directory, for `load_reward_model`. Left out: several turns.
 """
 
-import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,13 +21,11 @@ import numpy as np
 
 from jmarl.algorithms import DEFAULTS, Algorithm, resolve
 from jmarl.columns import join_numbers
-from jmarl.config import Preference, TrainConfig, flat, per_agent_values
+from jmarl.config import Preference, TrainConfig, per_agent_values
 from jmarl.config.paths import expand_home
 from jmarl.envs.base import Answer, Environment, special_tokens
-from jmarl.files.checkpoint import saved_steps
 from jmarl.files.interrupt import Interrupted
-from jmarl.files.own_files import set_aside
-from jmarl.files.run_directory import CannotGoOn, checkpoints_of, resolve_auto
+from jmarl.files.run_directory import resolve_auto
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.hf_format import Tensor, read_finite
@@ -46,25 +42,16 @@ from jmarl.preferences.encoding import (
     text_of,
 )
 from jmarl.preferences.long_rows import fit_rows, long_rows, problem_of
-from jmarl.preferences.pair_rounds import Rounds
 from jmarl.preferences.pairs import Pair, Prompt, split_by_prompt
-from jmarl.randomness import FIT
-from jmarl.rollout.experience import RolloutExperience, Source
 from jmarl.sampling.generate import bucket
 from jmarl.team import Team, make_team
-from jmarl.types import TeamState
 
-logger = logging.getLogger(__name__)
 Fit = Callable[..., Any]  # `jmarl.fit`, which stands in a later room
 
 HELD_OUT = 5  # the pairs of every fifth prompt are held out
 BATCH = 16  # joint actions or pairs that are scored at once
 FOLDER = "reward_model"  # of an output directory
 HEAD = "value_head.safetensors"  # of a reward model's directory, beside the files of its decoder
-INHERITED = (  # settings of a run that its reward models have too
-    *("save_minutes", "strict_checkpoints", "progress", "per_agent", "remat", "compute_dtype", "long_prompts"),
-    *("batch_size", "label_smoothing", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
-)
 
 
 # --- the model ---------------------------------------------------------------------------------------------------------
@@ -232,88 +219,6 @@ class LearnedReward:
 
     def observe(self, after: Sequence[Any]) -> Any:
         raise ValueError("a reward model scores single turns: set num_turns to 1")
-
-
-class LearnedRounds:
-    """The rounds of a run on a learned reward: in each one new pairs, and a reward model that is trained on them.
-
-    Args:
-        rounds: sample the pairs.
-        agent: what the first reward model starts from; that of a later round starts from the one before.
-        algorithm: of the run.
-        cfg: settings of the run.
-        fit: `jmarl.fit`.
-    """
-
-    def __init__(self, rounds: Rounds, agent: Agent, algorithm: Algorithm, cfg: TrainConfig, fit: Fit):
-        self.rounds, self.agent, self.algorithm, self.cfg, self.fit = rounds, agent, algorithm, cfg, fit
-        self.env = LearnedReward(rounds.env)
-
-    def new_round(self, step: int, state: TeamState) -> dict[str, float]:
-        """Begin a round if one begins at this step: sample its pairs and train its reward model. Return its columns of the log.
-
-        A resumed run first reads back the reward model of this round, or the one that the new round's starts from.
-        """
-        round_, update = divmod(step, self.rounds.updates)
-        if step and self.env.model is None:
-            self.rounds.resume(step)
-            self._fit(round_ if update else round_ - 1, read_back=True)
-        new = self.rounds.new_round(step, state)
-        return {} if new is None else {"pairs": new.notes["pairs"]} | self._fit(round_)
-
-    def _fit(self, round_: int, read_back: bool = False) -> dict[str, float]:
-        """Train the reward model of a round, or continue from its last checkpoint if the run is resumed.
-
-        read_back: it must have a checkpoint. Returns the evaluation on held-out pairs after training.
-        """
-        cfg, pairs = reward_config(self.cfg, self.algorithm, round_), self.rounds.replayed(round_)
-        if read_back and not cfg.run.resume:
-            raise ValueError(
-                f"cannot resume: the reward model of round {round_} is not in {cfg.run.output_dir}; it was not saved, "
-                "or is damaged"
-            )
-        params = None if self.env.model is None else self.env.model.params
-        try:
-            self.env.model, result = fit_reward_model(self.agent, pairs, cfg, params, fit=self.fit)
-        except CannotGoOn as error:  # the pairs were sampled again, and differ if rewards are not the same each time
-            if read_back:
-                raise
-            logger.warning("the reward model of round %d is trained from the beginning: %s", round_, error)
-            set_aside(cfg.run.output_dir)
-            self.env.model, result = fit_reward_model(self.agent, pairs, cfg.replace(resume=False), params, fit=self.fit)
-        if cfg.run.output_dir:
-            save_reward_model(Path(self.cfg.run.output_dir) / FOLDER, self.env.model)
-        return {f"reward_model/{name}": x for name, x in (result.after or {}).items()}
-
-
-def with_reward_models(rollouts: Source, learned: LearnedRounds) -> Source:
-    """Return the source of a run on a learned reward: rollouts in the environment of `learned`, and before each round a new
-    reward model."""
-
-    def play(step: int, state: TeamState) -> RolloutExperience:
-        start = time.monotonic()
-        notes = learned.new_round(step, state)
-        preparation_s = time.monotonic() - start if notes else 0.0
-        return rollouts.play(step, state)._replace(notes=notes, preparation_s=preparation_s)
-
-    return rollouts._replace(play=play)
-
-
-def reward_config(cfg: TrainConfig, algorithm: Algorithm, round_: int) -> TrainConfig:
-    """Return the settings for training a round's reward model. It has checkpoints if the run has, and resumes if it can."""
-    preference, settings = algorithm.preference, flat(cfg)
-    own = TrainConfig.of(
-        algorithm="reward_model",
-        mesh="agent=1",
-        num_updates=preference.reward_updates,
-        learning_rate=preference.reward_learning_rate,
-        micro_batches=cfg.optimizer.micro_batches_of(preference.batch_size or 1),
-        seed=int(np.random.default_rng((cfg.run.seed, round_, FIT)).integers(2**31)),
-        save_every=None if cfg.run.saves else 0,
-        output_dir=f"{cfg.run.output_dir}/reward_model_{round_}" if cfg.run.output_dir else "",
-        **{name: settings[name] for name in INHERITED},
-    )
-    return own.replace(resume=cfg.run.resume and bool(saved_steps(checkpoints_of(own))))
 
 
 def policy_config(cfg: TrainConfig) -> TrainConfig:

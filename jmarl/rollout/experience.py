@@ -1,22 +1,12 @@
-"""The experience of a step, before it becomes batches, and where a run gets it from.
+"""The experience of a step, before it becomes batches (a `Rollout`, or examples), and where a run gets it from.
 
 Runs on rollouts, given data, preference rounds and several seeds differ only in their `Source` and in the loss.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jmarl.rollout.turns import Rollout
 from jmarl.types import Batches, Data, TeamState
-
-
-class RolloutExperience(NamedTuple):
-    """Episodes that the team played."""
-
-    rollout: Rollout
-    tasks: Sequence[dict]  # the items of the step
-    notes: Mapping[str, float] = {}  # further columns of the step's row
-    preparation_s: float = 0.0  # seconds not counted as time of the step, in which a reward model was trained
 
 
 class DataExperience(NamedTuple):
@@ -36,7 +26,7 @@ def same_state(state: TeamState) -> TeamState:
 class Source(NamedTuple):
     """Where a run gets its experience from: the functions that differ between kinds of runs."""
 
-    play: Callable[[int, TeamState], Any]  # (step, state) -> experience of the step; of several seeds a list with one each
+    play: Callable[[int, TeamState], Any]  # (step, state) -> a `Rollout` or `DataExperience`; of several seeds a list
     make_batches: Callable[[TeamState, Any], Batches]  # (state, experience) -> batches of all stacks and critics
     evaluate: Callable[[TeamState], Any] | None = None  # state -> evaluation on held-out items; None without held-out items
     open: Callable[[TeamState], TeamState] = same_state

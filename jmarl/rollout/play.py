@@ -39,6 +39,8 @@ from jmarl.sampling.generate import (
 from jmarl.team import Team
 from jmarl.types import Completions
 
+Tokens = list[list[list[list[int]]]]  # [N][P][G] token ids that agents chose
+
 
 class Game(NamedTuple):
     """The arguments that all turns of a rollout share."""
@@ -66,14 +68,6 @@ class Nodes(NamedTuple):
     spellings: Spellings  # [N][P] the special tokens in the episodes so far
     past: Past | None = None
     num_long: int = 0  # prompts that were too long and are cut, or joint actions that do not continue because of one
-
-
-class PlayedTurn(NamedTuple):
-    """A turn, and what the next one continues from."""
-
-    turn: Turn  # its completions still hold the caches that the next turn continues from
-    answer: Answer
-    tokens: list[list[list[list[int]]]]  # [N][P][G] token ids that the agents chose
 
 
 def play(
@@ -107,14 +101,14 @@ def play(
     for t in range(episodes.num_turns):
         size = group if t == 0 or episodes.branching == "tree" or episodes.forks else 1
         prefilled += sum(len(row) for rows in nodes.fresh for row in rows)
-        played = play_turn(game, nodes, t, size)
-        turns.append(without_caches(played.turn))
-        answers.append(played.answer)
-        continuing = continued_actions(played.answer, played.turn.rewards, episodes)
+        turn, answer, tokens = play_turn(game, nodes, t, size)
+        turns.append(without_caches(turn))
+        answers.append(answer)
+        continuing = continued_actions(answer, turn.rewards, episodes)
         if t + 1 == episodes.num_turns or not continuing.size:
             break
         with calling(f"turn {t + 2}"):
-            nodes = next_nodes(game, nodes, played, continuing)
+            nodes = next_nodes(game, nodes, turn, tokens, [answer.after[i] for i in continuing], continuing)
         num_long += nodes.num_long
         if not nodes.states:
             break
@@ -197,9 +191,10 @@ def without_caches(turn: Turn) -> Turn:
     return turn._replace(completions=tuple(done._replace(cache=None) for done in turn.completions))
 
 
-def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> PlayedTurn:
+def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> tuple[Turn, Answer, Tokens]:
     """Sample the nodes of turn `t`, `group` completions each, and call the environment.
 
+    Returns the turn, whose completions hold the caches that the next one continues from, the answer, and the agents' tokens.
     With several parts (`sample_parts`) the environment answers one part of the nodes while the next is sampled.
     """
     team, settings, episodes, count = game.team, game.settings, game.episodes, len(nodes.states)
@@ -241,11 +236,11 @@ def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> PlayedTurn:
     texts, answers = zip(*answered, strict=True)
     answer = join_answers(answers)
     turn = make_turn(nodes, joint, join_parts(texts), answer, encoded, join_completions(team, sampled))
-    return PlayedTurn(turn, answer, join_parts(tokens))
+    return turn, answer, join_parts(tokens)
 
 
 def step_environment(
-    game: Game, states: Sequence[Any], acts: np.ndarray, tokens: list[list[list[list[int]]]], joint: np.ndarray
+    game: Game, states: Sequence[Any], acts: np.ndarray, tokens: Tokens, joint: np.ndarray
 ) -> tuple[list[list[list[str]]], Answer]:
     """Return the texts [N][P][G] of tokens [N][P][G], and the answer of the environment to their joint actions [J, N]."""
     texts = texts_of(game.team, tokens, game.episodes.skip_special_tokens, special_tokens(game.env))
@@ -308,20 +303,20 @@ def continued_actions(answer: Answer, rewards: np.ndarray, episodes: Episodes) -
     return np.flatnonzero(continuing)
 
 
-def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndarray) -> Nodes:
-    """Return the nodes that the joint actions `continuing` lead to.
+def next_nodes(game: Game, nodes: Nodes, turn: Turn, tokens: Tokens, after: Sequence[Any], continuing: np.ndarray) -> Nodes:
+    """Return the nodes that the joint actions `continuing` of a turn lead to. after: the states behind them.
 
     With long_prompts=drop, nodes with a prompt that is too long are left out. If a conversation is cut, the cached keys and
     values of its beginning are no longer right, and the next turn computes the whole conversation again.
     """
-    team, settings, episodes, turn = game.team, game.settings, game.episodes, played.turn
-    states, prompts = game.env.observe([played.answer.after[i] for i in continuing])
+    team, settings, episodes = game.team, game.settings, game.episodes
+    states, prompts = game.env.observe(after)
     if episodes.history == "append" and any(text is None for row in [*nodes.prompts, *prompts] for text in row):
         raise ValueError(
             "history='append' needs agents that act in every turn, and here they act in turns: set history to 'none'"
         )
     spellings = next_spellings(team, nodes.spellings, turn, continuing, prompts)
-    rows, history = next_rows(game, nodes, played, continuing, prompts, allowed(spellings))
+    rows, history = next_rows(game, nodes, turn, tokens, continuing, prompts, allowed(spellings))
     long, drop = too_long(team, rows, settings), episodes.long_prompts == "drop"
     num_long = int((long.any(0) if drop else long).sum())
     if num_long and drop:
@@ -348,7 +343,8 @@ def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndar
 def next_rows(
     game: Game,
     nodes: Nodes,
-    played: PlayedTurn,
+    turn: Turn,
+    tokens: Tokens,
     continuing: np.ndarray,
     prompts: Sequence[Sequence[Any]],
     special: Special,
@@ -362,9 +358,9 @@ def next_rows(
     options = episodes.chat_settings, episodes.long_prompts != "error", special
     if episodes.history == "none":
         return tokenize(team, prompts, settings, *options), [[[]] * len(continuing)] * team.num_agents
-    node, joint = np.divmod(continuing, len(played.turn.joint))
+    node, joint = np.divmod(continuing, len(turn.joint))
     history = [
-        [nodes.rows[n][p] + played.tokens[n][p][g] for p, g in zip(node, played.turn.joint[joint, n], strict=True)]
+        [nodes.rows[n][p] + tokens[n][p][g] for p, g in zip(node, turn.joint[joint, n], strict=True)]
         for n in range(team.num_agents)
     ]
     return tokenize_follow_ups(team, history, prompts, settings, *options), history

@@ -29,7 +29,7 @@ from jmarl.files.interrupt import Interrupted
 from jmarl.models.hub.agents import Agent
 from jmarl.preferences.pairs import Trajectory
 from jmarl.randomness import DRAW
-from jmarl.runs.fit import fit
+from jmarl.runs.train import fit
 from jmarl.team import agents_of, make_team, policies
 
 NUM_SOLUTIONS = 256  # tasks that solvers play if no number is given

@@ -1,14 +1,19 @@
 """A run: everything of it that does not change from step to step, and the task that it learns."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
+from jmarl.envs.base import Environment, describe
 from jmarl.evaluation.evaluate import EvalMetrics
+from jmarl.files.identity import fingerprint
+from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
+from jmarl.models import lora
 from jmarl.rollout.experience import Source
-from jmarl.team import Team
+from jmarl.runs.precompile import Updates
+from jmarl.team import Team, policies
 from jmarl.types import TeamState
 
 
@@ -20,6 +25,7 @@ class Task(NamedTuple):
     held_out: Any = ()
     eval_metrics: EvalMetrics | None = None  # further metrics of an evaluation
     overlap: str = ""  # a line that counts the held-out items that are also trained on; empty if there are none
+    examples: Any = ()  # of given data: the items, and the held-out items, as token ids (`preferences.encoding.Examples`)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,3 +51,54 @@ class Run:
     def plays(self) -> bool:
         """Whether the team learns from rollouts; otherwise from pairs or texts."""
         return self.setup.algorithm.row.data == "rollouts"
+
+
+def unchanged(setup: Setup, state: TeamState, task: Task) -> TeamState:
+    """Return a state as it is."""
+    del setup, task
+    return state
+
+
+class Kind(NamedTuple):
+    """Where the experience of a run comes from, as functions."""
+
+    check: Callable[[TrainConfig, Team, Task, dict | None], tuple[Task, dict[str, Any], TrainConfig]]
+    """(settings, team, task, wandb_config) -> the task with what fits the agents' contexts, the fingerprints of all that was
+    given, and the settings with the context, see `Run.long_context`. Raises for arguments of a run that are wrong."""
+    longest: Callable[[Setup, TeamState, Task], tuple[Work, Updates]]
+    """(setup, state, task) -> the largest update, and a function from a setup to its programs"""
+    source: Callable[[Setup, Task, TeamState], Source]
+    """(setup, task, state at step 0) -> the source of experience, which copies what it needs of the state"""
+    begin: Callable[[Setup, TeamState, Task], TeamState] = unchanged
+    """(setup, state, task) -> the state at step 0 with what the source keeps in it"""
+
+
+def identity_of(setup: Setup, state: TeamState, env: Environment | None, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must not change when a run resumes, as JSON values: team, critics, environment, data, held-out items, reward
+    and, if they are the reference of preferences, the weights before training. Of LoRA the digests of the bases are compared
+    instead.
+
+    state: at step 0. data: fingerprints of items and held-out items.
+    """
+    algorithm = setup.algorithm
+    has_reference = algorithm.row.margin in ("own", "joint") and not algorithm.preference.reference_free
+    compared = has_reference and not algorithm.lora.lora_rank
+    identity = {
+        "team": setup.team.describe(),
+        "critics": Team(setup.critics.specs).describe(),
+        **data,
+        "initial": [lora.digest(stack) for stack in policies(state)] if compared else [],
+    }
+    if env is None:
+        return identity
+    return identity | {
+        "environment": describe(env),
+        "options": fingerprint.of_options(env),
+        "reward": fingerprint.of_reward(env),
+        "error_handling": fingerprint.error_handling(env),
+    }
+
+
+def fingerprints(items: Iterable[Any], held_out: Iterable[Any]) -> dict[str, Any]:
+    """Return the fingerprints of the items of a run and of its held-out items."""
+    return {"data": fingerprint.of_data(items), "held_out": fingerprint.of_data(held_out)}

@@ -62,16 +62,16 @@ from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.stack import map_own, to_host
 from jmarl.processes import exchange
-from jmarl.rollout.experience import RolloutExperience, Source
+from jmarl.rollout.experience import Source
 from jmarl.rollout.together import CallersEnvironment
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.checks import check_settings, find_own_algorithms
+from jmarl.runs.first_words import first_words
+from jmarl.runs.kinds.rollouts import check, check_valid, play_step, tasks_at
 from jmarl.runs.loop import LoopResult, run_loop
-from jmarl.runs.precompile import Updates, longest_prompts, longest_update
-from jmarl.runs.prepare import checked_task, choose_mesh, choose_updates, first_words, identity_of, start
+from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update
 from jmarl.runs.records import TrainResult
-from jmarl.runs.rollouts import check_valid, play_step, tasks_at
-from jmarl.runs.run import Run, Task
+from jmarl.runs.run import Run, Task, identity_of
 from jmarl.runs.stacked_seeds import (
     Runs,
     agents_of_run,
@@ -81,9 +81,10 @@ from jmarl.runs.stacked_seeds import (
     play_together,
     state_of_run,
 )
+from jmarl.runs.start import choose_mesh, choose_updates, start
 from jmarl.shadows import explaining
 from jmarl.team import Team, initial_params
-from jmarl.types import Batches, StackState, TeamState
+from jmarl.types import StackState, TeamState
 
 
 @raised_again()
@@ -148,7 +149,8 @@ def prepare_seeds(
     cfg = resolve_resume(with_absolute_directory(cfg), seeds)
     cfg = choose_mesh(team, resolve_auto(cfg, cfg.for_seed(int(seeds[0]))), len(seeds))
     cfgs = [cfg.for_seed(int(seed)) for seed in seeds]
-    task, data, first = checked_task(cfgs[0].replace(progress=cfg.run.progress), team, task, None)
+    task, data, first = check(cfgs[0].replace(progress=cfg.run.progress), team, task, None)
+    keep_programs(say if cfg.run.progress else None)
     cfg, *cfgs = (own.replace(long_context=first.run.long_context) for own in (cfg, *cfgs))
     team = team.in_context(cfg.run.long_context)
     mesh = sharding.mesh_for(cfg.run.mesh, [len(s.members) * len(cfgs) for s in team.stacks], cfg.run.strategy)
@@ -270,7 +272,7 @@ def seeds_source(runs: Runs, task: Task) -> Source:
         """Play the episodes of all runs."""
         return play_together(runs, state, [partial(with_environment, play) for play in plays])
 
-    def play(step: int, state: TeamState) -> list[RolloutExperience]:
+    def play(step: int, state: TeamState) -> list[Rollout]:
         draws = [partial(tasks_at, task.items, cfg, step) for cfg in cfgs]
         plays = [
             partial(play_step, setup=setup, tasks=draw(), step=step, further=draw)
@@ -280,10 +282,7 @@ def seeds_source(runs: Runs, task: Task) -> Source:
         if step == 0:  # later updates may lack a valid reward
             for rollout in rollouts:
                 check_valid(rollout)
-        return [RolloutExperience(rollout, draw()) for rollout, draw in zip(rollouts, draws, strict=True)]
-
-    def make_batches(state: TeamState, experiences: Sequence[RolloutExperience]) -> Batches:
-        return batches_together(runs, state, [experience.rollout for experience in experiences])
+        return rollouts
 
     def evaluate(state: TeamState) -> list[Evaluation]:
         plays = [partial(play_held_out, team=runs.team, items=task.held_out, cfg=cfg) for cfg in cfgs]
@@ -292,7 +291,7 @@ def seeds_source(runs: Runs, task: Task) -> Source:
             check_result(result)
         return results
 
-    return Source(play, make_batches, evaluate if task.held_out else None)
+    return Source(play, partial(batches_together, runs), evaluate if task.held_out else None)
 
 
 # --- the logs of all runs --------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from jmarl.objectives.values import reuses_values
 from jmarl.processes import exchange
 from jmarl.rollout.together import run_together
 from jmarl.rollout.turns import Rollout
-from jmarl.runs.rollouts import rollout_batches
+from jmarl.runs.kinds.rollouts import rollout_batches
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
 from jmarl.sampling.stack_program import GROUP_CACHE
 from jmarl.team import StackSpec, Team, map_stacks

@@ -1,4 +1,9 @@
-"""`jmarl.train`: train a team on its own completions."""
+"""`jmarl.train`: train a team on its own completions. `jmarl.fit`: train it on given data, on preference pairs (dpo, madpo,
+reward_model) or on texts (sft).
+
+Both are one loop with the same settings, checkpoints, logs and exact resume. For given data log-probabilities under the
+reference are computed once, before the first step; settings of rollouts have no effect there and are refused.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +16,15 @@ from jmarl.files.interrupt import raised_again
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.rollout_log import mean_return
 from jmarl.logs.terminal import watched
+from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.processes import exchange
-from jmarl.runs.fit import fit
+from jmarl.rollout.experience import Source
 from jmarl.runs.loop import repeat_update, run_training
 from jmarl.runs.prepare import of_this_process, prepare
-from jmarl.runs.records import TrainResult
-from jmarl.runs.run import Task
+from jmarl.runs.records import FitResult, TrainResult
+from jmarl.runs.run import Run, Task
 from jmarl.team import Team
+from jmarl.types import TeamState
 
 
 @exchange.tells_others
@@ -50,13 +57,47 @@ def train(
             of the library, such as reward, are refused.
     """
     task = Task(reward, items, eval_items, eval_metrics)
-    cfg = of_this_process(cfg)
-    with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
-        run, state = prepare(cfg, team, task, params=params, wandb_config=wandb_config, fit=fit)
-        source = run.make_source(state)
+    run, source, state = prepared(cfg, team, task, params=params, wandb_config=wandb_config, fit=fit)
     team = team.in_context(run.cfg.run.long_context)
     if run.cfg.run.replay_rollout:
-        state, experience = repeat_update(run, source, state)
-        return TrainResult(team, state, [mean_return(experience.rollout)] if run.plays else [], None, None)
+        state, rollout = repeat_update(run, source, state)
+        return TrainResult(team, state, [mean_return(rollout)] if run.plays else [], None, None)
     result, log = run_training(run, source, state, wandb_config)
     return TrainResult(team, result.state, log.rewards, *result[1:])
+
+
+@exchange.tells_others
+@raised_again()
+def fit(
+    team: Team,
+    data: Sequence[Pair] | Sequence[Trajectory],
+    cfg: TrainConfig,
+    *,
+    params: Sequence[Any] | None = None,
+    eval_data: Sequence[Pair] | Sequence[Trajectory] = (),
+    wandb_config: dict | None = None,
+) -> FitResult:
+    """Train a team on pairs or trajectories and return the result.
+
+    Args:
+        team: from `Team.load` or `Team.of`, or from `make_team` together with params.
+        data: from `load_pairs` or `load_trajectories`.
+        params: parameters [A, ...] of each stack, instead of those of the team's agents: the initial weights, and the reference
+            of preferences. They are donated.
+        eval_data: held-out data; evaluated before training, after it and every `eval_every` updates.
+        wandb_config: keyword arguments of `wandb.init`; None: no W&B.
+    """
+    run, source, state = prepared(cfg, team, Task(None, data, eval_data), params=params, wandb_config=wandb_config)
+    team = team.in_context(run.cfg.run.long_context)
+    if run.cfg.run.replay_rollout:
+        return FitResult(team, repeat_update(run, source, state)[0], [], None, None)
+    result, log = run_training(run, source, state, wandb_config)
+    return FitResult(team, result.state, log.losses, *result[1:])
+
+
+def prepared(cfg: TrainConfig, team: Team, task: Task, **given: Any) -> tuple[Run, Source, TeamState]:
+    """Return a run, its source of experience and its state at step 0. Arguments as of `prepare`."""
+    cfg = of_this_process(cfg)
+    with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
+        run, state = prepare(cfg, team, task, **given)
+        return run, run.make_source(state), state

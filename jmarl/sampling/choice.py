@@ -15,7 +15,7 @@ what top-p removes.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jmarl.config import Sampling
 from jmarl.models import platforms
+from jmarl.types import Vocabulary
 
 BLOCK = 256  # block size of the vocabulary in `draw_index`
 TOP_K_BLOCK = 64  # block size of the vocabulary in `top_k`
@@ -204,6 +205,30 @@ def choose(
     processed = processed if greedy else processed / temperature
     token, truncated = draw(processed, bits, cfg, own, own_top_p)
     return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
+
+
+def next_token(
+    logits: Float[Array, "*rows vocab"],
+    bits: UInt32[Array, "*rows 2"],
+    t: Int[Array, "..."],
+    seen: Bool[Array, "*rows vocab"] | None,
+    text: Int[Array, "*rows"] | None,
+    stop: Int[Array, "*rows stop"],
+    cfg: Sampling,
+    vocabulary: Vocabulary,
+    own: RowSampling | None = None,
+) -> tuple[tuple[Int[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"]], Bool[Array, "*rows"], Any, Any]:
+    """Choose token t of each row: the step of every decode loop.
+
+    Arguments as of `choose_for_rows` and `find_end`. Returns the result of `choose_for_rows`, which rows end with it, and their
+    new `seen` and `text`.
+    """
+    chosen = choose_for_rows(logits, bits, t, seen, stop, cfg, vocabulary.allowed, own)
+    if seen is not None:
+        add = jax.vmap(lambda ids, token: ids.at[token].set(True))
+        seen = add(seen.reshape(-1, seen.shape[-1]), chosen[0].reshape(-1)).reshape(seen.shape)
+    ended, text = find_end(chosen[0], t, text, stop, vocabulary.stops, cfg)
+    return chosen, ended, seen, text
 
 
 def find_end(

@@ -25,7 +25,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.sharding import gather
 from jmarl.models.stack import is_shared, own_leaves
-from jmarl.sampling.choice import choose_for_rows, find_end, random_bits
+from jmarl.sampling.choice import next_token, random_bits
 from jmarl.sampling.slots import Decoder, Draws, Slots, fewer_slots, finish_in_fewer_slots, num_live
 from jmarl.types import PLAIN, Completions, Vocabulary
 
@@ -109,7 +109,7 @@ def sample(
         t, _, done, cache, seen, text, out = state
         logits, cache = decoder.decode(decoder.view, cache, state.token, t, None, ~done)
         bits = draws.bits[t].reshape(a, p, g, 2)
-        token, logp, truncated = choose_for_rows(logits, bits, t, seen, stop, sampling, draws.vocabulary.allowed)
+        (token, logp, truncated), ended, seen, text = next_token(logits, bits, t, seen, text, stop, sampling, draws.vocabulary)
         token = jnp.where(done, stop[..., 0], token)
         out = out._replace(
             tokens=out.tokens.at[..., t].set(token),
@@ -117,9 +117,6 @@ def sample(
             logprobs=out.logprobs.at[..., t].set(jnp.where(done, 0, logp)),
             truncated_logprobs=out.truncated_logprobs.at[..., t].set(jnp.where(done, 0, truncated)),
         )
-        if seen is not None:
-            seen = jax.vmap(jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True))))(seen, token)
-        ended, text = find_end(token, t, text, stop, draws.vocabulary.stops, sampling)
         return DecodeState(t + 1, token, done | ended, cache, seen, text, out)
 
     def several(state: DecodeState) -> DecodeState:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Int, UInt32
 from jmarl.config import Sampling
 from jmarl.models import decoding
 from jmarl.models.layers.delta import DeltaState
-from jmarl.sampling.choice import RowSampling, choose_for_rows, find_end
+from jmarl.sampling.choice import RowSampling, next_token
 from jmarl.types import Completions, Vocabulary
 
 FEWEST_SLOTS = 4  # a step of fewer rows is hardly faster
@@ -100,11 +100,9 @@ def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions,
     def add_token(slots: Slots, bits: Array) -> tuple[Slots, tuple[Array, ...]]:
         _, t, token, live, clock, cache, _, _, seen, text = slots
         logits, cache = decoder.decode(view, cache, token[..., None], t, clock, live)
-        settings, (allowed, stops) = draws.sampling, draws.vocabulary
-        chosen, logp, truncated = choose_for_rows(logits[:, :, 0], bits, t, seen, stop, settings, allowed, own)
-        if seen is not None:
-            seen = jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True)))(seen, chosen)
-        ended, text = find_end(chosen, t, text, stop, stops, settings)
+        (chosen, logp, truncated), ended, seen, text = next_token(
+            logits[:, :, 0], bits, t, seen, text, stop, draws.sampling, draws.vocabulary, own
+        )
         ended &= live
         following = slots._replace(
             t=jnp.minimum(t + 1, capacity - 1),

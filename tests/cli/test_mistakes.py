@@ -14,7 +14,7 @@ import pytest
 import jmarl
 from jmarl.cli.main import main
 from jmarl.models.hub.agents import load_agent, save_pretrained
-from jmarl.runs.prepare import short_number
+from jmarl.runs.first_words import short_number
 
 MODULE = """
 from jmarl import Step, TextEnvironment

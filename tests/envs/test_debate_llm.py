@@ -24,8 +24,7 @@ from jmarl.envs.pool import Pool
 from jmarl.envs.vector import LockStep
 from jmarl.preferences.pairs import Trajectory
 from jmarl.rollout.text_model import AgentModel
-from jmarl.runs.fit import fit
-from jmarl.runs.train import train
+from jmarl.runs.train import fit, train
 from jmarl.team import agents_of, make_team, policies
 
 TASK = {"motion": "Towns should plant more trees.", "swapped": False}

@@ -18,9 +18,9 @@ from jmarl.config import Sampling, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.models import decoder
 from jmarl.models.hub import agents
-from jmarl.preferences import data_source
 from jmarl.preferences.pairs import Pair
 from jmarl.rollout.prompt_check import needs_long_context
+from jmarl.runs.kinds import given
 from jmarl.sampling import sampler, scoring
 from jmarl.team import Team
 
@@ -122,7 +122,7 @@ def test_a_run_takes_the_long_factors_if_a_held_out_prompt_needs_them(agent, dir
 def test_a_fit_takes_the_long_factors_if_an_example_needs_them(agent):
     team, (few, many) = Team.of([agent]), (Pair((prompt,), ("a",), ("b",)) for prompt in (FEW, MANY))
     cfg = TrainConfig.of(algorithm="dpo", num_updates=1, batch_size=1, progress=False, mesh="agent=1")
-    assert not data_source.needs_long_context(team, [few], cfg)
+    assert not given.needs_long_context(team, [few], cfg)
     assert jmarl.fit(team, [few, many], cfg).team.stacks[0].config.context == LONG
 
 

@@ -32,8 +32,8 @@ from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout import critic_values
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
-from jmarl.runs.prepare import start
-from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.kinds.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.start import start
 from jmarl.runs.train import train
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team

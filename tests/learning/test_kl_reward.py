@@ -16,8 +16,8 @@ from jmarl.learning.team_update import update_team
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
 from jmarl.rollout import critic_values
-from jmarl.runs.prepare import start
-from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.kinds.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.start import start
 from jmarl.runs.train import train
 from jmarl.sampling.scoring import hidden_states, score
 from jmarl.team import Team, make_team

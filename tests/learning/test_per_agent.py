@@ -23,8 +23,8 @@ from jmarl.learning.setup import make_setup
 from jmarl.learning.team_update import update_team
 from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
-from jmarl.runs.prepare import start
-from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.kinds.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.start import start
 from jmarl.runs.train import train
 from jmarl.team import Team, make_team
 from jmarl.types import TRACES, PerAgent

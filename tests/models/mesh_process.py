@@ -22,8 +22,8 @@ from jmarl.evaluation.cross_play import cross_play
 from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent, open_agent
 from jmarl.preferences.pairs import Pair
-from jmarl.runs.prepare import start
-from jmarl.runs.rollouts import play_step, sampler_of
+from jmarl.runs.kinds.rollouts import play_step, sampler_of
+from jmarl.runs.start import start
 from jmarl.sampling import slots
 from jmarl.team import Team, make_team, stack_agents
 

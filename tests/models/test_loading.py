@@ -14,8 +14,7 @@ from jmarl.models import stack
 from jmarl.models.hub.agents import load_agent, open_agent
 from jmarl.models.hub.hf_format import StoredLeaf, Tensor, stored_params, tensors_from_params
 from jmarl.models.stack import read_parts, share_params, stack_params
-from jmarl.runs.prepare import initial_params
-from jmarl.team import Team
+from jmarl.team import Team, initial_params
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from jmarl.models.hub.agents import open_agent  # noqa: E402
 from jmarl.models.stack import to_host, unstack  # noqa: E402
 from jmarl.processes import exchange  # noqa: E402
 from jmarl.runs import loop  # noqa: E402
-from jmarl.runs.prepare import place_team  # noqa: E402
+from jmarl.runs.start import place_team  # noqa: E402
 from jmarl.team import Team, policies, save_team  # noqa: E402
 from tests.models.mesh_process import FORMATTERS, ITEMS, PAIRS  # noqa: E402
 from tests.processes.exchanging import exchange_all  # noqa: E402

@@ -19,8 +19,8 @@ from jmarl.rl.returns import discounted
 from jmarl.rollout.dynamic_sampling import further_items, informative, select
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.turns import Rollout
-from jmarl.runs.prepare import start
-from jmarl.runs.rollouts import play_step, sampler_of
+from jmarl.runs.kinds.rollouts import play_step, sampler_of
+from jmarl.runs.start import start
 from jmarl.runs.train import train
 from jmarl.team import Team, make_team
 from jmarl.types import TRACES

@@ -19,9 +19,9 @@ from jmarl.envs.reward_values import RewardError
 from jmarl.envs.rewards import make_reward
 from jmarl.models import sharding
 from jmarl.rollout.together import CallersEnvironment, run_together
-from jmarl.runs.prepare import start
-from jmarl.runs.rollouts import play_step, sampler_of
+from jmarl.runs.kinds.rollouts import play_step, sampler_of
 from jmarl.runs.stacked_seeds import Runs, join_states, play_together
+from jmarl.runs.start import start
 from jmarl.team import make_team
 
 

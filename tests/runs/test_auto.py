@@ -17,9 +17,10 @@ from jmarl.learning.choose import bytes_on_device, choose, is_open, update_setti
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.runs.checks import environment_of
 from jmarl.runs.precompile import longest_prompts, longest_update
-from jmarl.runs.prepare import choose_updates, prepare, start
+from jmarl.runs.prepare import prepare
 from jmarl.runs.run import Task
 from jmarl.runs.seeds import prepare_seeds
+from jmarl.runs.start import choose_updates, start
 from jmarl.team import Team, make_team
 from tests.house import HOUSE, ITEMS
 

@@ -19,7 +19,7 @@ from jmarl.files.run_files import Best, read_best
 from jmarl.files.saving import BestSoFar
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.runs.checks import check_fit, check_settings
-from jmarl.runs.fit import fit
+from jmarl.runs.train import fit
 from tests.runs.test_faults import ITEMS, Signalling, arrays_of, first_words, run
 from tests.runs.training_process import tiny_team
 

@@ -13,8 +13,7 @@ from jmarl.config import TrainConfig
 from jmarl.envs.games.grid import GridPlanning
 from jmarl.envs.rewards import make_reward
 from jmarl.preferences.pairs import load_pairs, load_trajectories
-from jmarl.runs.fit import fit
-from jmarl.runs.train import train
+from jmarl.runs.train import fit, train
 from jmarl.team import make_team
 from tests.house import HOUSE
 

@@ -39,9 +39,8 @@ from jmarl.logs import rollout_log
 from jmarl.logs.failed_update import NonFiniteError, read_failed_update
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.rl.advantages import group_mean
-from jmarl.runs.fit import fit
 from jmarl.runs.seeds import train_seeds
-from jmarl.runs.train import train
+from jmarl.runs.train import fit, train
 from jmarl.team import policies, save_team, to_checkpoint
 from tests.runs import training_process
 from tests.runs.training_process import BASE, ITEMS, KINDS, tiny_team

@@ -15,7 +15,7 @@ from jmarl.config.yaml_file import dump_yaml
 from jmarl.files.run_files import next_commands
 from jmarl.models.lora import init_adapters
 from jmarl.preferences.pairs import Pair, Trajectory
-from jmarl.runs.prepare import line_of_data, line_of_run, short_number
+from jmarl.runs.first_words import line_of_data, line_of_run, short_number
 from jmarl.team import make_team
 
 ROOT = Path(__file__).resolve().parents[2]

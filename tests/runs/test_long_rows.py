@@ -9,10 +9,10 @@ import pytest
 
 from jmarl.config import TrainConfig
 from jmarl.models.hub.agents import Agent
-from jmarl.preferences.data_source import encode_tokens, fitting_data
 from jmarl.preferences.long_rows import long_rows
 from jmarl.preferences.pairs import Pair, Trajectory, load_pairs, load_trajectories
-from jmarl.runs.fit import fit
+from jmarl.runs.kinds.given import encode_tokens, fitting_data
+from jmarl.runs.train import fit
 from jmarl.team import Team, make_team
 
 CONTEXT = 128

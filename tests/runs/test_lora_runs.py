@@ -25,8 +25,8 @@ from jmarl.models import decoder, lora
 from jmarl.models.hub import agents as weights
 from jmarl.models.layers import attention
 from jmarl.models.stack import share_params, unstack
-from jmarl.runs.prepare import start
-from jmarl.runs.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.kinds.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.runs.start import start
 from jmarl.runs.train import train
 from jmarl.team import base_digests, make_team, policies, save_team, to_checkpoint
 from jmarl.types import TRACES
@@ -403,7 +403,8 @@ from jmarl.envs.rewards import make_reward
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
 from jmarl.learning.team_update import update_team
-from jmarl.runs import prepare, rollouts
+from jmarl.runs import start
+from jmarl.runs.kinds import rollouts
 
 agents = [load_agent(sys.argv[1])] * 4
 cfg = TrainConfig.of(num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, lora_rank=2,
@@ -418,7 +419,7 @@ def differ(a, b):
 def run(mesh):
     of_mesh = cfg.replace(mesh=mesh)
     team, params = make_team(agents, lora=True)
-    setup, state = prepare.start(team, params, of_mesh)
+    setup, state = start.start(team, params, of_mesh)
     kept = jax.device_get(state.stacks[0].base)
     for step in range(2):
         sample = rollouts.sampler_of(setup, state)
@@ -431,7 +432,7 @@ out = {}
 for mesh in ("agent=2", "agent=2,data=2,model=2"):
     samples, state, changed = run(mesh)
     stack, trained = state.stacks[0], lambda s: [s.stacks[0].params, s.stacks[0].opt_state]
-    _, judged = prepare.start(*make_team(agents, lora=True), cfg.replace(mesh=mesh, algorithm="ippo"))
+    _, judged = start.start(*make_team(agents, lora=True), cfg.replace(mesh=mesh, algorithm="ippo"))
     where = [[s.data.unsafe_buffer_pointer() for x in jax.tree.leaves(of[0].base) for s in x.addressable_shards]
              for of in (judged.stacks, judged.critics)]
     shards = {n: x.value.addressable_shards[0].data.size / x.value.size for n, x in stack.base["layers"].items()}

@@ -12,7 +12,7 @@ from jmarl.config import TrainConfig
 from jmarl.learning import optimizer, program
 from jmarl.runs import precompile as programs
 from jmarl.runs.checks import environment_of
-from jmarl.runs.prepare import start
+from jmarl.runs.start import start
 from jmarl.sampling import generate
 from jmarl.team import make_team
 from tests.house import HOUSE, ITEMS

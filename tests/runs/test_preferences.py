@@ -18,7 +18,6 @@ from jmarl.models import decoder
 from jmarl.models.heads import with_value_head
 from jmarl.objectives.pairs import PairTargets, loss_of_numbers, prepare
 from jmarl.objectives.texts import TextTargets, token_loss
-from jmarl.preferences.data_source import encode, evaluate_on_data, examples_at
 from jmarl.preferences.encoding import (
     Examples,
     encode_pairs,
@@ -33,7 +32,8 @@ from jmarl.preferences.encoding import (
 from jmarl.preferences.long_rows import long_rows
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.rl import losses
-from jmarl.runs.fit import fit
+from jmarl.runs.kinds.given import encode, evaluate_on_data, examples_at
+from jmarl.runs.train import fit
 from jmarl.team import make_team
 from jmarl.types import TRACES
 from tests.batches import update_stack

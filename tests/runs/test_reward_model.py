@@ -19,23 +19,21 @@ from jmarl.envs.rewards import RewardResult, make_reward
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.preferences.encoding import encode_pairs
-from jmarl.preferences.pair_rounds import Round, load_round
 from jmarl.preferences.pairs import Pair, split_by_prompt
 from jmarl.preferences.reward_model import (
     LearnedReward,
-    LearnedRounds,
     RewardModel,
     fit_reward_model,
     joint_pair,
     load_reward_model,
     policy_config,
-    reward_config,
     save_reward_model,
 )
 from jmarl.runs.checks import check_settings
-from jmarl.runs.fit import fit
+from jmarl.runs.kinds.learned import LearnedRounds, reward_config
+from jmarl.runs.kinds.rounds import Round, load_round
 from jmarl.runs.records import FitResult
-from jmarl.runs.train import train
+from jmarl.runs.train import fit, train
 from jmarl.team import make_team
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
@@ -272,7 +270,7 @@ def test_each_rounds_reward_model_starts_from_the_last(monkeypatch):
         before = {"accuracy": 0.5} if params else None
         return RewardModel(None, [len(calls)], None), FitResult(None, None, [], before, {"accuracy": 0.9})
 
-    monkeypatch.setattr("jmarl.preferences.reward_model.fit_reward_model", fit)
+    monkeypatch.setattr("jmarl.runs.kinds.learned.fit_reward_model", fit)
     new_round = lambda step, _: None if step % 2 else Round([None] * 7, {"pairs": 7.0})  # noqa: E731
     rounds = SimpleNamespace(updates=2, env=None, new_round=new_round, replayed=lambda round_: f"those of round {round_}")
     cfg = CONFIG.replace(**ITER)

@@ -27,11 +27,11 @@ from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.tokenize import ChatPrompt
 from jmarl.preferences import comparators
 from jmarl.preferences.comparators import Candidates, History
-from jmarl.preferences.data_source import draw_examples
-from jmarl.preferences.pair_rounds import Round, Rounds, draw_evenly, load_round, pair_source, save_round
 from jmarl.preferences.pairs import Pair, load_pairs
 from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.play import play
+from jmarl.runs.kinds.given import draw_examples
+from jmarl.runs.kinds.rounds import Round, Rounds, draw_evenly, load_round, pair_source, save_round
 from jmarl.runs.train import train
 from jmarl.sampling.generate import sample_team, tokens_of
 from jmarl.team import Team, make_team, policies
@@ -464,8 +464,8 @@ def test_random_selection_differs_between_rounds(agents, monkeypatch):
         return Candidates([["p"]] * 2, texts, first + np.arange(8.0)[None], [[[1]]] * 2, ids)
 
     rounds, _ = rounds_of(agents, pair_selection="random", num_prompts=1)
-    monkeypatch.setattr("jmarl.preferences.pair_rounds.play_items", lambda *_, **__: None)
-    monkeypatch.setattr("jmarl.preferences.pair_rounds.candidates_of", lambda *_: candidates(0))
+    monkeypatch.setattr("jmarl.runs.kinds.rounds.play_items", lambda *_, **__: None)
+    monkeypatch.setattr("jmarl.runs.kinds.rounds.candidates_of", lambda *_: candidates(0))
     monkeypatch.setattr(rounds.comparator, "answer", lambda *_: candidates(10))
     first, second, again = ([pair.chosen[0] for pair in rounds.sample(k, []).pairs] for k in (0, 1, 0))
     assert sorted(first) == [str(10 + k) for k in range(8)] and first == again != second

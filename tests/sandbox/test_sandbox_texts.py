@@ -14,8 +14,8 @@ import pytest
 from jmarl.envs.chat_api import ChatAPI
 from jmarl.envs.code.completion import CodeCompletion
 from jmarl.envs.code.generation import CodeGeneration
-from jmarl.preferences.pair_rounds import load_round, save_round
 from jmarl.preferences.pairs import Pair, load_pairs, save_pairs
+from jmarl.runs.kinds.rounds import load_round, save_round
 from jmarl.sandbox import Sandbox, Session, asserts, pairs, unittests
 from jmarl.sandbox.types import utf8
 

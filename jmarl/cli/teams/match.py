@@ -115,7 +115,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
 
     The environment is made before models are read. generations: completions of each task."""
     from jmarl.runs.precompile import keep_programs
-    from jmarl.runs.prepare import in_chosen_context
+    from jmarl.runs.start import in_chosen_context
     from jmarl.team import Team, on_mesh, stack_agents
 
     find_own_modules()

@@ -43,8 +43,8 @@ from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.logs.terminal import say
 from jmarl.models.hub.agents import Agent
 from jmarl.runs.checks import check_agents, check_run, environment_of
-from jmarl.runs.prepare import place_team
 from jmarl.runs.records import TrainResult
+from jmarl.runs.start import place_team
 from jmarl.runs.train import train
 from jmarl.team import agents_of, policies, save_team
 

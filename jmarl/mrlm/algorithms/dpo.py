@@ -15,12 +15,12 @@ from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
 from jmarl.mrlm.names import refuse
-from jmarl.preferences.data_source import encode, evaluate_on_data
 from jmarl.preferences.pairs import Pair, load_pairs
 from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.experiment import hold_out
-from jmarl.runs.fit import fit
+from jmarl.runs.kinds.given import encode, evaluate_on_data
 from jmarl.runs.records import FitResult
+from jmarl.runs.train import fit
 
 __path__: list[str] = []  # its submodules are in names.ALIASES
 

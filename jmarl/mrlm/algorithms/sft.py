@@ -30,9 +30,9 @@ from jmarl.preferences.pairs import Trajectory as TextTrajectory
 from jmarl.preferences.pairs import load_trajectories
 from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.experiment import hold_out
-from jmarl.runs.fit import fit
 from jmarl.runs.imitation import collect_solutions
 from jmarl.runs.records import FitResult
+from jmarl.runs.train import fit
 from jmarl.team import Team, sort_into_stacks
 
 __path__: list[str] = []  # its submodules are in names.ALIASES

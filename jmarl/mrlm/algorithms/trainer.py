@@ -1,4 +1,4 @@
-"""What MRLM's trainers share: policies and settings in, `runs.train` or `runs.fit` called.
+"""What MRLM's trainers share: policies and settings in, `jmarl.train` or `jmarl.fit` called.
 
 A policy in mode SERVER learns, one in mode CLIENT is frozen; a list of policies is a team. One policy in an environment for
 several agents plays all roles against itself, with one set of weights; in a debate the sides are swapped too. Prompts are
@@ -34,8 +34,8 @@ from jmarl.mrlm.core.llm_environment import LLMEnvironment, check_device
 from jmarl.mrlm.core.system_prompts import WithSystemPrompts
 from jmarl.runs.checks import check_settings, check_team, environment_of
 from jmarl.runs.experiment import wandb_config
-from jmarl.runs.prepare import place_team
 from jmarl.runs.records import TrainResult
+from jmarl.runs.start import place_team
 from jmarl.runs.train import train
 from jmarl.team import agents_of, policies, save_team
 from jmarl.types import TeamState

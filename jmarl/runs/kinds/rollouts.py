@@ -1,4 +1,4 @@
-"""Learn from rollouts: draw the tasks of a step, play its episodes, and make the batches of stacks and critics."""
+"""Runs on rollouts: draw the tasks of a step, play its episodes, and make the batches of stacks and critics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.algorithms.constraints import facts
+from jmarl.algorithms.run_constraints import HELD_OUT
 from jmarl.config import TrainConfig
+from jmarl.config.constraints import require
 from jmarl.envs.base import Environment
 from jmarl.envs.calls.user_code import calling
-from jmarl.evaluation.evaluate import Evaluation
+from jmarl.envs.rows import read_rows
+from jmarl.evaluation.evaluate import Evaluation, evaluation_of
+from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
 from jmarl.logs.goodput import timed, timed_sampler
 from jmarl.logs.terminal import say
@@ -20,33 +25,64 @@ from jmarl.models.lora import model_of
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import place_agents
 from jmarl.randomness import Randomness, tasks_of
+from jmarl.rollout.chunks import divided
 from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
 from jmarl.rollout.dynamic_sampling import further_items, replace_uninformative
-from jmarl.rollout.experience import RolloutExperience, Source
+from jmarl.rollout.experience import Source
 from jmarl.rollout.play import Game, first_request, play
+from jmarl.rollout.prompt_check import items_that_fit, needs_long_context
 from jmarl.rollout.turns import Rollout, check_columns
-from jmarl.runs.precompile import compile_all, programs_of_run
+from jmarl.runs.checks import check_run, check_team, environment_of
+from jmarl.runs.precompile import Updates, compile_all, longest_prompts, longest_update, programs_of_run
+from jmarl.runs.run import Kind, Task, fingerprints
+from jmarl.runs.start import in_chosen_context
 from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
 from jmarl.sampling.refill import EarlyRows, empty_pending
+from jmarl.team import Team
 from jmarl.types import Batches, TeamState
 
 
-def rollout_source(
-    setup: Setup,
-    items: Sequence[dict],
-    env: Environment,
-    eval_items: Sequence[dict],
-    evaluate: Callable[[TeamState], Evaluation] | None,
-) -> Source:
+def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, dict[str, Any], TrainConfig]:
+    """Check a run on completions; its task gets an `Environment` and lists. See `Kind.check`."""
+    env = environment_of(team, task.env, cfg)
+    items, held_out = read_rows(task.items), read_rows(() if task.held_out is None else task.held_out)
+    check_run(items, cfg, wandb_config)
+    require([HELD_OUT], facts(cfg, held_out=held_out))
+    check_team(team, cfg)
+    data = fingerprints(items, held_out)
+    cfg = in_chosen_context(team, cfg, partial(needs_long_context, team, env, [*items, *held_out], cfg))
+    items, held_out, overlap = items_that_fit(team.in_context(cfg.run.long_context), env, items, held_out, cfg)
+    return task._replace(env=env, items=items, held_out=held_out, overlap=overlap), data, cfg
+
+
+def longest(setup: Setup, state: TeamState, task: Task) -> tuple[Work, Updates]:
+    """Return the update after all turns with completions of full length. See `Kind.longest`."""
+    return longest_update(setup, state, longest_prompts(setup, task.items, shared(setup, task).env))
+
+
+def shared(setup: Setup, task: Task) -> Task:
+    """Return a task whose environment all processes of the run call."""
+    return task._replace(env=divided(task.env, setup.cfg.episodes.rewards_divided))
+
+
+def evaluation_on(setup: Setup, task: Task) -> Callable[[TeamState], Evaluation] | None:
+    """Return a function from a state to its evaluation on the held-out items of a task; None without them."""
+    return evaluation_of(setup.team, task.held_out, task.env, setup.cfg, task.eval_metrics)
+
+
+def source_of_rollouts(setup: Setup, task: Task, state: TeamState) -> Source:
+    """Return the source of a run on rollouts. See `Kind.source`."""
+    del state
+    task = shared(setup, task)
+    return rollout_source(setup, task, task.env)
+
+
+def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
     """Return the source of a run on rollouts: each step plays episodes on the next items.
 
-    Args:
-        setup: of the run.
-        items: to play.
-        env: writes the prompts and rewards completions.
-        eval_items: held out; programs are compiled for their prompts.
-        evaluate: state -> evaluation on held-out items; None without them.
+    env: in which the team learns; evaluations are in that of the task.
     """
+    items, eval_items, evaluate = task.items, task.held_out, evaluation_on(setup, task)
     cfg = setup.cfg
     early = EarlyRows(setup.team) if cfg.episodes.async_steps else None
 
@@ -59,7 +95,7 @@ def rollout_source(
                 say(f"compiled {count} programs in {time.monotonic() - started:.1f} s")
         return state if early is None else early.take(state)
 
-    def play_episodes(step: int, state: TeamState) -> RolloutExperience:
+    def play_episodes(step: int, state: TeamState) -> Rollout:
         tasks, params = partial(tasks_at, items, cfg, step), params_of(state)
         sample = partial(sample_team, setup.team, params)
         if early is not None:
@@ -72,12 +108,9 @@ def rollout_source(
             rollout = rollout._replace(notes={**rollout.notes, "off_policy": share})
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
-        return RolloutExperience(rollout, tasks())
+        return rollout
 
-    def make_batches(state: TeamState, experience: RolloutExperience) -> Batches:
-        return rollout_batches(setup, state, experience.rollout)
-
-    source = Source(play_episodes, make_batches, evaluate, compile_programs)
+    source = Source(play_episodes, partial(rollout_batches, setup), evaluate, compile_programs)
     return source if early is None else with_early_rows(source, early)
 
 
@@ -101,10 +134,12 @@ def request_of(sampler: Sampler, setup: Setup, tasks: Sequence[dict], env: Envir
     return first_request(game, tasks, cfg.episodes.num_generations)
 
 
-def with_empty_slots(setup: Setup, state: TeamState, items: Sequence[dict], env: Environment) -> TeamState:
-    """Return the state of a run with async_steps before its first step, in which no completion of it has begun."""
+def with_empty_slots(setup: Setup, state: TeamState, task: Task) -> TeamState:
+    """Return the state before the first step; with async_steps no completion of it has begun. See `Kind.begin`."""
+    if not setup.cfg.episodes.async_steps:
+        return state
     cfg, platform = setup.cfg, platform_of(state.stacks)
-    encoded = request_of(sampler_of(setup, state), setup, tasks_at(items, cfg, 0), env, 0).encoded
+    encoded = request_of(sampler_of(setup, state), setup, tasks_at(task.items, cfg, 0), task.env, 0).encoded
     group = cfg.episodes.num_generations
     pending = []
     for spec, prompts in zip(setup.team.stacks, encoded, strict=True):
@@ -157,7 +192,7 @@ def play_step(
         rollout = replace_uninformative(team, rollout, play_round, cfg.episodes.dynamic_sampling, row.grouping)
     if row.baseline == "greedy":
         rollout = rollout._replace(expected=greedy_baseline(sample, team, tasks, env, cfg, step, rollout))
-    return rollout
+    return rollout._replace(tasks=tasks)
 
 
 def check_valid(first: Rollout) -> None:
@@ -176,3 +211,6 @@ def check_valid(first: Rollout) -> None:
 def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
     """Return the batches of stacks and critics."""
     return Batches(*batches_with_values(setup, state, rollout))
+
+
+ROLLOUTS = Kind(check, longest, source_of_rollouts, with_empty_slots)

@@ -18,30 +18,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from jmarl.algorithms import Algorithm
+from jmarl.algorithms import Algorithm, resolve
 from jmarl.config import TrainConfig
 from jmarl.config.bounded_files import read_json
 from jmarl.envs.base import Environment
 from jmarl.evaluation.evaluate import Evaluation
 from jmarl.files.manifest import describe_file
+from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
 from jmarl.models.lora import model_of
+from jmarl.models.stack import map_own
 from jmarl.preferences.comparators import Candidates, Comparator, History, candidates_of, play_items
-from jmarl.preferences.data_source import (
-    batch_size,
-    complete_batches,
-    draw_examples,
-    encode,
-    needs_team_margin,
-)
-from jmarl.preferences.encoding import Examples
+from jmarl.preferences.encoding import AgentTokens, Examples
 from jmarl.preferences.pairs import Pair, SampledTokens, replay_weights, row_of, select, select_against
 from jmarl.processes import exchange
 from jmarl.randomness import DRAW, PAIRS, PROPOSE, Randomness, tasks_of
 from jmarl.rollout.experience import DataExperience, Source
-from jmarl.team import Team
+from jmarl.runs.kinds.given import batch_size, complete_batches, draw_examples, encode, longest_of_examples, needs_team_margin
+from jmarl.runs.kinds.rollouts import check, evaluation_on, shared
+from jmarl.runs.precompile import Updates, longest_prompts
+from jmarl.runs.run import Kind, Task
+from jmarl.team import Team, policies
 from jmarl.types import TeamState
 
 
@@ -212,28 +212,6 @@ class Rounds:
         return replayed
 
 
-def pair_source(setup: Setup, rounds: Rounds, evaluate: Callable[[TeamState], Evaluation] | None) -> Source:
-    """Return the source of a run in rounds: each step learns from pairs of this round and older ones.
-
-    evaluate: state -> evaluation on held-out items; None without them.
-    """
-
-    def draw(step: int, state: TeamState) -> DataExperience:
-        start = time.monotonic()
-        new = rounds.new_round(step, state)
-        preparation_s = time.monotonic() - start
-        experience = draw_examples(setup.team, rounds.draw(step), setup.algorithm)
-        return experience._replace(notes=new.notes, preparation_s=preparation_s) if new else experience
-
-    def read_rounds(state: TeamState) -> TeamState:
-        rounds.resume(int(state.step))
-        return state
-
-    batches = partial(complete_batches, setup)
-    scores = needs_team_margin(setup)
-    return Source(draw, batches, evaluate, read_rounds, waits=lambda step: scores or step % rounds.updates == 0)
-
-
 def draw_evenly(count: int, n: int, rng: np.random.Generator) -> list[int]:
     """Return n of the numbers below `count` in random order; none is repeated before all were drawn."""
     numbers: list[int] = []
@@ -293,3 +271,60 @@ def load_round(folder: Path, round_: int) -> list[Pair]:
         tokens = row["tokens"] and tuple(SampledTokens(*ids) for ids in row["tokens"])
         pairs.append(Pair(*texts, rewards=tuple(row["metadata"]["rewards"]), tokens=tokens))
     return pairs
+
+
+# --- the kind of a run -------------------------------------------------------------------------------------------------------
+
+
+def longest(setup: Setup, state: TeamState, task: Task) -> tuple[Work, Updates]:
+    """Return the update on pairs of full length. See `Kind.longest`."""
+    widths, row = longest_prompts(setup, task.items, shared(setup, task).env), [0] * setup.cfg.sampling.max_new_tokens
+    agents = {agent: width for spec, width in zip(setup.team.stacks, widths, strict=True) for agent in spec.order}
+    pair = [AgentTokens([0] * agents[agent], (row, row)) for agent in range(setup.team.num_agents)]
+    return longest_of_examples(setup, state, Examples([pair]))
+
+
+def make_rounds(setup: Setup, task: Task, state: TeamState) -> Rounds:
+    """Return the rounds of a run. state: at step 0."""
+    algorithm = resolve(setup.cfg)
+    initial = copies_for_rounds(policies(state), algorithm)
+    return Rounds(setup.team, initial, task.items, task.env, algorithm, setup.cfg)
+
+
+def copies_for_rounds(initial: Sequence[Any], algorithm: Algorithm) -> list[Any]:
+    """Return copies of each stack's parameters, for rounds that use them as reference or comparator; else []."""
+    settings = algorithm.preference
+    if settings.comparator != "initial" and (algorithm.row.learned or settings.reference_free):
+        return []
+    return [map_own(jnp.copy, stack) for stack in initial]
+
+
+def source_of_rounds(setup: Setup, task: Task, state: TeamState) -> Source:
+    """Return the source of a run in rounds. See `Kind.source`."""
+    task = shared(setup, task)
+    return pair_source(setup, make_rounds(setup, task, state), evaluation_on(setup, task))
+
+
+def pair_source(setup: Setup, rounds: Rounds, evaluate: Callable[[TeamState], Evaluation] | None) -> Source:
+    """Return a source each of whose steps learns from pairs of this round and older ones.
+
+    evaluate: state -> evaluation on held-out items; None without them.
+    """
+
+    def draw(step: int, state: TeamState) -> DataExperience:
+        start = time.monotonic()
+        new = rounds.new_round(step, state)
+        preparation_s = time.monotonic() - start
+        experience = draw_examples(setup.team, rounds.draw(step), setup.algorithm)
+        return experience._replace(notes=new.notes, preparation_s=preparation_s) if new else experience
+
+    def read_rounds(state: TeamState) -> TeamState:
+        rounds.resume(int(state.step))
+        return state
+
+    batches = partial(complete_batches, setup)
+    scores = needs_team_margin(setup)
+    return Source(draw, batches, evaluate, read_rounds, waits=lambda step: scores or step % rounds.updates == 0)
+
+
+ROUNDS = Kind(check, longest, source_of_rounds)

@@ -1,4 +1,7 @@
-"""Learn from given data: encode pairs or texts, draw those of a step, make batches of them, and evaluate on held-out data."""
+"""Runs on given data: each step learns from the next pairs or texts.
+
+Their examples are encoded and drawn here, also for others that learn from pairs, and evaluated on held-out data.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import Algorithm, find_row
+from jmarl.algorithms.constraints import facts
+from jmarl.algorithms.run_constraints import HELD_OUT
 from jmarl.config import TrainConfig
+from jmarl.config.constraints import require
+from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
 from jmarl.logs.goodput import CLOCK
 from jmarl.models import lora
@@ -28,15 +35,51 @@ from jmarl.preferences.encoding import (
     with_team_margin,
 )
 from jmarl.preferences.long_rows import rows_that_fit
+from jmarl.preferences.pairs import shared_examples
 from jmarl.rollout.experience import DataExperience, Source
+from jmarl.runs.checks import check_data, check_fit, check_team
+from jmarl.runs.precompile import Updates, updates_of
+from jmarl.runs.run import Kind, Task, fingerprints
+from jmarl.runs.start import in_chosen_context
 from jmarl.sampling.generate import NO_LIMIT
-from jmarl.team import Team
+from jmarl.team import Team, policies
 from jmarl.types import Batches, Data, TeamState
 
 
-def data_source(setup: Setup, examples: Examples, held_out: Examples) -> Source:
-    """Return the source of a run on given data: each step learns from the next examples."""
+def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, dict[str, Any], TrainConfig]:
+    """Check a run on given data, and encode these. See `Kind.check`."""
+    check_fit(cfg, wandb_config)
+    check_data(task.items, cfg)
+    if not isinstance(task.held_out, list | tuple) or task.held_out:
+        check_data(task.held_out, cfg)
+    require([HELD_OUT], facts(cfg, held_out=task.held_out))
+    check_team(team, cfg)
+    data = fingerprints(task.items, task.held_out)
+    cfg = in_chosen_context(team, cfg, partial(needs_long_context, team, [*task.items, *task.held_out], cfg))
+    (items, examples), (others, held_out) = fitting_data(team.in_context(cfg.run.long_context), task.items, task.held_out, cfg)
+    overlap = shared_examples(items, others)
+    return task._replace(items=items, held_out=others, overlap=overlap, examples=(examples, held_out)), data, cfg
+
+
+def longest(setup: Setup, state: TeamState, task: Task) -> tuple[Work, Updates]:
+    """Return the update on the longest prompts and rows of the data. See `Kind.longest`."""
+    return longest_of_examples(setup, state, task.examples[0])
+
+
+def longest_of_examples(setup: Setup, state: TeamState, examples: Examples) -> tuple[Work, Updates]:
+    """Return an update on the longest prompts and rows of examples, and a function from a setup to its programs."""
+    batches = longest_batches(setup.team, examples, setup.algorithm)
+    tokens = max(x.prompts.shape[1] * (x.prompts.shape[2] + x.tokens.shape[2] * x.tokens.shape[3]) for x in batches)
+    work = Work.of(setup.team, setup.cfg, tokens, batch_size(setup.algorithm))
+    return work, lambda setup: updates_of(setup, state, Batches(batches))
+
+
+def data_source(setup: Setup, task: Task, state: TeamState) -> Source:
+    """Return the source of a run on given data, with the log-probabilities of its pairs under the initial weights."""
     team, algorithm, cfg = setup.team, setup.algorithm, setup.cfg
+    with CLOCK.phase("reference" if algorithm.row.data == "pairs" else "data"):
+        params = policies(state)
+        examples, held_out = (add_reference(team, params, part, algorithm) for part in task.examples)
 
     def draw(step: int, state: TeamState) -> DataExperience:
         with CLOCK.phase("data"):
@@ -48,6 +91,12 @@ def data_source(setup: Setup, examples: Examples, held_out: Examples) -> Source:
 
     batches, scores = partial(complete_batches, setup), needs_team_margin(setup)
     return Source(draw, batches, evaluate if held_out.tokens else None, waits=lambda step: scores)
+
+
+GIVEN = Kind(check, longest, data_source)
+
+
+# --- examples ----------------------------------------------------------------------------------------------------------------
 
 
 def encode(team: Team, params: Sequence[Any], data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> Examples:
