@@ -28,6 +28,8 @@ ADVISED = {
 }  # fmt: skip
 # What completions that have begun early (async_steps) depend on.
 CHANGES_PENDING = {"long_prompts", "max_new_tokens", "num_prompts", "num_generations", "compute_dtype", *CHANGES} - {"held_out"}
+# Of a checkpoint's metadata; what else is in it must be equal.
+WITH_OWN_WORDS = {"config", "team", "critics", "bases", "initial", "options", "error_handling", *CHANGES}
 UNRECORDED = {"resume", "resume_step", "allow_changed", "progress"}
 
 
@@ -53,6 +55,8 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
         errors.append("bases: the frozen weights of LoRA differ from those that the adapters were trained on")
     if old.get("initial", new.get("initial")) != new.get("initial"):
         errors.append("initial: other weights before training, which are the reference")
+    others = json.loads(json.dumps({name: x for name, x in new.items() if name not in WITH_OWN_WORDS}))
+    errors += [f"{name}: {old[name]!r} -> {x!r}" for name, x in others.items() if old.get(name, x) != x]
     # A checkpoint of an older version lacks newer fingerprints, or entries of them: those are not compared.
     given = {name: (old.get(name, new.get(name, {})), new.get(name, {})) for name in (*CHANGES, "options")}
     fingerprints = {name: difference(name, *given[name]) for name in ("data", "reward", "held_out")}

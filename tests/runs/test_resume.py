@@ -87,6 +87,13 @@ def test_a_changed_team_is_named_and_what_a_newer_version_adds_is_no_change():
         check_changes(cfg, old, new | {"team": [new["team"][0] | {"tokenizer": "y"}]}, 4)
 
 
+def test_what_a_kind_of_run_adds_to_its_identity_must_not_change():
+    cfg, old = meta()
+    assert check_changes(cfg, old, old | {"texts": {"rows": 2}}, 4) == {}, "a checkpoint of an older version"
+    with pytest.raises(CannotGoOn, match=r"texts: \{'rows': 2\} -> \{'rows': 3\}"):
+        check_changes(cfg, old | {"texts": {"rows": 2}}, old | {"texts": {"rows": 3}}, 4)
+
+
 def test_a_changed_option_of_an_environment_is_named_unless_allowed():
     cfg, old = meta()
     old, new = (old | {"environment": {"max_turns": turns}, "options": {"Grid.size": size}} for turns, size in ((2, 4), (3, 5)))
