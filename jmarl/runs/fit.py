@@ -17,7 +17,7 @@ from jmarl.runs.loop import repeat_update, run_training
 from jmarl.runs.prepare import of_this_process, prepare
 from jmarl.runs.records import FitResult
 from jmarl.runs.run import Task
-from jmarl.team import Team
+from jmarl.team import Team, check_arguments
 
 
 @exchange.tells_others
@@ -41,6 +41,7 @@ def fit(
         eval_data: held-out data; evaluated before training, after it and every `eval_every` updates.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
+    check_arguments(team, cfg)
     cfg = of_this_process(cfg)
     with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
         run, state = prepare(cfg, team, Task(None, data, eval_data), params=params, wandb_config=wandb_config)

@@ -17,7 +17,7 @@ from jmarl.runs.loop import repeat_update, run_training
 from jmarl.runs.prepare import of_this_process, prepare
 from jmarl.runs.records import TrainResult
 from jmarl.runs.run import Task
-from jmarl.team import Team
+from jmarl.team import Team, check_arguments
 
 
 @exchange.tells_others
@@ -49,6 +49,7 @@ def train(
         eval_metrics: (eval_items, their rollout) -> further metrics of an evaluation by name, logged as `eval/<name>`. Names
             of the library, such as reward, are refused.
     """
+    check_arguments(team, cfg, reward)
     task = Task(reward, items, eval_items, eval_metrics)
     cfg = of_this_process(cfg)
     with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
