@@ -61,6 +61,8 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
     texts = [f"{name} {before.get(name)!r} -> {now.get(name)!r}" for name in changed]
     changed = [name for name in options_before.keys() & options.keys() if options_before[name] != options[name]]
     texts += [f"{name} {options_before[name]!r} -> {options[name]!r}" for name in sorted(changed)]
+    if "reward functions" not in given["reward"][1]:  # the environment is not one of a reward: this code is its own
+        texts = [*filter(None, [fingerprints.pop("reward").removeprefix("reward: ")]), *texts]
     fingerprints["environment"] = f"environment: {', '.join(texts)}" if texts else ""
     refused = [name for name, text in fingerprints.items() if text and name not in cfg.run.allowed_changes]
     errors += [fingerprints[name] for name in refused]

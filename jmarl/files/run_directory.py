@@ -289,7 +289,7 @@ def resume(
                 saved.set_aside(later, "later")
     changed = list(changes.values())
     if cfg.run.progress:
-        notes = "".join(f", {text}" for text in changed)
+        notes = "".join(f"; {text}" for text in changed)
         say(f"resuming {shown(cfg.run.output_dir)} from step {step} of {cfg.run.num_updates}{notes}")
 
     def complete(new: Sequence[StackState], old: Sequence[StackState]) -> tuple[StackState, ...]:
