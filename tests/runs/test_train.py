@@ -318,7 +318,28 @@ def own_row(monkeypatch, **parts):
         (dict(loss="bounded"), "the loss of 'mine' cannot be computed: TypeError"),
         (dict(loss=lambda logp: (logp.sum(), {})), "the loss of 'mine' cannot be computed: TypeError: .*4 were given"),
         (dict(loss=lambda logp, *_: (logp, {})), "the loss of 'mine' must return a scalar .*dict of metrics"),
-        (dict(loss=lambda logp, *_: logp.sum()), "the loss of 'mine' must return a scalar .*dict of metrics"),
+        (
+            dict(loss=lambda logp, *_: logp.sum()),
+            r"the loss of 'mine' must return a scalar .*dict of metrics.* float32\[\]\. It",
+        ),
+        (
+            dict(loss=lambda logp, *_: (logp.sum(), {1: 2.0})),
+            "must return a scalar .*metrics by name; it returned .*{1: 'float32",
+        ),
+        (dict(loss=lambda logp, *_: ((logp > 0).sum(), {})), r"must return a scalar .*; it returned \('int32\[\]', {}\)"),
+        *(
+            (
+                dict(loss=loss),
+                "the loss of 'mine' cannot be compiled: it reads values of an array .*: use jax.numpy in place",
+            )
+            for loss in (
+                lambda logp, *_: (np.mean(np.exp(logp)), {}),
+                lambda logp, *_: (logp.sum() if logp.sum() > 0 else -logp.sum(), {}),
+                lambda logp, *_: (logp.sum(), {"a": float(logp.sum())}),
+                lambda logp, *_: (logp[logp > 0].sum(), {}),
+                lambda logp, *_: (sum(logp[0] for _ in range(logp.sum().astype(int))), {}),
+            )
+        ),
         (
             dict(loss=lambda logp, *_: (logp.sum(), {"kl": logp})),
             "'kl' is not allowed as the name of a metric of the loss",
@@ -465,7 +486,7 @@ def test_a_resumed_run_prints_its_step_and_the_changed_settings(pair, begun, cap
     settings = dict(save_every=1, resume=True, progress=True, num_updates=3, save_models=False)
     result = run(pair, output_dir=str(begun), **settings)
     assert len(result.rewards) == 2 and [row["step"] for row in rows_of(begun)] == [1, 2, 3]
-    assert f"resuming {begun} from step 1 of 3, num_updates: 2 -> 3" in capsys.readouterr().out
+    assert f"resuming {begun} from step 1 of 3; num_updates: 2 -> 3" in capsys.readouterr().out
     assert not (begun / "models").exists()
 
 
