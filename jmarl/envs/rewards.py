@@ -280,12 +280,13 @@ class RewardFunction:
                 failed |= set(joint)
                 continue
             if len(entries) != size:
-                shown = excerpt(entries[0] if len(entries) == 1 else entries, 80)
-                raise ValueError(
-                    f"{source} returned {len(entries)} values for {size} ({joint_action_text(joint)}); return one number per "
-                    f"joint action, or [[agent 1, agent 2, ...], ...]; batched=False passes one at a time; it returned {shown}"
-                    f"{place}"
-                )
+                one = len(entries) == 1
+                given = excerpt(entries[0], 80) if one else f"{len(entries)} values, {excerpt(entries, 80)},"
+                wanted = f"a list of {size} numbers, or [[agent 1, agent 2, ...], ...]"
+                wanted = "a number, or [[agent 1, agent 2, ...]]" if size == 1 else wanted
+                hint = "; batched=False of make_reward passes one joint action at a time" * one
+                text = f"{source} returned {given} for {joint_action_text(joint)}: return {wanted}{hint}{place}"
+                raise ValueError(text)
             values[joint], value_faults = reward_values(entries, self.num_agents, source, joint[0], place)
             if len(self._terms) > 1:
                 skipped |= {j for j, entry in zip(joint, entries, strict=True) if entry is None}
