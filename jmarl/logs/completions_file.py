@@ -44,6 +44,7 @@ MAX_WAITING = 16 * 10**6  # bytes
 MAX_MEMORY = 2**28  # of a record, see `memory_of`
 _CHUNK = 1 << 14  # compressed bytes, which may become a thousand times as many
 _TAIL = 32 * 10**6  # bytes at the end that `newest_records` reads
+MAX_DAMAGED = 20  # places behind which members are looked for: each may take long to be found damaged
 _HEADER = gzip.compress(b"", 6, mtime=0)[:8]  # with which every member begins, whichever version of Python wrote it
 _START = re.compile(rb'\{"step": (\d{1,15}), "kind": "(\w+)"')
 
@@ -212,7 +213,7 @@ def _member(step: int, kind: str, record: Mapping[str, Any]) -> _Member:
 
 
 def _readable(path: Path) -> Iterator[_Member]:
-    """Yield the intact members in order but those that take more than MAX_MEMORY, up to one whose end is not within it."""
+    """Yield the intact members in order but those that take more than MAX_MEMORY."""
     for number, member in enumerate(_members(path, MAX_MEMORY), 1):
         if member.memory <= MAX_MEMORY:
             yield member
@@ -221,8 +222,8 @@ def _readable(path: Path) -> Iterator[_Member]:
 
 
 def _members(path: Path, most: float = math.inf) -> Iterator[_Member]:
-    """Yield the intact members in order, up to the first that is damaged or whose end is not within `most` bytes."""
-    start = 0
+    """Yield the intact members in order, without those that are damaged or whose end is not within `most` bytes."""
+    start = damaged = 0
     with open_file(path, path.parent) as file:
         for number in count(1):
             if start >= os.fstat(file.fileno()).st_size:
@@ -230,14 +231,26 @@ def _members(path: Path, most: float = math.inf) -> Iterator[_Member]:
             line, end = _line_at(file, start, most)
             head, memory = _START.match(line), memory_of(line)
             if head is None:
-                logger.warning(
-                    "%s: record %d is damaged or too large; it and those after it are left out", printable(path), number
-                )
-                return
+                logger.warning("%s: record %d is damaged or too large and left out", printable(path), number)
+                if (damaged := damaged + 1) == MAX_DAMAGED:
+                    return
+                start = _next_header(file, start + 1)
+                continue
             del line
             file.seek(start)
             yield _Member(int(head[1]), head[2].decode(), file.read(end - start), memory)
             start = end
+
+
+def _next_header(file: BinaryIO, start: int) -> int:
+    """Return where the next member may begin; the end of the file if there is none."""
+    overlap, at = b"", file.seek(start)
+    while chunk := file.read(1 << 20):
+        overlap += chunk
+        if (found := overlap.find(_HEADER)) >= 0:
+            return at + found
+        at, overlap = at + max(len(overlap) - 7, 0), overlap[-7:]
+    return at + len(overlap)
 
 
 def _line_at(file: BinaryIO, start: int, most: float) -> tuple[bytes, int]:
