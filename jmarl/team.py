@@ -227,8 +227,8 @@ def agents_by_model(agents: Sequence[Agent]) -> dict[Any, list[int]]:
 def check_arguments(team: Any, cfg: Any, reward: Any = ()) -> None:
     """Raise a TypeError unless team is a team, cfg are the settings of training, and reward is given."""
     check_argument("team", team, Team, TEAM)
-    made = "TrainConfig.of(learning_rate=1e-6), or of a dict TrainConfig.of(**settings); an ExperimentConfig has one in .train"
-    check_argument("cfg", cfg, TrainConfig, f"a TrainConfig, such as {made}")
+    example = "TrainConfig.of(learning_rate=1e-6), of a dict TrainConfig.of(**settings); an ExperimentConfig has one in .train"
+    check_argument("cfg", cfg, TrainConfig, f"a TrainConfig, such as {example}")
     if reward is None:
         raise TypeError("reward is None: give a reward function or an environment")
 
