@@ -89,7 +89,8 @@ class StackSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Team:
-    """The agents that play together, sorted into stacks of one architecture and tokenizer."""
+    """The agents that play together, such as `Team.load(["a Hub id or a directory"] * 2)`: sorted into stacks of one
+    architecture and tokenizer."""
 
     stacks: tuple[StackSpec, ...]
     agents: tuple[Agent, ...] = dataclasses.field(default=(), compare=False, repr=False)

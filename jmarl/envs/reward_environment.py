@@ -77,6 +77,8 @@ class Dialogue(NamedTuple):
 class RewardEnvironment:
     """An `Environment` that scores joint actions with a reward function. Its episodes never end before the run's `num_turns`.
 
+        RewardEnvironment(reward, [lambda item: f"Set up {item['topic']}.", lambda item: f"Tell {item['topic']}."])
+
     Args:
         reward: from `make_reward`, or a plain function.
         formatters: item -> first prompt; one per agent, or a function for all agents of the team.

@@ -133,6 +133,11 @@ class Term(NamedTuple):
 class RewardFunction:
     """The reward of a team for a batch of joint actions. Functions with a wrong signature are refused here, before training.
 
+        def same_length(completions1, completions2):
+            return [-float(abs(len(a) - len(b))) for a, b in zip(completions1, completions2)]
+
+        reward = make_reward(same_length, num_agents=2, on_error="mask")  # without options the function alone is a reward too
+
     Args:
         reward_funcs: one function or several; each returns numbers [J], or [J, N] (per agent), or one if J is 1. Of several
             one may return None for a joint action that it does not judge: the others count then, as in TRL.

@@ -247,8 +247,8 @@ def _next_header(file: BinaryIO, start: int) -> int:
     overlap, at = b"", file.seek(start)
     while chunk := file.read(1 << 20):
         overlap += chunk
-        if (found := overlap.find(_HEADER)) >= 0:
-            return at + found
+        if (begin := overlap.find(_HEADER)) >= 0:
+            return at + begin
         at, overlap = at + max(len(overlap) - 7, 0), overlap[-7:]
     return at + len(overlap)
 
