@@ -169,7 +169,7 @@ class RewardFunction:
         pool: Callable[..., Workers] | None = None,
         max_error_share: float = 0.5,
     ):
-        funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+        funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
         self.weights = [1.0 / len(funcs) for _ in funcs] if weights is None else list(weights)
         per_func = [None] * len(funcs) if processors is None or callable(processors) else list(processors)
         if not funcs or num_agents < 1:

@@ -43,7 +43,7 @@ TRAIN, EVAL = "train", "eval"
 MAX_WAITING = 16 * 10**6  # bytes
 MAX_MEMORY = 2**28  # of a record, see `memory_of`
 _CHUNK = 1 << 14  # compressed bytes, which may become a thousand times as many
-_TAIL = 32 * 10**6  # bytes at the end that `newest_records` reads
+_TAIL = 32 * 10**6  # bytes at the end that `newest_records` reads, and in which the member after a damaged one must begin
 MAX_DAMAGED = 20  # places behind which members are looked for: each may take long to be found damaged
 _HEADER = gzip.compress(b"", 6, mtime=0)[:8]  # with which every member begins, whichever version of Python wrote it
 _START = re.compile(rb'\{"step": (\d{1,15}), "kind": "(\w+)"')
@@ -232,25 +232,16 @@ def _members(path: Path, most: float = math.inf) -> Iterator[_Member]:
             head, memory = _START.match(line), memory_of(line)
             if head is None:
                 logger.warning("%s: record %d is damaged or too large and left out", printable(path), number)
-                if (damaged := damaged + 1) == MAX_DAMAGED:
+                file.seek(start + 1)
+                distance = file.read(_TAIL).find(_HEADER) + 1  # 0: no other member begins there
+                if not distance or (damaged := damaged + 1) == MAX_DAMAGED:
                     return
-                start = _next_header(file, start + 1)
+                start += distance
                 continue
             del line
             file.seek(start)
             yield _Member(int(head[1]), head[2].decode(), file.read(end - start), memory)
             start = end
-
-
-def _next_header(file: BinaryIO, start: int) -> int:
-    """Return where the next member may begin; the end of the file if there is none."""
-    overlap, at = b"", file.seek(start)
-    while chunk := file.read(1 << 20):
-        overlap += chunk
-        if (begin := overlap.find(_HEADER)) >= 0:
-            return at + begin
-        at, overlap = at + max(len(overlap) - 7, 0), overlap[-7:]
-    return at + len(overlap)
 
 
 def _line_at(file: BinaryIO, start: int, most: float) -> tuple[bytes, int]:
