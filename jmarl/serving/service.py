@@ -62,7 +62,8 @@ class Answering:
         ids, count = [*self.texts[choice].ids], self.answer.request.top
         if not count or not piece.ids:
             return piece
-        return piece._replace(top=await asyncio.to_thread(self.likeliest, self.request, ids, len(ids) - len(piece.ids), count))
+        top = await asyncio.to_thread(self.likeliest, self.request, ids, len(ids) - len(piece.ids), count)
+        return piece._replace(top=tuple(top))
 
     def leave(self) -> None:
         """Free the rows: the client has gone."""
