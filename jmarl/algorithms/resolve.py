@@ -189,7 +189,7 @@ def check_loss(name: str, loss: Callable, *arrays: jax.ShapeDtypeStruct) -> None
     """Raise a ValueError where the loss of a row cannot be traced, or returns something of another shape or a metric whose name
     is taken."""
     result = _trace(name, "loss", loss, *arrays)
-    pair = result if isinstance(result, tuple | list) and len(result) == 2 else (None, None)
+    pair: Any = result if isinstance(result, tuple | list) and len(result) == 2 else (None, None)
     scalar = getattr(pair[0], "shape", None) == () and jnp.issubdtype(pair[0].dtype, jnp.floating)
     if not scalar or not isinstance(pair[1], dict) or not all(isinstance(key, str) for key in pair[1]):
         returned = jax.tree.map(lambda x: f"{x.dtype}{[*x.shape]}", result)
