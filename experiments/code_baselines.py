@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.code_pipeline import CodePipeline
 from experiments.code_team import CodeConfig, load_problems
 from experiments.tables import markdown_table
 from jmarl.config import SECTIONS, Run, TrainConfig, check
 from jmarl.config.flags import parse_flags
 from jmarl.envs.code.generation import CodeGeneration
-from jmarl.envs.code.pipeline import CodePipeline
 from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.logs.rollout_log import token_counts

@@ -20,21 +20,22 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jmarl.config import Run
+from jmarl.config import Run, TrainConfig, check_argument
 from jmarl.config.paths import expand_home
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, open_agent, save_pretrained
 from jmarl.models.hub.peft import merge, save_adapter
 from jmarl.models.hub.tokenize import decode, stop_ids
-from jmarl.models.lora import AdapterKind, describe, digest, model_of
-from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, place, state_shardings
+from jmarl.models.lora import AdapterKind, describe, model_of
+from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, state_shardings
 from jmarl.models.stack import share_params, stack_params, to_host, unstack
 from jmarl.processes import exchange
 from jmarl.types import StackState, TeamState
 
 # Encoded to compare tokenizers: blanks, digits, cases, accents, letters of other scripts, an emoji, control characters.
 PROBE = "  Hello  HELLO, it's 12345.67!\n\n\tdef f(x): return x\u00e9 e\u0301 \ufb01 \u4f60\u597d \U0001f600 </s><|im_end|>\r\n"
+TEAM = "a team, such as jmarl.Team.load([model] * 2), or the first value of make_team(agents)"  # to be given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,8 @@ class StackSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Team:
-    """The agents that play together, sorted into stacks of one architecture and tokenizer."""
+    """The agents that play together, such as `Team.load(["a Hub id or a directory"] * 2)`: sorted into stacks of one
+    architecture and tokenizer."""
 
     stacks: tuple[StackSpec, ...]
     agents: tuple[Agent, ...] = dataclasses.field(default=(), compare=False, repr=False)
@@ -178,27 +180,6 @@ def describe_tokenizer(spec: StackSpec) -> dict[str, Any]:
     }
 
 
-def team_changes(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what differs between two results of `Team.describe`, a line each. Fields that an older version did not write are
-    not compared."""
-    if len(old) != len(new) or any(not _contains(stack, was) for was, stack in zip(old, new, strict=True)):
-        return ["other models, tokenizers or roles"]
-    names = {"template": "chat template", "ends": "end tokens", "special_tokens": "special tokens", "encoding": "tokenizer"}
-    changes = []
-    for was, stack in zip(old, new, strict=True):
-        order = [agent for roles in stack["members"] for agent in roles]
-        for agent, before, now in zip(order, was.get("agents", ()), stack.get("agents", ()), strict=False):
-            different = [text for name, text in names.items() if before[name] != now[name]]
-            changes += [f"agent {agent} has another {' and '.join(different)}"] if different else []
-    return changes
-
-
-def _contains(stack: Mapping[str, Any], was: Mapping[str, Any]) -> bool:
-    """Return whether the architecture, members and vocabulary of a stack are those of an older description."""
-    same = all(stack[name] == was[name] for name in ("members", "tokenizer"))
-    return same and all(stack["config"].get(name) == value for name, value in was["config"].items())
-
-
 def to_agents(team: Team, stacks: Sequence[Any]) -> list[Any]:
     """Return one array [P, ...] per agent of the team, from arrays [A, R * P, ...] of each stack. Inverts `to_stacks`.
 
@@ -244,14 +225,30 @@ def agents_by_model(agents: Sequence[Agent]) -> dict[Any, list[int]]:
     return indices
 
 
+def check_arguments(team: Any, cfg: Any, reward: Any = ()) -> None:
+    """Raise a TypeError unless team is a team, cfg are the settings of training, and reward is given."""
+    check_argument("team", team, Team, TEAM)
+    example = "TrainConfig.of(learning_rate=1e-6), of a dict TrainConfig.of(**settings); an ExperimentConfig has one in .train"
+    check_argument("cfg", cfg, TrainConfig, f"a TrainConfig, such as {example}")
+    if reward is None:
+        raise TypeError("reward is None: give a reward function or an environment")
+
+
+def check_agents(agents: Any) -> None:
+    """Raise an error unless agents is a list of loaded agents."""
+    listed = isinstance(agents, Sequence) and not isinstance(agents, Agent | str)
+    wrong = [agent for agent in agents if not isinstance(agent, Agent)] if listed else [agents]
+    if wrong:
+        given = "one agent alone" if isinstance(agents, Agent) else f"{wrong[0]!r:.60}"
+        raise TypeError(f"a team is made of a list of agents, such as [load_agent(name)] * 2; got {given}")
+    if not agents:
+        raise ValueError("a team needs at least one agent, got none")
+
+
 def sort_into_stacks(agents: Sequence[Agent], shared_weights: bool = False) -> tuple[StackSpec, ...]:
     """Return the stacks of a team. Raises TypeError unless agents is a list of agents, ValueError if different models are to
     share weights."""
-    if not agents:
-        raise ValueError("a team needs at least one agent, got none")
-    wrong = ["one agent alone"] if isinstance(agents, Agent) else [f"{a!r:.60}" for a in agents if not isinstance(a, Agent)]
-    if wrong:
-        raise TypeError(f"a team is made of a list of agents, such as [load_agent(name)] * 2; got {wrong[0]}")
+    check_agents(agents)
     models = agents_by_model(agents).values()
     if shared_weights and len(models) > 1:
         raise ValueError(f"shared_weights needs agents of one model, got {len(models)} different models")
@@ -287,15 +284,24 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool 
     return Team(stacks), stack_agents(stacks, agents, lora)
 
 
-def initial_params(team: Team, params: Sequence[Any] | None, lora: bool) -> Sequence[Any]:
-    """Return the parameters of each stack that training starts from: `params`, or those of the team's agents.
+def initial_params(team: Team, params: Sequence[Any] | None, lora: bool = False) -> Sequence[Any]:
+    """Return the parameters of each stack: `params`, or those of the team's agents.
 
-    Raises ValueError if the team has none.
+    Raises ValueError if the team has none, and TypeError if params are not those of its stacks.
     """
+    check_argument("team", team, Team, TEAM)
     if params is not None:
+        listed = isinstance(params, list | tuple) and all(isinstance(stack, Mapping) for stack in params)
+        if not listed or len(params) != len(team.stacks):
+            given = f"a list of {len(params)}" if listed else f"of type {type(params).__name__}"
+            wanted = f"a list of {len(team.stacks)}, the parameters of each stack of the team"
+            raise TypeError(f"params is {given}: give {wanted}, as make_team(agents) and policies(result.state) return it")
         return params
     if not team.agents:
-        raise ValueError("this team has no parameters: make it with Team.load or Team.of, or give params")
+        raise ValueError(
+            "params is None, and the team brings none: make it with Team.load or Team.of, or give those that make_team(agents) "
+            "or policies(result.state) returns"
+        )
     return stack_agents(team.stacks, team.agents, lora)
 
 
@@ -320,29 +326,22 @@ def on_mesh(team: Team, run: Run, devices: Sequence[Any] | None = None) -> Team:
     return team.in_context(run.long_context).on(mesh)
 
 
-def place_params(team: Team, params: Sequence[Any]) -> list[Any]:
-    """Place the parameters of each stack on the devices of the team, which a run then need not move."""
-    return [place(stack, spec.mesh) for stack, spec in zip(params, team.stacks, strict=True)]
-
-
-def moved(team: Team, params: Sequence[Any], run: Run) -> tuple[Team, list[Any]]:
-    """Return a team and its parameters on the devices that the settings of a run name; the arrays given are kept."""
+def moved(team: Team, params: Sequence[Any] | None, run: Run) -> tuple[Team, list[Any]]:
+    """Return a team and its `initial_params` on the devices that the settings of a run name; the arrays given are kept."""
     team = on_mesh(team, run)
+    params = initial_params(team, params)
     return team, [copy_to(stack, spec.mesh) for stack, spec in zip(params, team.stacks, strict=True)]
 
 
 def policies(state: TeamState) -> list[Any]:
     """Return the parameters [A, ...] of each stack's models, without value heads."""
+    check_argument("state", state, TeamState, "the state of a result, result.state")
     return [without_value_head(model_of(stack)) for stack in state.stacks]
-
-
-def base_digests(state: TeamState) -> list[str]:
-    """Return a digest of the base of each stack and critic with LoRA; they must be equal when a run resumes."""
-    return [digest(stack.base) for stack in (*state.stacks, *state.critics) if stack.base is not None]
 
 
 def agents_of(team: Team, params: Sequence[Any]) -> list[Agent]:
     """Return the agents, on the host and with merged adapters: as `load_agent` reads them from the files of `save_team`."""
+    params = initial_params(team, params)
     agents: list[Any] = [None] * team.num_agents
     for spec, stack in zip(team.stacks, params, strict=True):
         for a, roles in enumerate(spec.members):
@@ -362,6 +361,7 @@ def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
     With LoRA adapters are merged into the weights, and also written for `peft` to `agent_0/adapter/`, … All agents are written
     under temporary names first, so that an error changes no old files. Only then those of an older model are replaced.
     """
+    params = initial_params(team, params)
     root, renames = Path(expand_home(directory)), list[tuple[Path, Path]]()  # temporary and final directory
 
     def write(spec: StackSpec, roles: Sequence[int], model: Any, adapters: AdapterKind) -> None:

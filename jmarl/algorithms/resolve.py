@@ -189,11 +189,12 @@ def check_loss(name: str, loss: Callable, *arrays: jax.ShapeDtypeStruct) -> None
     """Raise a ValueError where the loss of a row cannot be traced, or returns something of another shape or a metric whose name
     is taken."""
     result = _trace(name, "loss", loss, *arrays)
-    pair = result if isinstance(result, tuple | list) and len(result) == 2 else (None, None)
-    if getattr(pair[0], "shape", None) != () or not isinstance(pair[1], dict):
-        raise ValueError(
-            f"the loss of {name!r} must return a scalar (a sum over tokens) and a dict of metrics; it returned {result}"
-        )
+    pair: Any = result if isinstance(result, tuple | list) and len(result) == 2 else (None, None)
+    scalar = getattr(pair[0], "shape", None) == () and jnp.issubdtype(pair[0].dtype, jnp.floating)
+    if not scalar or not isinstance(pair[1], dict) or not all(isinstance(key, str) for key in pair[1]):
+        returned = jax.tree.map(lambda x: f"{x.dtype}{[*x.shape]}", result)
+        wanted = "a scalar (a sum over tokens) and a dict of metrics by name"
+        raise ValueError(f"the loss of {name!r} must return {wanted}; it returned {returned}")
     check_names(AGENT, pair[1], f"metric of the loss of {name!r}")
 
 
@@ -201,5 +202,11 @@ def _trace(name: str, part: str, f: Callable, *arguments: Any) -> Any:
     """Return the shapes of what f returns."""
     try:
         return jax.eval_shape(f, *arguments)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        raise ValueError(
+            f"the {part} of {name!r} cannot be compiled: it reads values of an array ({type(error).__name__}): use jax.numpy "
+            "in place of numpy, jnp.where in place of if, and no float(), int() or .item()"
+        ) from error
     except Exception as error:
-        raise ValueError(f"the {part} of {name!r} cannot be computed: {type(error).__name__}: {error}") from error
+        text = str(error).partition("\n")[0]
+        raise ValueError(f"the {part} of {name!r} cannot be computed: {type(error).__name__}: {text}") from error

@@ -166,7 +166,7 @@ def episodes_of(setup: Setup, state: TeamState, items: Sequence[dict], env: Any)
     if episodes.history == "append" and episodes.long_prompts == "error":
         check_history(team, rollout, cfg.sampling.max_new_tokens, cfg.sampling.max_new_tokens - tokens)
     text = f"completions of up to {plural(tokens, 'token')}, sampled by the models as they are now"
-    roles = agent_names(team.num_agents, getattr(env, "roles", ()))
+    roles = agent_labels(team.num_agents, getattr(env, "roles", ()))
     return [f"--- task 0, an episode: {text}", *episode_lines(rollout, roles), *equal_lines(rollout)]
 
 
@@ -176,7 +176,7 @@ def check_numbers(rollout: Rollout) -> None:
         if turn.invalid:
             count = turn.rewards[..., 0].size
             raise ValueError(
-                f"{turn.fault}; {turn.invalid} of {plural(count, 'joint action')} of turn {t + 1} have no reward, and a run "
+                f"{turn.fault}; {turn.invalid} of {plural(count, 'joint action')} of turn {t} have no reward, and a run "
                 "learns nothing from those: return a number for each (of several functions one may return None)"
             )
 
@@ -192,7 +192,7 @@ def check_history(team: Team, rollout: Rollout, max_new_tokens: int, cut: int) -
         lengths = np.array(to_agents(team, [lengths for _, lengths in turn.encoded]))[:, : len(turn.items)] + missing
         if (lengths + max_new_tokens > contexts).any():
             raise ValueError(
-                f"in turn {t + 1} the conversation may have {lengths.max()} tokens, with max_new_tokens={max_new_tokens} that "
+                f"in turn {t} the conversation may have {lengths.max()} tokens, with max_new_tokens={max_new_tokens} that "
                 f"is {lengths.max() + max_new_tokens}, and the context is {contexts.min()}: set "
                 "long_prompts='truncate_left' or 'drop', lower max_new_tokens or num_turns, or set history='none'"
             )
@@ -202,7 +202,7 @@ def check_history(team: Team, rollout: Rollout, max_new_tokens: int, cut: int) -
         )  # aligned: G are the joint actions
 
 
-def agent_names(num_agents: int, roles: Sequence[str]) -> tuple[str, ...]:
+def agent_labels(num_agents: int, roles: Sequence[str]) -> tuple[str, ...]:
     """Return what lines call the agents. roles: of their environment, if it has several."""
     named = num_agents > 1 and len(roles) == num_agents
     return tuple(f"agent {agent}" + (f" ({roles[agent]})" if named else "") for agent in range(num_agents))

@@ -52,7 +52,7 @@ def episode_lines(rollout: Rollout, match: Match, task: dict, width: int) -> lis
     lines = [rule(f"{match.settings['environment']}, task", width)]
     lines += [line for name, value in task.items() for line in block(f"{name}: {value}", width)]
     for t, turn in enumerate(rollout.turns):
-        lines += ["", rule(f"turn {t + 1}", width, "=")]
+        lines += ["", rule(f"turn {t}", width, "=")]
         for agent, role in enumerate(roles):
             if not turn.acts[agent, 0]:
                 lines += ["", f"agent {agent} ({role}) does not act"]

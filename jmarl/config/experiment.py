@@ -16,12 +16,12 @@ from typing import Any, Literal, Self
 
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.constraints import EXPERIMENT, TASK, TEAM, require
-from jmarl.config.sections import Section
+from jmarl.config.sections import Section, is_default
 from jmarl.config.train_config import SECTION_OF, SECTIONS, TrainConfig
 from jmarl.config.validation import Count, CountOrOff, Positive, Share, check_fields, check_names, did_you_mean
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class TeamConfig(Section):
     """Who plays: the agents of the team."""
 
@@ -50,7 +50,7 @@ class TeamConfig(Section):
         return self.num_agents or len(self.models)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class EnvironmentConfig(Section):
     """An environment by its name, and the arguments of its constructor."""
 
@@ -60,7 +60,7 @@ class EnvironmentConfig(Section):
     """Keyword arguments of its constructor."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class TaskConfig(Section):
     """What is played or learned from: an environment, prompts with a reward, or given pairs or texts."""
 
@@ -160,7 +160,11 @@ def _environment(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-    """Who plays, what, and how the team learns. `of` and `replace` take settings by their short names."""
+    """Who plays, what, and how the team learns. `of` and `replace` take settings by their short names:
+
+    cfg = ExperimentConfig.of(models=("a Hub id or a directory",), num_agents=2, environment="math", learning_rate=1e-6)
+    result = jmarl.run_experiment(cfg)
+    """
 
     team: TeamConfig
     """Who plays."""
@@ -270,16 +274,10 @@ def plain_values(value: Any, only_changed: bool = False) -> Any:
     if dataclasses.is_dataclass(value):
         values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         if only_changed:
-            values = {field.name: values[field.name] for field in dataclasses.fields(value) if not _is_default(value, field)}
+            values = {field.name: values[field.name] for field in dataclasses.fields(value) if not is_default(value, field)}
         return {name: plain_values(x, only_changed) for name, x in values.items()}
     if isinstance(value, Mapping):
         return {name: plain_values(x, only_changed) for name, x in value.items()}
     if type(value).__module__ == "numpy":  # a number; the command line starts without numpy
         return value.item()
     return [plain_values(x, only_changed) for x in value] if isinstance(value, tuple | list) else value
-
-
-def _is_default(part: Any, field: dataclasses.Field) -> bool:
-    """Return whether a field of a part or a section has its default."""
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return getattr(part, field.name) == default and type(getattr(part, field.name)) is type(default)

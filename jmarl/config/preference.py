@@ -10,7 +10,7 @@ from jmarl.config.sections import Section
 from jmarl.config.validation import Count, Positive, Range, Share
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Preference(Section):
     """The preference loss, how pairs are made of a team's completions, and rounds. None: the algorithm's default."""
 

@@ -10,7 +10,7 @@ from jmarl.config.sections import Section
 from jmarl.config.validation import Count, CountOrOff, NotNegative, Range
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Run(Section):
     """How long a run trains, which agents learn when, where it runs, and what it writes and keeps."""
 

@@ -50,6 +50,12 @@ def as_chat(chat: bool | Chat) -> Chat:
     return chat if isinstance(chat, Chat) else Chat(chat)
 
 
+def is_default(part: Any, field: dataclasses.Field) -> bool:
+    """Return whether a field of a part or a section has its default."""
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return getattr(part, field.name) == default and type(getattr(part, field.name)) is type(default)
+
+
 class Section:
     """Base of the sections: checks each field against its annotation, and then its constraints."""
 
@@ -62,8 +68,12 @@ class Section:
         check_fields(self)
         require(self.constraints, self)
 
+    def __repr__(self) -> str:  # what differs from the defaults
+        changed = [f for f in dataclasses.fields(self) if not is_default(self, f)]  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Sampling(Section):
     """How completions are sampled. The names are those of Hugging Face's generation config."""
 
@@ -103,7 +113,7 @@ class Sampling(Section):
         return self.temperature == 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Episodes(Section):
     """What one step plays: how many prompts and completions, turns, joint actions."""
 
@@ -190,7 +200,7 @@ class Episodes(Section):
         return self.joint_mode == "counterfactual"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Loss(Section):
     """Advantages, the policy loss and its KL and entropy terms."""
 
@@ -246,7 +256,7 @@ class Loss(Section):
     """Weight in sft of what the environment answered (a world model predicts it); None: 0."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Critic(Section):
     """Critics, in algorithms that have them."""
 
@@ -268,7 +278,7 @@ class Critic(Section):
     """Clip values to this distance from the old ones in the value loss (arXiv 2005.12729); 0 is off; None: 0."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Optimizer(Section):
     """The optimizer of every agent, and how a batch is split into optimizer steps."""
 
@@ -318,7 +328,7 @@ class Optimizer(Section):
         return "auto" if self.micro_batches == "auto" else min(self.micro_batches, rows)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LoRA(Section):
     """Adapters over one frozen base (LoRA, arXiv 2106.09685)."""
 

@@ -14,7 +14,7 @@ from jmarl.config.aliases import BY_VALUE, CONVERSIONS, OTHER_NAMES, OTHER_VALUE
 from jmarl.config.constraints import EPISODES_OF, TRAIN, require
 from jmarl.config.preference import Preference
 from jmarl.config.run import Run
-from jmarl.config.sections import Critic, Episodes, LoRA, Loss, Optimizer, Sampling
+from jmarl.config.sections import Critic, Episodes, LoRA, Loss, Optimizer, Sampling, Section
 from jmarl.config.validation import check_names, did_you_mean, explain
 
 C = TypeVar("C")
@@ -82,6 +82,8 @@ class TrainConfig:
     lora: LoRA = LoRA()
     preference: Preference = Preference()
     run: Run = Run()
+
+    __repr__ = Section.__repr__
 
     def __post_init__(self) -> None:
         for name, cls in SECTIONS.items():

@@ -63,6 +63,14 @@ def check(name: str, value: Any, ok: bool, allowed: str) -> None:
         raise ValueError(f"{name}={value!r} is not allowed: {name} must be {allowed}")
 
 
+def check_argument(name: str, value: Any, kind: Any, wanted: str) -> None:
+    """Raise a TypeError unless an argument of a public function is of a class, or of one of several. wanted: what to give."""
+    if not isinstance(value, kind):
+        given = f"of type {type(value).__name__}" if value is not None else "None"
+        given = f"the class {value.__name__}, no object of it" if isinstance(value, type) else given
+        raise TypeError(f"{name} is {given}: give {wanted}")
+
+
 def per_agent_values(value: Any) -> tuple:
     """Return the values of a setting that is one for all agents or a tuple with one per agent."""
     return value if isinstance(value, tuple) else (value,)

@@ -52,7 +52,7 @@ def make(name: str, **options: Any) -> Any:
     Raises:
         ValueError: the name is unknown, the module cannot be imported, or the constructor does not take an option.
     """
-    from jmarl.config.validation import did_you_mean  # here, so that this package is imported at once
+    from jmarl.config.validation import check_argument, did_you_mean  # here, so that this package is imported at once
     from jmarl.envs.base import TextEnvironment
     from jmarl.envs.messages import SimulatedEnvironment
     from jmarl.envs.options import GENERAL, WithOptions, split_options
@@ -60,6 +60,7 @@ def make(name: str, **options: Any) -> Any:
     if "servers" in options:
         others = {option: value for option, value in options.items() if option != "servers"}
         return import_object("jmarl.remote.client.environment:make_remote")(name, options["servers"], others)
+    check_argument("name", name, str, "the name of an environment, or 'module:Class'; an environment itself needs no make")
     names = ENVIRONMENTS | OTHER_NAMES
     if name not in names and ":" not in name:
         nearest = difflib.get_close_matches(name, names, 1)

@@ -58,7 +58,10 @@ Texts = Sequence[Sequence[str]]  # [N][B] one text per agent and episode
 
 
 class Step(NamedTuple):
-    """The result of one joint action."""
+    """The result of one joint action, which `TextEnvironment.step` returns.
+
+    return Step(state, ["Wrong. Guess again."], reward=0.0, done=False)
+    """
 
     state: Any
     observations: Observations  # of the next step; ignored when the episode is done
@@ -79,6 +82,20 @@ class Unanswered(RuntimeError):
 
 class TextEnvironment:
     """An environment of one episode. Override `reset` and `step`, and `tasks` if it brings its own tasks.
+
+        class Echo(TextEnvironment):
+            roles = ("first", "second")
+
+            def reset(self, task, rng):
+                return task, [f"Repeat {task['word']}.", f"Repeat {task['word']}."]  # the state, and what each agent reads
+
+            def step(self, state, messages, rng):
+                reward = float(messages[0] == messages[1] == state["word"])
+                return Step(state, ["", ""], reward, done=True)
+
+        jmarl.train(team, Echo(), [{"word": "owl"}, {"word": "elk"}], cfg)
+
+    help(jmarl.envs.base) has one of several turns.
 
     Attributes:
         roles: the names of the N agents.

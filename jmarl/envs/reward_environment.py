@@ -77,6 +77,8 @@ class Dialogue(NamedTuple):
 class RewardEnvironment:
     """An `Environment` that scores joint actions with a reward function. Its episodes never end before the run's `num_turns`.
 
+        RewardEnvironment(reward, [lambda item: f"Set up {item['topic']}.", lambda item: f"Tell {item['topic']}."])
+
     Args:
         reward: from `make_reward`, or a plain function.
         formatters: item -> first prompt; one per agent, or a function for all agents of the team.
@@ -209,7 +211,7 @@ class RewardEnvironment:
 
     def _check_next(self, prompts: Sequence[Any], state: Dialogue) -> None:
         """Check the prompts [N] of the next turn of one episode."""
-        self._check_prompts(prompts, f"turn {len(state.responses[0]) + 1} of item {state.item!r:.120}")
+        self._check_prompts(prompts, f"turn {len(state.responses[0])} of item {state.item!r:.120}")
 
     def _check_prompts(self, prompts: Sequence[Any], where: str) -> None:
         """Raise if a prompt is no text (None is allowed with in_turns), or if no agent has one."""

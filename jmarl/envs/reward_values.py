@@ -65,7 +65,8 @@ def reward_values(
         row = as_list(entry)
         row = [entry] * num_agents if row is None else row
         if len(row) != num_agents:
-            raise ValueError(f"{source} returned {len(row)} values for the {num_agents} agents of joint action {j}{place}")
+            wanted = f"a number, or {num_agents}, one per agent"
+            raise ValueError(f"{source} returned {len(row)} values, {row!r:.80}, for joint action {j}: return {wanted}{place}")
         for agent, value in enumerate(row):
             values[j - first, agent] = finite_float(value)
             if math.isnan(values[j - first, agent]):

@@ -133,6 +133,11 @@ class Term(NamedTuple):
 class RewardFunction:
     """The reward of a team for a batch of joint actions. Functions with a wrong signature are refused here, before training.
 
+        def same_length(completions1, completions2):
+            return [-float(abs(len(a) - len(b))) for a, b in zip(completions1, completions2)]
+
+        reward = make_reward(same_length, num_agents=2, on_error="mask")  # without options the function alone is a reward too
+
     Args:
         reward_funcs: one function or several; each returns numbers [J], or [J, N] (per agent), or one if J is 1. Of several
             one may return None for a joint action that it does not judge: the others count then, as in TRL.
@@ -164,7 +169,7 @@ class RewardFunction:
         pool: Callable[..., Workers] | None = None,
         max_error_share: float = 0.5,
     ):
-        funcs = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+        funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
         self.weights = [1.0 / len(funcs) for _ in funcs] if weights is None else list(weights)
         per_func = [None] * len(funcs) if processors is None or callable(processors) else list(processors)
         if not funcs or num_agents < 1:
@@ -280,12 +285,13 @@ class RewardFunction:
                 failed |= set(joint)
                 continue
             if len(entries) != size:
-                shown = excerpt(entries[0] if len(entries) == 1 else entries, 80)
-                raise ValueError(
-                    f"{source} returned {len(entries)} values for {size} ({joint_action_text(joint)}); return one number per "
-                    f"joint action, or [[agent 1, agent 2, ...], ...]; batched=False passes one at a time; it returned {shown}"
-                    f"{place}"
-                )
+                one = len(entries) == 1
+                given = excerpt(entries[0], 80) if one else f"{len(entries)} values, {excerpt(entries, 80)},"
+                wanted = f"a list of {size} numbers, or [[agent 1, agent 2, ...], ...]"
+                wanted = "a number, or [[agent 1, agent 2, ...]]" if size == 1 else wanted
+                hint = "; batched=False of make_reward passes one joint action at a time" * one
+                text = f"{source} returned {given} for {joint_action_text(joint)}: return {wanted}{hint}{place}"
+                raise ValueError(text)
             values[joint], value_faults = reward_values(entries, self.num_agents, source, joint[0], place)
             if len(self._terms) > 1:
                 skipped |= {j for j, entry in zip(joint, entries, strict=True) if entry is None}

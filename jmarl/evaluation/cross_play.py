@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.config import TrainConfig, check
+from jmarl.config import TrainConfig, check, check_argument
 from jmarl.envs.base import special_tokens
 from jmarl.envs.calls.copies import copies
 from jmarl.envs.rows import Rows, read_rows
@@ -35,7 +35,7 @@ from jmarl.rl.returns import joint_actions
 from jmarl.sampling.generate import RowIds, pad, tokens_of
 from jmarl.sampling.stack_program import SampleProgram, sample_stack
 from jmarl.sampling.stop_texts import vocabulary
-from jmarl.team import StackSpec, Team, agents_by_model, on_mesh, stack_agents
+from jmarl.team import StackSpec, Team, agents_by_model, check_agents, check_arguments, on_mesh, stack_agents
 
 MAX_PAIRINGS = 1024
 
@@ -63,6 +63,10 @@ def cross_play(
     Raises:
         ValueError: if the runs cannot be paired, or the episodes have several turns.
     """
+    check_argument("teams", teams, list | tuple, "a list with the agents of each run, as load_runs returns them")
+    for agents in teams:
+        check_agents(agents)
+    check_arguments(Team(()), cfg, env)
     exchange.require_one("pairings of cross-play")
     episodes, group = cfg.eval_episodes(), cfg.run.eval_generations
     names = [f"run {i}" for i in range(len(teams))] if names is None else list(names)
@@ -206,6 +210,7 @@ def load_runs(
         num_agents: how many agents the task needs; None: any number.
         max_pairings: the largest number of pairings.
     """
+    check_argument("directories", directories, list | tuple, "a list with the directory of each run")
     names = run_names(directories)
     runs = [agents_in(Path(directory).resolve()) for directory in directories]
     check_runs(names, [len(agents) for agents in runs], max_pairings)

@@ -25,7 +25,7 @@ from jmarl.rollout.chunks import divided
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout, check_columns
 from jmarl.sampling.generate import Sampler, sample_team
-from jmarl.team import Team, moved
+from jmarl.team import Team, check_arguments, moved
 from jmarl.types import TeamState
 
 COUNTS = ("reward/raised", "reward/truncated", "long_prompts")  # of a rollout's notes
@@ -56,25 +56,34 @@ class Evaluation(NamedTuple):
         return f"{self.episodes - self.invalid} of {self.episodes} episodes" if self.invalid else ""
 
 
-def evaluate(team: Team, params: Sequence[Any], items: Rows, env: Reward, cfg: TrainConfig, *, part: int = 0) -> Evaluation:
+def evaluate(
+    team: Team, params: Sequence[Any] | None, items: Rows, env: Reward, cfg: TrainConfig, *, part: int = 0
+) -> Evaluation:
     """Return the mean return on items, of `eval_generations` completions each at `eval_temperature`.
 
     Episodes do not branch. The random keys do not depend on the training step, so two evaluations differ only by what was
     learned.
 
+        team, params = jmarl.make_team([jmarl.load_agent("out/agent_0"), jmarl.load_agent("out/agent_1")])
+        jmarl.evaluate(team, params, items, reward, cfg)
+        jmarl.evaluate(result.team, jmarl.policies(result.state), items, reward, cfg)  # result = jmarl.train(...)
+
     Args:
-        team: the team.
-        params: parameters [A, ...] of each stack.
+        team: from `make_team`, `Team.load` or `Team.of`, or the team of a result.
+        params: parameters [A, ...] of each stack, from `make_team` or `policies`; None: those of the team's agents.
         items: what the episodes are about, in anything that `jmarl.envs.rows.read_rows` reads.
         env: a reward or an environment, as for `jmarl.train`.
         cfg: the settings.
         part: number of the items' part, if they are evaluated in several calls, which differ in their random numbers.
     """
+    check_arguments(team, cfg, env)
+    if not (rows := read_rows(items)):
+        raise ValueError("there are no items to evaluate: items is empty")
     team, params = moved(team, params, cfg.run)
     world = as_environment(team, env, cfg.episodes.num_turns)
     if (turns := getattr(world, "max_turns", 1)) > (limit := cfg.episodes.num_turns):
         warnings.warn(f"episodes of up to {turns} turns end after {limit}: set num_turns={turns} for whole ones", stacklevel=2)
-    return summarize(play_held_out(partial(sample_team, team, params), team, read_rows(items), world, cfg, part=part))
+    return summarize(play_held_out(partial(sample_team, team, params), team, rows, world, cfg, part=part))
 
 
 def evaluation_of(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jmarl.config import CHANGES, SECTIONS, TrainConfig, flat
 from jmarl.files.identity.fingerprint import difference, doubts
-from jmarl.team import team_changes
 
 # Settings of files, logs, evaluations and devices, and the length of the run. `mesh` puts the same weights on other devices,
 # `held_out` is a setting of experiments.
@@ -65,6 +65,8 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
     texts = [f"{name} {before.get(name)!r} -> {now.get(name)!r}" for name in changed]
     changed = [name for name in options_before.keys() & options.keys() if options_before[name] != options[name]]
     texts += [f"{name} {options_before[name]!r} -> {options[name]!r}" for name in sorted(changed)]
+    if "reward functions" not in given["reward"][1]:  # the environment is not one of a reward: this code is its own
+        texts = [*filter(None, [fingerprints.pop("reward").removeprefix("reward: ")]), *texts]
     fingerprints["environment"] = f"environment: {', '.join(texts)}" if texts else ""
     refused = [name for name, text in fingerprints.items() if text and name not in cfg.run.allowed_changes]
     errors += [fingerprints[name] for name in refused]
@@ -87,3 +89,24 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
     changes |= {name: text for name, text in errors_now.items() if before[name] != now[name]}
     recorded = {name: text for name, text in changes.items() if name not in UNRECORDED}
     return recorded | {name: text for name, text in fingerprints.items() if text}
+
+
+def team_changes(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what differs between two results of `Team.describe`, a line each. Fields that an older version did not write are
+    not compared."""
+    if len(old) != len(new) or any(not _contains(stack, was) for was, stack in zip(old, new, strict=True)):
+        return ["other models, tokenizers or roles"]
+    names = {"template": "chat template", "ends": "end tokens", "special_tokens": "special tokens", "encoding": "tokenizer"}
+    changes = []
+    for was, stack in zip(old, new, strict=True):
+        order = [agent for roles in stack["members"] for agent in roles]
+        for agent, before, now in zip(order, was.get("agents", ()), stack.get("agents", ()), strict=False):
+            different = [text for name, text in names.items() if before[name] != now[name]]
+            changes += [f"agent {agent} has another {' and '.join(different)}"] if different else []
+    return changes
+
+
+def _contains(stack: Mapping[str, Any], was: Mapping[str, Any]) -> bool:
+    """Return whether the architecture, members and vocabulary of a stack are those of an older description."""
+    same = all(stack[name] == was[name] for name in ("members", "tokenizer"))
+    return same and all(stack["config"].get(name) == value for name, value in was["config"].items())

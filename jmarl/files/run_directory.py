@@ -24,8 +24,9 @@ from jmarl.files.run_files import shown
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.metrics_writer import MetricsWriter
 from jmarl.logs.terminal import say
+from jmarl.models.lora import digest
 from jmarl.processes import exchange
-from jmarl.team import base_digests, to_checkpoint
+from jmarl.team import to_checkpoint
 from jmarl.types import StackState, TeamState
 
 logger = logging.getLogger(__name__)
@@ -288,7 +289,7 @@ def resume(
                 saved.set_aside(later, "later")
     changed = list(changes.values())
     if cfg.run.progress:
-        notes = "".join(f", {text}" for text in changed)
+        notes = "".join(f"; {text}" for text in changed)
         say(f"resuming {shown(cfg.run.output_dir)} from step {step} of {cfg.run.num_updates}{notes}")
 
     def complete(new: Sequence[StackState], old: Sequence[StackState]) -> tuple[StackState, ...]:
@@ -308,3 +309,8 @@ def read_state(
     """
     meta = {"config": flat(cfg), **identity, "bases": base_digests(state)}
     return resume(cfg, state, meta, step, read_only=True)[:2]
+
+
+def base_digests(state: TeamState) -> list[str]:
+    """Return a digest of the base of each stack and critic with LoRA; they must be equal when a run resumes."""
+    return [digest(stack.base) for stack in (*state.stacks, *state.critics) if stack.base is not None]

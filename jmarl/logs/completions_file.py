@@ -43,7 +43,8 @@ TRAIN, EVAL = "train", "eval"
 MAX_WAITING = 16 * 10**6  # bytes
 MAX_MEMORY = 2**28  # of a record, see `memory_of`
 _CHUNK = 1 << 14  # compressed bytes, which may become a thousand times as many
-_TAIL = 32 * 10**6  # bytes at the end that `newest_records` reads
+_TAIL = 32 * 10**6  # bytes at the end that `newest_records` reads, and in which the member after a damaged one must begin
+MAX_DAMAGED = 20  # places behind which members are looked for: each may take long to be found damaged
 _HEADER = gzip.compress(b"", 6, mtime=0)[:8]  # with which every member begins, whichever version of Python wrote it
 _START = re.compile(rb'\{"step": (\d{1,15}), "kind": "(\w+)"')
 
@@ -212,7 +213,7 @@ def _member(step: int, kind: str, record: Mapping[str, Any]) -> _Member:
 
 
 def _readable(path: Path) -> Iterator[_Member]:
-    """Yield the intact members in order but those that take more than MAX_MEMORY, up to one whose end is not within it."""
+    """Yield the intact members in order but those that take more than MAX_MEMORY."""
     for number, member in enumerate(_members(path, MAX_MEMORY), 1):
         if member.memory <= MAX_MEMORY:
             yield member
@@ -221,8 +222,8 @@ def _readable(path: Path) -> Iterator[_Member]:
 
 
 def _members(path: Path, most: float = math.inf) -> Iterator[_Member]:
-    """Yield the intact members in order, up to the first that is damaged or whose end is not within `most` bytes."""
-    start = 0
+    """Yield the intact members in order, without those that are damaged or whose end is not within `most` bytes."""
+    start = damaged = 0
     with open_file(path, path.parent) as file:
         for number in count(1):
             if start >= os.fstat(file.fileno()).st_size:
@@ -230,10 +231,13 @@ def _members(path: Path, most: float = math.inf) -> Iterator[_Member]:
             line, end = _line_at(file, start, most)
             head, memory = _START.match(line), memory_of(line)
             if head is None:
-                logger.warning(
-                    "%s: record %d is damaged or too large; it and those after it are left out", printable(path), number
-                )
-                return
+                logger.warning("%s: record %d is damaged or too large and left out", printable(path), number)
+                file.seek(start + 1)
+                distance = file.read(_TAIL).find(_HEADER) + 1  # 0: no other member begins there
+                if not distance or (damaged := damaged + 1) == MAX_DAMAGED:
+                    return
+                start += distance
+                continue
             del line
             file.seek(start)
             yield _Member(int(head[1]), head[2].decode(), file.read(end - start), memory)

@@ -81,9 +81,10 @@ class NonFiniteWatch:
                 note = f" Its experience is in {path}; --resume --set replay_rollout={path} repeats that update alone."
             except Exception as error:  # a full disk, items that cannot be pickled: still report why the run stops
                 note = f" Its experience could not be written: {error!r}."
+        first = f"s {step + 2 - self.updates} to" if self.updates > 1 else ""
         raise NonFiniteError(
-            f"stopped at step {step + 1} of the run in {cfg.run.output_dir or 'memory'}: in the last {self.updates} updates "
-            f"{self.reason}. Such optimizer steps were skipped.{note} A resumed run may have a lower learning_rate or "
+            f"stopped: in update{first} {step + 1} of the run in {cfg.run.output_dir or 'memory'} {self.reason}. "
+            f"Such optimizer steps were skipped.{note} A resumed run may have a lower learning_rate or "
             f"max_grad_norm; stop_after_nonfinite={limit} sets this limit"
         )
 

@@ -115,7 +115,7 @@ class Terminal(Sink):
         console.info(text)
         plain = dict(markup=False, highlight=False, soft_wrap=True)
         show = partial(self.bar.console.print, **plain) if self.bar is not None else partial(print, flush=True)
-        _to_stdout(lambda: show(printable(text)))
+        _to_stdout(lambda: show(encodable(text)))
 
     def _quiet_for(self) -> float:
         return time.monotonic() - self.shown
@@ -216,10 +216,10 @@ def say(line: str) -> None:
     """Print a line. Errors are ignored, because a closed stdout must not stop a run."""
     console.info(line)
     with contextlib.suppress(*Terminal.errors):
-        _to_stdout(lambda: print(printable(line), flush=True))
+        _to_stdout(lambda: print(encodable(line), flush=True))
 
 
-def printable(text: str) -> str:
+def encodable(text: str) -> str:
     """Return text with escapes in place of the characters that stdout cannot show."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # a stream of a notebook may have None
     return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -116,10 +116,10 @@ def own_inputs(inputs: LossInputs, parts: int, objective: Objective) -> LossInpu
     own = own_part(LossInputs(divided_prompts(inputs.prompts, d), lengths, *of_tokens), parts)
     if inputs.dropout is None:
         return own
-    return own._replace(dropout=inputs.dropout, places=own_places(inputs, d, parts))
+    return own._replace(dropout=inputs.dropout, places=places_of_part(inputs, d, parts))
 
 
-def own_places(inputs: LossInputs, d: Division, parts: int) -> lora.Places:
+def places_of_part(inputs: LossInputs, d: Division, parts: int) -> lora.Places:
     """Return the places of this device's tokens among all tokens, which lie prompt by prompt: the prompt, then its rows."""
     (p, s), (_, g, t) = inputs.prompts.shape, inputs.tokens.shape
     places = jnp.arange(p * (s + g * t)).reshape(p, -1)

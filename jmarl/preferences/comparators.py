@@ -25,6 +25,7 @@ from jmarl.logs.goodput import timed_sampler
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, encode_answer
 from jmarl.models.lora import join, split
+from jmarl.models.sharding import place
 from jmarl.models.stack import to_host
 from jmarl.preferences.encoding import chat_for, end_token
 from jmarl.processes import exchange
@@ -32,7 +33,7 @@ from jmarl.randomness import COMPARE, PROPOSE, Randomness
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Rows, texts_of, tokenize_first_turn, tokens_of
-from jmarl.team import Team, make_team, place_params, to_agents
+from jmarl.team import Team, make_team, to_agents
 
 KEY = "COMPARATOR_API_KEY"  # environment variable
 
@@ -131,7 +132,7 @@ class History:
         leaves = self.past[round_] if self.folder is None else self._read(round_)
         bases, trained = zip(*map(split, params), strict=True)
         policy = jax.tree.unflatten(jax.tree.structure(list(trained)), leaves)
-        return [join(base, x) for base, x in zip(bases, place_params(team, policy), strict=True)]
+        return [join(base, place(x, spec.mesh)) for base, x, spec in zip(bases, policy, team.stacks, strict=True)]
 
     def _read(self, round_: int) -> list[np.ndarray]:
         path = self._file(round_)

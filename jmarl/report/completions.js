@@ -136,7 +136,7 @@ class Completions {
 
   nameStep(record) {
     const mean = meanOf(record.turns[0].rewards.flat(2));
-    const which = record.turns.length > 1 ? "mean reward of turn 1" : "mean reward";
+    const which = record.turns.length > 1 ? "mean reward of turn 0" : "mean reward";
     this.label.textContent = `${this.name(record)} (${this.records.length} recorded), ${which} ${number(mean)}`;
   }
 
@@ -177,7 +177,7 @@ class Completions {
     const has = ({ texts }) => inPrompt || texts.some((text) => text && text.toLowerCase().includes(this.query));
     const actions = jointActions(record, t, p).filter(has);
     if (!actions.length) return "";
-    const title = record.turns.length > 1 ? `Turn ${t + 1}, prompt ${item + 1}` : `Prompt ${item + 1}`;
+    const title = record.turns.length > 1 ? `Turn ${t}, prompt ${item + 1}` : `Prompt ${item + 1}`;
     const parent = t ? [` after joint action ${(turn.parents[p] % record.turns[t - 1].joint.length) + 1}`] : [];
     const overRun = make("button", { class: "link over-run", onclick: () => this.drawOverRun(record, item) }, "over the run");
     const task = record.tasks[item];
@@ -198,7 +198,7 @@ class Completions {
       if (place < 0) continue;
       other.turns.forEach((turn, t) => turn.items.forEach((of, p) => {
         if (of !== place) return;
-        const go = make("button", { class: "link", onclick: () => this.goTo(other) }, `${this.name(other)}${t ? `, turn ${t + 1}` : ""}`);
+        const go = make("button", { class: "link", onclick: () => this.goTo(other) }, `${this.name(other)}${t ? `, turn ${t}` : ""}`);
         picked(jointActions(other, t, p), this.pick.value).forEach((action, i) => lines.push(() => drawAction(action, "", i ? null : go)));
       }));
     }

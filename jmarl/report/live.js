@@ -29,7 +29,7 @@ function fillNewest(section, data) {
   section.append(note(`${data.runs.length > 1 ? `${data.runs[record.run].name}, ` : ""}${when}`));
   for (const [t, p, j] of episode(record)) {
     const turn = record.turns[t], action = jointActions(record, t, p).find((other) => other.j === j);
-    section.append(make("div", { class: "node" }, record.turns.length > 1 ? make("b", {}, `Turn ${t + 1}`) : "",
+    section.append(make("div", { class: "node" }, record.turns.length > 1 ? make("b", {}, `Turn ${t}`) : "",
       ...drawPrompts(turn, p, ""), agentNames(turn), drawAction(["", action], "")));
   }
 }

@@ -93,7 +93,7 @@ def play(
         randomness: what all random numbers follow from.
     """
     game = Game(sample, team, env, settings, episodes, randomness, randomness.environment_rng())
-    with calling("turn 1"):
+    with calling("turn 0"):
         nodes = first_nodes(game, items)
     turns: list[Turn] = []
     answers: list[Answer] = []
@@ -107,7 +107,7 @@ def play(
         continuing = continued_actions(answer, turn.rewards, episodes)
         if t + 1 == episodes.num_turns or not continuing.size:
             break
-        with calling(f"turn {t + 2}"):
+        with calling(f"turn {t + 1}"):
             nodes = next_nodes(game, nodes, turn, tokens, [answer.after[i] for i in continuing], continuing)
         num_long += nodes.num_long
         if not nodes.states:
@@ -211,7 +211,7 @@ def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> tuple[Turn, Answe
         while waiting:
             part = waiting.pop(0)
             tokens.append(tokens_of(team, sampled[part.start // size], min(size, count - part.start)))
-            with calling(f"turn {t + 1}"):
+            with calling(f"turn {t}"):
                 answered.append(step_environment(game, nodes.states[part], acts[:, part], tokens[-1], joint))
 
     for start in range(0, len(padded), size):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jmarl.algorithms import find_row
-from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
+from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig, check_argument
 from jmarl.envs import import_name, make
 from jmarl.envs.base import close
 from jmarl.envs.calls.user_code import calling, excerpt
@@ -77,6 +77,7 @@ def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[Trai
         ValueError: settings do not fit each other, the data, this machine or the output directory.
         FileNotFoundError: a file of data does not exist.
     """
+    check_argument("cfg", cfg, ExperimentConfig, "an ExperimentConfig(team=..., task=..., train=...)")
     cfg = cfg.replace(resume=exchange.from_first(partial(resolve_resume, cfg.train, cfg.seeds)).run.resume)
     return _train(cfg) if learns_from_completions(cfg) else _fit(cfg)
 

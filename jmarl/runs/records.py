@@ -10,7 +10,11 @@ from jmarl.types import TeamState
 
 
 class TrainResult(NamedTuple):
-    """The result of a run. `save` writes its agents, `agents` returns them as `load_agent` would."""
+    """The result of a run. `save` writes its agents, `agents` returns them as `load_agent` would.
+
+    result.save("out")  # out/agent_0, out/agent_1, ...
+    jmarl.evaluate(result.team, jmarl.policies(result.state), items, reward, cfg)
+    """
 
     team: Team
     state: TeamState  # without gradients

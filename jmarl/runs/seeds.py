@@ -27,7 +27,7 @@ from jmarl.algorithms import with_fastest_updates
 from jmarl.algorithms.constraints import facts
 from jmarl.algorithms.run_constraints import SEEDS
 from jmarl.columns import EPISODES, INTERVAL, RUNS
-from jmarl.config import TrainConfig, flat
+from jmarl.config import TrainConfig, check_argument, flat
 from jmarl.config.constraints import require
 from jmarl.envs.rows import Rows
 from jmarl.evaluation.environment import Reward
@@ -83,7 +83,7 @@ from jmarl.runs.stacked_seeds import (
 )
 from jmarl.runs.start import choose_mesh, choose_updates, start
 from jmarl.shadows import explaining
-from jmarl.team import Team, initial_params
+from jmarl.team import Team, check_arguments, initial_params
 from jmarl.types import StackState, TeamState
 
 
@@ -108,6 +108,8 @@ def train_seeds(
         params: best from `make_team(..., lora=True)`. Without LoRA each run has a copy of all weights. They are not donated.
         team, reward, items, cfg, eval_items: see `train`.
     """
+    check_arguments(team, cfg, reward)
+    check_argument("seeds", seeds, list | tuple | range | np.ndarray, "a list of different numbers, such as [0, 1, 2]")
     with CLOCK.running(), watched("preparing the runs", cfg.run.progress, CLOCK.reader()):
         run, runs, states = prepare_seeds(cfg, team, Task(reward, items, eval_items), seeds, params=params)
         source, cfg = run.make_source(states[0]), run.cfg

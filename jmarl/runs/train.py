@@ -23,7 +23,7 @@ from jmarl.runs.loop import repeat_update, run_training
 from jmarl.runs.prepare import of_this_process, prepare
 from jmarl.runs.records import FitResult, TrainResult
 from jmarl.runs.run import Run, Task
-from jmarl.team import Team
+from jmarl.team import Team, check_arguments
 from jmarl.types import TeamState
 
 
@@ -56,6 +56,7 @@ def train(
         eval_metrics: (eval_items, their rollout) -> further metrics of an evaluation by name, logged as `eval/<name>`. Names
             of the library, such as reward, are refused.
     """
+    check_arguments(team, cfg, reward)
     task = Task(reward, items, eval_items, eval_metrics)
     run, source, state = prepared(cfg, team, task, params=params, wandb_config=wandb_config, fit=fit)
     team = team.in_context(run.cfg.run.long_context)
@@ -87,6 +88,7 @@ def fit(
         eval_data: held-out data; evaluated before training, after it and every `eval_every` updates.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
+    check_arguments(team, cfg)
     run, source, state = prepared(cfg, team, Task(None, data, eval_data), params=params, wandb_config=wandb_config)
     team = team.in_context(run.cfg.run.long_context)
     if run.cfg.run.replay_rollout:

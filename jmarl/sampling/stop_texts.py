@@ -102,9 +102,9 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes]:
 def byte_alphabet() -> dict[str, int]:
     """Return the byte of each character in which byte-level tokenizers write: printable bytes are themselves, the others follow
     each other from U+0100 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), 256)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def check_bytes(tokenizer: Any, tokens: Sequence[bytes], texts: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from jmarl.config import TrainConfig
 from jmarl.models.hub.tokenize import as_prompt
 from jmarl.randomness import EVAL, Randomness
 from jmarl.sampling.generate import SampleRequest, Special, on_host, pad, sample_team, texts_of, tokenize_first_turn, tokens_of
-from jmarl.team import Team, initial_params, moved, on_mesh
+from jmarl.team import Team, check_arguments, moved
 
 
 def generate(
@@ -48,13 +48,14 @@ def generate(
         ValueError: if there is not one list of prompts per agent, or if the lists differ in length.
     """
     cfg = TrainConfig() if cfg is None else cfg
+    check_arguments(team, cfg)
     team = team.in_context(cfg.run.long_context)
     count = check_prompts(team, prompts)
     settings, randomness = cfg.eval_sampling(), Randomness(cfg.run.seed, 0, EVAL)
     asked = [[as_prompt(prompt) for prompt in row] for row in prompts]  # messages are now texts, None is still None
     encoded = pad(team, tokenize_first_turn(team, asked, settings, cfg.episodes, special))
     acts = np.array([[prompt is not None for prompt in row] for row in asked])
-    team, weights = moved(team, initial_params(on_mesh(team, cfg.run), params, lora=False), cfg.run)
+    team, weights = moved(team, params, cfg.run)
     request = SampleRequest(encoded, settings, randomness, 1, np.arange(count, dtype=np.uint32), acts=np.any(acts, 1))
     tokens = tokens_of(team, tuple(map(on_host, sample_team(team, weights, request))), count)
     texts = texts_of(team, tokens, cfg.episodes.skip_special_tokens)
@@ -67,7 +68,8 @@ def generate(
 def check_prompts(team: Team, prompts: Sequence[Sequence[Any]]) -> int:
     """Return the number of prompts of each agent. Raises ValueError unless there is one list per agent, all of one length."""
     example = "[[prompt of agent 0], [prompt of agent 1], ...]"
-    if isinstance(prompts, str) or any(isinstance(row, str) or not isinstance(row, Sequence) for row in prompts):
+    rows = prompts if isinstance(prompts, Sequence) else [prompts]
+    if isinstance(prompts, str) or any(isinstance(row, str) or not isinstance(row, Sequence) for row in rows):
         raise ValueError(f"prompts={prompts!r:.60} is not allowed: give one list of prompts per agent, {example}")
     if len(prompts) != team.num_agents:
         raise ValueError(f"{len(prompts)} lists of prompts for a team of {team.num_agents}: give one list per agent, {example}")

@@ -1,6 +1,8 @@
 """Programs of the sandbox's own: one that tries out a level before it is trusted, with what it must and must not be able to do
 at each level, and those that stand for no program."""
 
+import re
+
 from jmarl.sandbox.inside.namespace import free_names
 from jmarl.sandbox.types import Tests
 
@@ -67,13 +69,19 @@ class Class(Anything):
 _ANSWERS = ("Anything()", "None", "1", "'1'", "[1]", "{1: 1}")
 
 
-def stand_ins(tests: Tests) -> list[str]:
+_MISSING = re.compile(r"the tests do not run: raised ModuleNotFoundError: No module named '(\w+)'")
+
+
+def stand_ins(tests: Tests, fault: str) -> list[str]:
     """Return programs that know nothing of the task, for tests that seem to be at fault: if that is not so with one of these,
-    the program that ran has caused it.
+    the program that ran has caused it. None for tests that import a library which is not installed: no program removes it.
 
     They define every name that the tests use: an object with all attributes, which can be called. Objects of a class are such
     objects too; what a function or method returns is a value of another type in each program.
     """
+    missing = _MISSING.match(fault)
+    if missing and re.search(rf"^\s*(import|from)\s+{missing[1]}\b", f"{tests.setup}\n{tests.code}", re.MULTILINE):
+        return []
     names = dict.fromkeys([*free_names(tests.code), tests.entry_point]) if tests.kind != "io" else {}
     defined = "".join(f"{name} = {'Class' if name[0].isupper() else 'Anything'}()\n" for name in names if name)
     return [f"{_STAND_IN}ANSWER = {answer}\n{defined}" for answer in _ANSWERS]

@@ -122,7 +122,8 @@ class Sandbox:
             raise ValueError(f"{len(programs)} programs and {len(tests)} tests: give as many tests as programs")
         limits = limits or self.limits
         results = self._results(programs, tests, limits, workers or self.workers)
-        others = [(i, other) for i, result in enumerate(results) if result.kind == "tests" for other in stand_ins(tests[i])]
+        faults = [(i, result.message) for i, result in enumerate(results) if result.kind == "tests"]
+        others = [(i, other) for i, fault in faults for other in stand_ins(tests[i], fault)]
         of_others = self._results([x for _, x in others], [tests[i] for i, _ in others], limits, workers or self.workers)
         for (i, _), result in zip(others, of_others, strict=True):
             if not result.masked:

@@ -3,7 +3,8 @@
 Beyond OpenAI's fields, where `logprobs` or `return_token_ids` asks for it: `prompt_token_ids` of an answer (of a stream: of its
 first piece), and `token_ids` of a choice. A completion's tokens include the one that ends it, and those of a stop string; its
 text does not. `logprobs` are over the whole vocabulary at the temperature of the request (at 1 where that is 0), as training
-scores them; there are no alternatives (`top_logprobs` is empty).
+scores them. `top_logprobs` of a chat, and `logprobs` above 0 of a text, ask for the likeliest tokens in the place of each: they
+are scored anew when the completion, or a piece of a stream, is there, and sampling is the same.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jmarl.models.hub.tokenize import decode
@@ -116,7 +117,10 @@ class Answer:
         fields = self._tokens(piece)
         if content := (fields["logprobs"] or {}).get("content"):
             tokens, logprobs = [x["token"] for x in content], [x["logprob"] for x in content]
-            fields["logprobs"] = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": None}
+            top = None
+            if self.request.top:  # and the token itself; of equal texts the likeliest
+                top = [{y["token"]: y["logprob"] for y in (x, *reversed(x["top_logprobs"]))} for x in content]
+            fields["logprobs"] = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": None}
         return {"index": index, "text": piece.text, "finish_reason": piece.finish} | fields
 
     def _message(self, piece: Piece) -> tuple[dict[str, Any], str | None]:
@@ -132,13 +136,17 @@ class Answer:
         """Return the log-probabilities and ids of tokens, where the request asks for them."""
         fields: dict[str, Any] = {"logprobs": None}
         if self.request.logprobs:
-            texts = decode(self.tokenizer, [[i] for i in piece.ids], skip=False)
-            entries = [
-                {"token": text, "logprob": logprob, "bytes": _bytes_of(text), "top_logprobs": []}
-                for text, logprob in zip(texts, piece.logprobs, strict=True)
-            ]
-            fields["logprobs"] = {"content": entries, "refusal": None}
+            entries = self._entries(zip(piece.ids, piece.logprobs, strict=True))
+            top = [self._entries(likeliest.items()) for likeliest in piece.top or [{}] * len(entries)]
+            content = [entry | {"top_logprobs": others} for entry, others in zip(entries, top, strict=True)]
+            fields["logprobs"] = {"content": content, "refusal": None}
         return fields | ({"token_ids": piece.ids} if self.request.token_ids else {})
+
+    def _entries(self, logprobs: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
+        """Return tokens, given by their ids, with their log-probabilities."""
+        ids, values = zip(*logprobs, strict=True) if (logprobs := [*logprobs]) else ((), ())
+        texts = decode(self.tokenizer, [[i] for i in ids], skip=False)
+        return [{"token": x, "logprob": value, "bytes": _bytes_of(x)} for x, value in zip(texts, values, strict=True)]
 
 
 def _bytes_of(text: str) -> list[int] | None:

@@ -105,7 +105,7 @@ async def whole_answer(answering: Answering) -> dict[str, Any]:
     parts: list[list[Piece]] = [[] for _ in answering.texts]
     async for choice, piece in answering.pieces():
         parts[choice].append(piece)
-    return answering.answer.completion([joined(pieces) for pieces in parts])
+    return answering.answer.completion([await answering.with_top(i, joined(pieces)) for i, pieces in enumerate(parts)])
 
 
 async def events(answering: Answering, request: Request) -> AsyncIterator[bytes]:
@@ -116,7 +116,7 @@ async def events(answering: Answering, request: Request) -> AsyncIterator[bytes]
             yield event(opening)
         async for choice, piece in answering.pieces():
             if piece.text or piece.finish or (piece.ids and answer.request.token_ids):
-                yield event(answer.chunk(choice, piece))
+                yield event(answer.chunk(choice, await answering.with_top(choice, piece)))
         if answer.request.stream_usage:
             yield event(answer.usage_chunk(answering.num_tokens()))
         yield b"data: [DONE]\n\n"

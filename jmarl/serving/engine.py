@@ -21,14 +21,17 @@ import jax
 import numpy as np
 
 from jmarl.config import Sampling
+from jmarl.hardware import dtype_on
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import place_agents
+from jmarl.models.stack import unstack
 from jmarl.sampling.generate import bucket
 from jmarl.sampling.stack_program import SampleProgram
 from jmarl.sampling.stop_texts import vocabulary
 from jmarl.serving.errors import Refusal, stopping
 from jmarl.serving.records import OpenPool, Programs, Request, Row, Size, Update
-from jmarl.serving.rows import Joining, Pool, PoolProgram, admit, advance, empty_pool
+from jmarl.serving.requests import MAX_TOP
+from jmarl.serving.rows import Joining, Pool, PoolProgram, admit, advance, empty_pool, likeliest
 from jmarl.team import Team
 
 SMALLEST_WIDTH, SMALLEST_CAPACITY = 64, 256  # tokens of the smallest pool: longest prompt, longest completion
@@ -109,6 +112,18 @@ class Engine:
             self.programs[size] = future = self.compiler.submit(self._compile, size)
             future.add_done_callback(lambda _: self._wake())
         return self.programs[size]
+
+    def likeliest(self, request: Request, ids: Sequence[int], first: int, count: int) -> list[dict[int, float]]:
+        """Return the likeliest ids in the place of each token of a completion from `first` on, with their log-probabilities."""
+        (stack, a), size = self.places[request.agent], self.size_of(request.agent, len(request.ids), len(ids))
+        model, params = self.team.stacks[stack].config, unstack(self.params[stack], a)
+        prompts, tokens = np.zeros((1, size.width), np.int32), np.zeros((1, 1, size.capacity), np.int32)
+        prompts[0, : len(request.ids)], tokens[0, 0, : len(ids)] = request.ids, ids
+        arrays = prompts, np.array([len(request.ids)]), tokens, request.temperature or 1.0
+        dtype = dtype_on(platform_of(self.params[stack]), self.settings.compute_dtype)
+        best = likeliest(params, *arrays, model=model, dtype=dtype, count=min(MAX_TOP, model.vocab_size))
+        logprobs, highest = (x[first : len(ids), :count].tolist() for x in jax.device_get(best))
+        return [dict(zip(*row, strict=True)) for row in zip(highest, logprobs, strict=True)]
 
     def start(self) -> None:
         """Start the thread."""

@@ -21,18 +21,19 @@ NO_EFFECT = (
 )  # fmt: skip
 # Fields of samplers that this one does not have, and the values with which they are off.
 OFF: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "top_logprobs": (0,),
+    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
     "response_format": ({"type": "text"},), "parallel_tool_calls": (True,), "modalities": (["text"],),
 }  # fmt: skip
 READ = (
     "model", "stream", "stream_options", "n", "seed", "stop", "max_tokens", "temperature", "top_p", "logprobs",
     "return_token_ids",
 )  # fmt: skip
-CHAT_FIELDS = (*READ, "messages", "max_completion_tokens", "tools", "tool_choice", *NO_EFFECT, *OFF)
+CHAT_FIELDS = (*READ, "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", *NO_EFFECT, *OFF)
 TEXT_OFF = {name: OFF[name] for name in ("frequency_penalty", "presence_penalty", "logit_bias")}
 TEXT_OFF |= {"best_of": (1,), "echo": (False,), "suffix": ("",)}
 TEXT_FIELDS = (*READ, "prompt", *NO_EFFECT, *TEXT_OFF)
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
+MAX_TOP = 20  # alternatives of each token
 MAX_MESSAGES, MAX_TOOLS, MAX_STOPS, MAX_STOP = 2048, 128, 4, 256
 NUM_SEEDS = 1 << 31
 
@@ -64,6 +65,7 @@ class ChatRequest:
     stream: bool = False
     stream_usage: bool = False
     logprobs: bool = False
+    top: int = 0  # alternatives of each token
     token_ids: bool = False
     tools: tuple[dict[str, Any], ...] = ()
     prompt: str | tuple[int, ...] | None = None  # a text or token ids, without the chat template
@@ -74,13 +76,16 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
     fields = read_object(body)
     check_known(fields, CHAT_FIELDS, OFF)
     limit = [name for name in ("max_completion_tokens", "max_tokens") if fields.get(name) is not None]
+    top, logprobs = integer(fields, "top_logprobs", 0, MAX_TOP) or 0, boolean(fields, "logprobs")
+    if top and not logprobs:
+        raise invalid(f"top_logprobs={top} needs logprobs: set it to true", "top_logprobs")
     choice = fields.get("tool_choice", "auto")
     if choice not in ("auto", "none", None):
         raise invalid(f"tool_choice={choice!r:.40} is not supported: give auto or none", "tool_choice")
     return ChatRequest(
         messages=read_messages(fields.get("messages")),
         tools=() if choice == "none" else read_tools(fields.get("tools")),
-        **_read_sampling(fields, limits, limit[0] if limit else "max_tokens", boolean(fields, "logprobs")),
+        **_read_sampling(fields, limits, limit[0] if limit else "max_tokens", logprobs, top),
     )
 
 
@@ -88,22 +93,20 @@ def read_text(body: bytes, limits: Limits) -> ChatRequest:
     """Return the request for the completion of a prompt, a text or token ids, in a body. Raises `Refusal`."""
     fields = read_object(body)
     check_known(fields, TEXT_FIELDS, TEXT_OFF)
-    prompt, wanted = fields.get("prompt"), fields.get("logprobs")
+    prompt, top = fields.get("prompt"), integer(fields, "logprobs", 0, MAX_TOP)
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     is_ids = isinstance(prompt, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
     if not prompt or not (isinstance(prompt, str) or is_ids):
         raise invalid("prompt must be a text or a list of token ids, one of them in a request", "prompt")
-    if wanted not in (None, 0) or isinstance(wanted, bool):
-        raise invalid("logprobs must be 0, which gives those of the tokens: there are no alternatives", "logprobs")
     return ChatRequest(
         messages=(),
         prompt=prompt if isinstance(prompt, str) else tuple(prompt),
-        **_read_sampling(fields, limits, "max_tokens", wanted is not None),
+        **_read_sampling(fields, limits, "max_tokens", top is not None, top or 0),
     )
 
 
-def _read_sampling(fields: Mapping[str, Any], limits: Limits, limit: str, logprobs: bool) -> dict[str, Any]:
+def _read_sampling(fields: Mapping[str, Any], limits: Limits, limit: str, logprobs: bool, top: int) -> dict[str, Any]:
     """Return what both kinds of requests say. limit: the field with the longest completion."""
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool | None):
@@ -123,6 +126,7 @@ def _read_sampling(fields: Mapping[str, Any], limits: Limits, limit: str, logpro
         stream=stream,
         stream_usage=bool(options.get("include_usage")),
         logprobs=logprobs,
+        top=top,
         token_ids=logprobs or boolean(fields, "return_token_ids"),
     )
 

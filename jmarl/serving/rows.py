@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jmarl.config import Sampling
-from jmarl.models import decoding
+from jmarl.models import decoder, decoding
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
@@ -24,6 +24,7 @@ from jmarl.models.sharding import model_on, on_devices, state_specs
 from jmarl.randomness import EVAL
 from jmarl.sampling.choice import RowSampling, random_bits
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, prepare, row_keys
+from jmarl.sampling.scoring import hidden_states
 from jmarl.sampling.slots import Decoder, Draws, Slots, begin, decode_chunk, prompts_of_view, select_slots
 from jmarl.sampling.stack_program import SampleProgram, with_dtype
 from jmarl.types import PLAIN, TRACES, Completions, Vocabulary
@@ -207,3 +208,20 @@ def _outside(slots: Slots, decoder: Decoder) -> Slots:
     cache, prompts, mask = jax.tree.map(lambda x: x[None], caches) if len(slots.row) == 1 else caches
     clock = jnp.full(len(slots.row), slots.clock)
     return slots._replace(clock=clock, cache=cache, prompts=prompts, prompt_mask=mask)
+
+
+@partial(jax.jit, static_argnames=("model", "dtype", "count"))
+def likeliest(
+    params: Params, prompts: Any, lengths: Any, tokens: Any, temperature: float, *, model: ModelConfig, dtype: str, count: int
+) -> tuple[Float[Array, "token count"], Int[Array, "token count"]]:
+    """Return the highest log-probabilities at each token of one completion, as `score` computes them, and their ids.
+
+    params: of one agent. Other arrays as of `hidden_states`, with one prompt and one completion."""
+    params = decoder.cast(params, dtype)
+    hidden, _ = hidden_states(params, model, prompts, lengths, tokens, "none")
+
+    def highest(state: Array) -> tuple[Array, Array]:
+        logits = decoder.logits(decoder.output_weight(params), state[None], model.logit_cap)[0]
+        return jax.lax.top_k(jax.nn.log_softmax(logits / temperature), count)
+
+    return jax.lax.map(highest, hidden, batch_size=128)

@@ -22,7 +22,7 @@ from jmarl.remote.access import Access, Door, open_socket
 from jmarl.serving import connections
 from jmarl.serving.app import Guard, make_app
 from jmarl.serving.service import Service
-from jmarl.team import Team, initial_params, moved, on_mesh
+from jmarl.team import Team, moved, on_mesh
 
 GRACE_S = 30.0
 MAX_CONNECTIONS = 512  # that have shown the token
@@ -160,7 +160,7 @@ def serve_models(
         raise ValueError(
             f"mesh={cfg.run.mesh!r} divides the weights of an agent, which --http does not: give --mesh agent=1, or auto"
         )
-    team, params = moved(team, initial_params(placed, None, lora=False), cfg.run)
+    team, params = moved(team, None, cfg.run)
     service = Service(team, params, names, cfg, slots=slots, max_waiting=max_waiting, max_tokens=max_tokens, say=log)
     server = ModelServer(service, access, grace_s, log)
     server.run(lines=greeting(server, names))

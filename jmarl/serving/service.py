@@ -38,6 +38,7 @@ class Answering:
     texts: list[RowText]  # of each choice
     updates: asyncio.Queue[Update | Exception]
     run: Callable[..., Any]  # runs a function in the thread of the tokenizers
+    likeliest: Callable[..., Any]  # see `Engine.likeliest`
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """Yield the pieces of all choices, until all have ended. Raises `Refusal` after `leave`, and errors of the engine."""
@@ -55,6 +56,14 @@ class Answering:
                 yield update.choice, piece
         finally:
             self.request.cancel()
+
+    async def with_top(self, choice: int, piece: Piece) -> Piece:
+        """Return a piece that ends with the newest token of a choice, with the likeliest tokens if they are asked for."""
+        ids, count = [*self.texts[choice].ids], self.answer.request.top
+        if not count or not piece.ids:
+            return piece
+        top = await asyncio.to_thread(self.likeliest, self.request, ids, len(ids) - len(piece.ids), count)
+        return piece._replace(top=tuple(top))
 
     def leave(self) -> None:
         """Free the rows: the client has gone."""
@@ -147,7 +156,7 @@ class Service:
         request = Request(agent, ids, limit, seed, deliver, chat.n, chat.temperature, chat.top_p)
         self.engine.submit(request)
         texts = [self._row_text(spec.tokenizer, chat) for _ in range(chat.n)]
-        return Answering(Answer(chat, spec.tokenizer, ids), request, texts, updates, self.run)
+        return Answering(Answer(chat, spec.tokenizer, ids), request, texts, updates, self.run, self.engine.likeliest)
 
     def _limit(self, asked: int | None, prompt: int, context: int) -> int:
         """Return the longest completion of a request. Raises `Refusal` if there is no room for it."""

@@ -19,6 +19,7 @@ class Piece(NamedTuple):
     ids: list[int]
     logprobs: list[float]
     finish: str | None  # why it has ended; None: it goes on
+    top: tuple[dict[int, float], ...] = ()  # of each token the likeliest ids in its place; (): not asked for
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

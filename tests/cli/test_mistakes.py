@@ -388,12 +388,12 @@ OF_THE_USER = {
         r"reward 'misspelled' raised KeyError: 'citty' \(joint actions 0 to 1\) in "
         + line_of('"citty"] in text')
         + r", in misspelled, on item \{'prompt': 'Town \d is', 'city': 'c\d'\}; on_error='mask' or a number goes on without it "
-        r"\(turn 1; update 1\); -v shows the traceback",
+        r"\(turn 0; update 1\); -v shows the traceback",
     ),
     "a reward that returns too few values": (
         setting(f"reward={TOWNS}:too_few"),
-        r"reward 'too_few' returned 1 values for 2 \(joint actions 0 to 1\); return one number per joint action, .*; it is "
-        rf"defined in {line_of('def too_few')} \(turn 1; update 1\)",
+        r"reward 'too_few' returned .* for joint actions 0 to 1: return a list of 2 numbers, .*; it is "
+        rf"defined in {line_of('def too_few')} \(turn 0; update 1\)",
     ),
     "a reward that returns words": (
         setting(f"reward={TOWNS}:words"),
@@ -403,12 +403,12 @@ OF_THE_USER = {
     "an environment": (
         ["train", "--config", "doors.yaml"],
         rf"RuntimeError: door jammed, in {line_of('door jammed')}, in step \(Doors.step, messages \[.*\], state "
-        r"\{'door': \d, 'turn': 1\}; turn 2; update 1\); -v shows the traceback",
+        r"\{'door': \d, 'turn': 1\}; turn 1; update 1\); -v shows the traceback",
     ),
     "an environment that returns something else": (
         ["train", "--config", "doors.yaml", "--set", f"environment={TOWNS}:Silent"],
         r"Silent.step returned 1.0: return Step\(state, observations, reward, done, info\) \(Silent.step, messages \[.*\], "
-        rf"state \{{'door': \d, 'turn': 0\}}; defined in {TOWNS}.py, line \d\d; turn 1; update 1\)",
+        rf"state \{{'door': \d, 'turn': 0\}}; defined in {TOWNS}.py, line \d\d; turn 0; update 1\)",
     ),
 }
 

@@ -454,7 +454,7 @@ def test_play_prints_what_every_agent_reads_and_writes_and_the_rewards(tmp_path,
     assert command("play", "--model", "m0", "m1", "--environment", WORDS, *arguments) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 100 and "\x1b" not in out and "\\x1b[31m" in out
-    words = ("turn 1", "agent 0 (first) reads:", "agent 1 (second) writes", "again a long", "first_letters", "return ")
+    words = ("turn 0", "agent 0 (first) reads:", "agent 1 (second) writes", "again a long", "first_letters", "return ")
     assert [word for word in words if word not in out] == [] and out.count(" reads:") == 4
 
 

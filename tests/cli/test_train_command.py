@@ -325,12 +325,16 @@ NOT_PASSED = {
     "None for all": (
         OF_DATA,
         ["reward=own_rewards_of_tests:nothing"],
-        "returned 1 values for 4 .*; it returned None;",
+        "returned None for joint actions 0 to 3: return a list of 4 numbers",
     ),
-    "one value for a batch": (OF_DATA, ["reward=own_rewards_of_tests:average"], "returned 1 values for 4 .*; it returned 1.5;"),
-    "None in a later turn": (OF_WORDS, ["options={fails: true}"], "returned nan on joint action 0.* turn 2 have no reward"),
-    "a long prompt in a later turn": (OF_WORDS, ["options={length: 130}"], "turn 2"),
-    "a full conversation": (OF_WORDS, ["history=append", "max_new_tokens=56"], "in turn 2 the conversation may have"),
+    "one value for a batch": (
+        OF_DATA,
+        ["reward=own_rewards_of_tests:average"],
+        "returned 1.5 for joint actions 0 to 3: return a list of 4 numbers",
+    ),
+    "None in a later turn": (OF_WORDS, ["options={fails: true}"], "returned nan on joint action 0.* turn 1 have no reward"),
+    "a long prompt in a later turn": (OF_WORDS, ["options={length: 130}"], "turn 1"),
+    "a full conversation": (OF_WORDS, ["history=append", "max_new_tokens=56"], "in turn 1 the conversation may have"),
     "output is a file": (OF_DATA, ["output_dir=run.yaml/runs"], "cannot be made, .*run.yaml is a file"),
 }
 

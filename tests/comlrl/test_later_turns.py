@@ -197,7 +197,7 @@ def test_too_many_numbers_for_one_joint_action_raise():
     """CoMLRL takes the first one and leaves out the others."""
     env = environment(lambda a, b: [1.0, 2.0])
     states, _ = env.reset([ITEM], RNG)
-    with pytest.raises(ValueError, match=r"returned 2 values for 1 .*return one number per joint action"):
+    with pytest.raises(ValueError, match=r"returned 2 values, .* for joint action \d+: return a number"):
         env.step(states, [["x"], ["y"]], RNG)
 
 

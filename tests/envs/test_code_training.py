@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from experiments import code_baselines, code_team
+from experiments.code_pipeline import WAIT, CodePipeline
 from experiments.report import command, report
 from jmarl.config import TrainConfig
 from jmarl.envs.code import problems as code_problems
 from jmarl.envs.code.execution import CodeExecutionEnvironment
 from jmarl.envs.code.generation import CodeGeneration
-from jmarl.envs.code.pipeline import WAIT, CodePipeline
 from jmarl.envs.code.problems import CodeProblemGenerator
 from jmarl.envs.math.problems import MathProblemGenerator
 from jmarl.envs.math.reasoning import MathReasoningEnvironment

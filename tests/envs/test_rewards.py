@@ -151,7 +151,10 @@ def test_a_reward_that_returns_one_value_needs_batched_false():
     texts = [["a", "aa", ""], ["bbb", "bb", "b" * 5]]
     result = score(make_reward(reward, num_agents=2, batched=False), texts)
     assert result.total.tolist() == [0.0, 2.0, 2.0]
-    with pytest.raises(ValueError, match=r"'lambda' returned 1 values for 3 .*batched=False"):
+    message = (
+        r"'lambda' returned 0.0 for joint actions 0 to 2: return a list of 3 numbers, or \[\[agent 1.*; batched=False of make"
+    )
+    with pytest.raises(ValueError, match=message):
         score(make_reward(reward, num_agents=2, batched=True), texts)
 
 
@@ -585,18 +588,19 @@ def test_one_value_for_one_joint_action_is_accepted(one):
 )
 @pytest.mark.parametrize("on_error", ["raise", "mask", 0.0])
 def test_a_wrong_number_of_values_raises_with_name_and_both_sizes(value, size, on_error):
-    with pytest.raises(ValueError, match=rf"'lambda' returned {size} values for 3 .*joint actions 0 to 2"):
+    given = f"{size} values" if size != 1 else "None" if value is None else ""
+    with pytest.raises(ValueError, match=rf"'lambda' returned {given}.* for joint actions 0 to 2: return a list of 3 numbers"):
         returning(value, on_error=on_error)
 
 
 @pytest.mark.parametrize("value", [[1.0, [1.0], 1.0], np.ones((3, 3)), np.ones((3, 1))])
 def test_a_wrong_number_of_agents_raises_with_name_and_both_sizes(value):
-    with pytest.raises(ValueError, match=r"'lambda' returned [13] values for the 2 agents of joint action [01]"):
+    with pytest.raises(ValueError, match=r"returned [13] values, .*, for joint action [01]: return a number, or 2, one per"):
         returning(value)
 
 
 def test_a_flat_list_over_agents_is_not_mistaken_for_per_agent_rewards():
-    with pytest.raises(ValueError, match=r"returned 2 values for 1 .*\[\[agent 1, agent 2"):
+    with pytest.raises(ValueError, match=r"returned 2 values, .*, for joint action 0: return a number, or \[\[agent 1"):
         score(make_reward(lambda a, b: [1.0, 2.0], num_agents=2, batched=False), [["x"], ["y"]])
 
 
@@ -649,7 +653,7 @@ def test_reward_values_are_floats_with_nan_where_invalid():
         13: "reward 'f' returned '4' on joint action 13, not a number",
         14: "reward 'f' returned nan on joint action 14, not a number",
     }
-    with pytest.raises(ValueError, match="reward 'f' returned 3 values for the 2 agents of joint action 0"):
+    with pytest.raises(ValueError, match="reward 'f' returned 3 values, .*, for joint action 0: return a number, or 2, one"):
         reward_values([[1, 2, 3]], 2, "reward 'f'")
 
 

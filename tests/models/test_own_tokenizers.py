@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from jmarl.algorithms import resolve
 from jmarl.config import Chat, Sampling, TrainConfig
 from jmarl.evaluation.cross_play import players_of, stack_of, stacks_of
+from jmarl.files.changes import team_changes
 from jmarl.learning.critics import make_critics
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.hf_format import param_shapes
@@ -29,7 +30,7 @@ from jmarl.rollout.prompt_check import agents_by_encoding, long_prompts
 from jmarl.rollout.text_model import AgentModel
 from jmarl.sampling.generate import tokenize
 from jmarl.sampling.stack_program import stop_of_prompts
-from jmarl.team import Team, agents_of, make_team, save_team, team_changes
+from jmarl.team import Team, agents_of, make_team, save_team
 from tests.matrix import product
 
 END, START, DOCUMENT = 2, 1, 0  # ids of <|im_end|>, <|im_start|> and <|endoftext|>

@@ -167,7 +167,7 @@ def test_what_the_page_says_of_updates_turns_and_settings(tmp_path):
     assert re.findall(r'data-values="([^"]*)"', page) == ["update 246900.75 held-out after update 493800.125 "]
     last = page.split("Last values")[1].split("</table>")[0]
     assert ">return<" in last and ">held-out return<" in last and ">turn_0/reward/mean<" in last
-    assert "(4 recorded), mean reward of turn 1 " in page
+    assert "(4 recorded), mean reward of turn 0 " in page
     settings = page.split('id="settings"')[1].split('id="completions"')[0]
     changed, chosen = settings.split("the default is auto</h3>")
     assert "compute_dtype" in chosen.split("<details")[0] and "remat" in chosen.split("<details")[1]

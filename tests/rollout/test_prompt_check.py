@@ -181,7 +181,7 @@ def test_formatters_may_return_none_with_in_turns(agents):
 def test_none_in_a_later_turn_is_an_error_without_in_turns(agents):
     formatters = [default_formatter, lambda item, external_prompts=None: "first" if external_prompts is None else None]
     env = RewardEnvironment(make_reward(lengths, num_agents=2), formatters, lambda **_: ["a", "b"])
-    with pytest.raises(ValueError, match="agent 1's prompt is None .of turn 2 of item {'prompt': 'The answer'}"):
+    with pytest.raises(ValueError, match="agent 1's prompt is None .of turn 1 of item {'prompt': 'The answer'}"):
         played(agents, env, num_turns=2)
     nobody = RewardEnvironment(make_reward(lengths, num_agents=2), [lambda item: None] * 2, in_turns=True)
     with pytest.raises(ValueError, match="no agent acts in a turn: all prompts are None .of item 0"):

@@ -58,6 +58,24 @@ def test_a_kill_damages_at_most_the_last_record(tmp_path, caplog):
     assert (tmp_path / "file").read_bytes() == data
 
 
+@pytest.mark.parametrize("damage", ["flipped", "cut", "no header"])
+def test_records_after_a_damaged_one_are_read_and_kept_at_a_resume(tmp_path, caplog, damage):
+    path = tmp_path / "file"
+    fill(path, range(5))
+    data = path.read_bytes()
+    start, end = (sum(size for _, _, size, _ in steps_of(path)[:count]) for count in (2, 3))
+    member = bytearray(data[start:end])
+    if damage == "cut":
+        del member[-30:]
+    else:
+        member[{"flipped": 60, "no header": 0}[damage]] ^= 255
+    path.write_bytes(data[:start] + member + data[end:])
+    assert [record["step"] for record in read_completions(path)] == [0, 1, 3, 4]
+    assert "record 3 is damaged or too large and left out" in caplog.text
+    fill(path, [4], start_step=4)
+    assert path.read_bytes() == data[:start] + data[end:]
+
+
 def test_a_full_file_keeps_steps_of_the_whole_run_and_held_out_ones(tmp_path, caplog):
     path = tmp_path / "file"
     file = CompletionsFile(path, 0, 4000)
@@ -118,7 +136,7 @@ def test_a_resumed_run_keeps_records_that_are_too_large_to_be_read(tmp_path, cap
     file.close()
     data = path.read_bytes()
     monkeypatch.setattr(completions_file, "MAX_MEMORY", 10**6)
-    assert [step for step, *_ in steps_of(path)] == [1, 2, 3] and "record 4 is damaged or too large" in caplog.text
+    assert [step for step, *_ in steps_of(path)] == [1, 2, 3, 5, 6] and "record 4 is damaged or too large" in caplog.text
     fill(path, [], start_step=7)
     assert path.read_bytes() == data
     fill(path, [], start_step=6)

@@ -546,7 +546,7 @@ def test_rewards_that_are_all_nan_stop_the_run_after_three_updates(tmp_path):
     (tmp_path / "models").mkdir()
     with (
         pytest.warns(UserWarning, match="6 of 6 joint actions have no valid reward"),
-        pytest.raises(NonFiniteError, match="stopped at step 5 .*: in the last 3 updates no joint action had a valid"),
+        pytest.raises(NonFiniteError, match="stopped: in updates 3 to 5 of the run in .* no joint action had a valid"),
     ):
         run(reward=nan_from(2), output_dir=str(tmp_path))
     summary = json.loads((tmp_path / "failed_update_5.json").read_text(encoding="utf-8"))
@@ -606,7 +606,7 @@ def test_non_finite_losses_on_given_data_stop_the_run_too(tmp_path, capsys):
     cfg = TrainConfig.of(algorithm="sft", num_updates=8, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
     with (
         pytest.warns(UserWarning, match="the optimizer step was skipped"),
-        pytest.raises(NonFiniteError, match="stopped at step 3 .*failed_update_3.pkl"),
+        pytest.raises(NonFiniteError, match="stopped: in updates 1 to 3 of .*failed_update_3.pkl"),
     ):
         fit(team, data, cfg, params=[jax.tree.map(jax.numpy.copy, broken)])
     assert "red two" in json.loads((tmp_path / "failed_update_3.json").read_text(encoding="utf-8"))["texts"][0][0][0]

@@ -19,6 +19,7 @@ from jmarl.algorithms import resolve
 from jmarl.config import LORA_TARGETS, LoRA, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
+from jmarl.files.run_directory import base_digests
 from jmarl.learning.optimizer import init_state
 from jmarl.learning.team_update import update_team
 from jmarl.models import decoder, lora
@@ -28,7 +29,7 @@ from jmarl.models.stack import share_params, unstack
 from jmarl.runs.kinds.rollouts import play_step, rollout_batches, sampler_of
 from jmarl.runs.start import start
 from jmarl.runs.train import train
-from jmarl.team import base_digests, make_team, policies, save_team, to_checkpoint
+from jmarl.team import make_team, policies, save_team, to_checkpoint
 from jmarl.types import TRACES
 from tests.house import HOUSE, ITEMS
 

@@ -99,6 +99,10 @@ def test_a_changed_option_of_an_environment_is_named_unless_allowed():
     old, new = (old | {"environment": {"max_turns": turns}, "options": {"Grid.size": size}} for turns, size in ((2, 4), (3, 5)))
     with pytest.raises(CannotGoOn, match=r"environment: max_turns 2 -> 3, Grid.size 4 -> 5\nallow_changed=environment resumes"):
         check_changes(cfg, old, new, 4)
+    old["reward"], new["reward"] = {"duet.Duet": "1"}, {"duet.Duet": "2", "duet.f": "3"}
+    code = r"environment: duet.Duet \(changed\), duet.f \(new\), max_turns 2 -> 3, Grid.size 4 -> 5\nallow_changed=environment"
+    with pytest.raises(CannotGoOn, match=code):
+        check_changes(cfg, old, new, 4)
     assert check_changes(cfg.replace(resume=True, allow_changed="environment"), old, new, 4).keys() == {"environment"}
 
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jmarl
 from jmarl.algorithms import ALGORITHMS, AlgorithmRow, resolve
 from jmarl.config import Optimizer, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
@@ -248,9 +249,57 @@ def test_invalid_prompts_are_refused(pair, items, formatters, message):
 
 
 def test_a_team_of_names_is_refused(pair):
-    for agents, got in ((["a model"], "'a model'"), ("a model", "'a'"), (pair[0], "one agent alone")):
+    for agents, got in ((["a model"], "'a model'"), ("a model", "'a model'"), (pair[0], "one agent alone")):
         with pytest.raises(TypeError, match=f"made of a list of agents, such as .*; got {got}"):
             make_team(agents)
+
+
+def test_a_public_function_says_what_argument_is_of_another_type(pair, tmp_path):
+    team, params = make_team(pair)
+    cfg = TrainConfig.of(**HOUSE)
+    calls = {
+        "train": lambda team, cfg, params: jmarl.train(team, share_of_e, ITEMS, cfg, params=params),
+        "seeds": lambda team, cfg, params: jmarl.train_seeds(team, share_of_e, ITEMS, cfg, seeds=[0, 1], params=params),
+        "evaluate": lambda team, cfg, params: jmarl.evaluate(team, params, ITEMS, share_of_e, cfg),
+        "generate": lambda team, cfg, params: inspect.unwrap(jmarl.generate)(team, [["a"], ["b"]], cfg, params=params),
+        "fit": lambda team, cfg, params: jmarl.fit(team, [], cfg, params=params),
+        "agents_of": lambda team, _, params: jmarl.agents_of(team, params),
+        "save_team": lambda team, _, params: jmarl.save_team(tmp_path, team, params),
+    }
+    whole = jmarl.ExperimentConfig(team=jmarl.TeamConfig(models=("m",)), task=jmarl.TaskConfig(environment="math"))
+    settings = {
+        "of type dict": {},
+        "of type list": [],
+        "None": None,
+        "of type ExperimentConfig": whole,
+        "the class": TrainConfig,
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=r"^team is of type list: give a team, such as jmarl.Team.load"):
+            call([*pair], cfg, params)
+        for given, other in settings.items() if name not in ("agents_of", "save_team") else ():
+            if (name, other) != ("generate", None):
+                with pytest.raises(TypeError, match=f"^cfg is {given}.*: give a TrainConfig, such as TrainConfig.of"):
+                    call(team, other, params)
+        if name == "fit":
+            continue
+        with pytest.raises(ValueError, match="^params is None, and the team brings none: make it with Team.load .* make_team"):
+            call(team, cfg, None)
+        for wrong, given in ((params * 2, "a list of 2"), (params[0], "of type dict"), (pair, "of type list")):
+            with pytest.raises(TypeError, match=f"^params is {given}: give a list of 1"):
+                call(team, cfg, wrong)
+    for call, message in (
+        (lambda: jmarl.train(team, None, ITEMS, cfg), "^reward is None: give a reward function or an environment"),
+        (lambda: jmarl.train_seeds(team, share_of_e, ITEMS, cfg, seeds=3), r"^seeds is of type int: give a list .* \[0, 1, 2"),
+        (lambda: jmarl.run_experiment(cfg), "^cfg is of type TrainConfig: give an ExperimentConfig"),
+        (lambda: jmarl.cross_play([team, team], ITEMS, share_of_e, cfg), "^a team is made of a list of agents, .* got Team"),
+        (lambda: jmarl.policies(params), "^state is of type list: give the state of a result, result.state"),
+        (lambda: jmarl.make(RewardEnvironment), "^name is the class RewardEnvironment, no object of it: give the name of an"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+    with pytest.raises(ValueError, match="^there are no items to evaluate"):
+        jmarl.evaluate(team, params, [], share_of_e, cfg)
 
 
 def own_row(monkeypatch, **parts):
@@ -269,7 +318,28 @@ def own_row(monkeypatch, **parts):
         (dict(loss="bounded"), "the loss of 'mine' cannot be computed: TypeError"),
         (dict(loss=lambda logp: (logp.sum(), {})), "the loss of 'mine' cannot be computed: TypeError: .*4 were given"),
         (dict(loss=lambda logp, *_: (logp, {})), "the loss of 'mine' must return a scalar .*dict of metrics"),
-        (dict(loss=lambda logp, *_: logp.sum()), "the loss of 'mine' must return a scalar .*dict of metrics"),
+        (
+            dict(loss=lambda logp, *_: logp.sum()),
+            r"the loss of 'mine' must return a scalar .*dict of metrics.* float32\[\]\. It",
+        ),
+        (
+            dict(loss=lambda logp, *_: (logp.sum(), {1: 2.0})),
+            "must return a scalar .*metrics by name; it returned .*{1: 'float32",
+        ),
+        (dict(loss=lambda logp, *_: ((logp > 0).sum(), {})), r"must return a scalar .*; it returned \('int32\[\]', {}\)"),
+        *(
+            (
+                dict(loss=loss),
+                "the loss of 'mine' cannot be compiled: it reads values of an array .*: use jax.numpy in place",
+            )
+            for loss in (
+                lambda logp, *_: (np.mean(np.exp(logp)), {}),
+                lambda logp, *_: (logp.sum() if logp.sum() > 0 else -logp.sum(), {}),
+                lambda logp, *_: (logp.sum(), {"a": float(logp.sum())}),
+                lambda logp, *_: (logp[logp > 0].sum(), {}),
+                lambda logp, *_: (sum(logp[0] for _ in range(logp.sum().astype(int))), {}),
+            )
+        ),
         (
             dict(loss=lambda logp, *_: (logp.sum(), {"kl": logp})),
             "'kl' is not allowed as the name of a metric of the loss",
@@ -416,7 +486,7 @@ def test_a_resumed_run_prints_its_step_and_the_changed_settings(pair, begun, cap
     settings = dict(save_every=1, resume=True, progress=True, num_updates=3, save_models=False)
     result = run(pair, output_dir=str(begun), **settings)
     assert len(result.rewards) == 2 and [row["step"] for row in rows_of(begun)] == [1, 2, 3]
-    assert f"resuming {begun} from step 1 of 3, num_updates: 2 -> 3" in capsys.readouterr().out
+    assert f"resuming {begun} from step 1 of 3; num_updates: 2 -> 3" in capsys.readouterr().out
     assert not (begun / "models").exists()
 
 

@@ -98,6 +98,16 @@ def test_no_answer_and_no_file_masks_the_result(box: Sandbox, name: str) -> None
     assert result.outcome != "passed" and not result.masked, result
 
 
+@pytest.mark.parametrize("early", ["", "f(0)\n"])
+def test_the_message_of_a_missing_library_masks_no_result(box: Sandbox, early: str) -> None:
+    """The tests import what the program says is missing."""
+    lie = 'raise ModuleNotFoundError("No module named \'json\'", name="json")'
+    for program in (f"def f(x): {lie}", f"class F:\n    def __call__(self, x): {lie}\nf = F()", f"{lie}\ndef f(x): return 3"):
+        result = box.run(program, asserts(f"import json\n{early}assert f(3) == json.loads('3')"))
+        assert result.outcome == "failed" or (result.outcome, result.kind) == ("error", "load"), result
+        assert not result.masked
+
+
 def test_a_judge_that_fails_is_no_fault_of_the_machine(box: Sandbox) -> None:
     """Such as one without memory: both processes were set up, so the program may be the reason."""
     result = box.run(RIGHT, asserts("import sys\nassert f(1) == 1\nsys.modules['inside.judge'].Verdict.write = None"))

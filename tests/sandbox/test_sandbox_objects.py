@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jmarl.sandbox import Limits, Sandbox, Tests, asserts, pairs, unittests
+from jmarl.sandbox.canary import stand_ins
 
 LIMITS = Limits(wall_s=5)
 
@@ -329,4 +330,6 @@ def test_unsendable_test_values_mask_the_result(box: Sandbox, name: str) -> None
 
 def test_tests_that_lack_a_library_mask_the_result(box: Sandbox) -> None:
     for tests in (asserts("import missing_library\nassert f(1) == 2"), unit("f(1)", before="import missing_library")):
-        assert box.run(DOUBLE, tests).masked
+        result = box.run(DOUBLE, tests)
+        assert result.masked and not stand_ins(tests, result.message), "no program takes a library away, so none stands in"
+        assert stand_ins(tests, "the tests never asked the program anything")

@@ -125,6 +125,11 @@ def test_the_completion_of_a_text_is_that_of_generate(client, team, params, as_i
     (choice,) = whole.choices
     assert (whole.object, choice.text) == ("text_completion", expected)
     assert len(choice.logprobs.token_logprobs) == len(choice.token_ids) == whole.usage.completion_tokens
+    assert choice.logprobs.top_logprobs is None
+    more = client.completions.create(**settings | {"logprobs": 2}).choices[0].logprobs
+    assert (more.tokens, more.token_logprobs) == (choice.logprobs.tokens, choice.logprobs.token_logprobs)
+    for token, logprob, top in zip(more.tokens, more.token_logprobs, more.top_logprobs, strict=True):
+        assert len(top) <= 3 and max(top.values()) >= top[token] >= logprob - 1e-4, "tokens of one text are one entry"
     pieces = list(client.completions.create(**settings, stream=True))
     assert "".join(piece.choices[0].text for piece in pieces) == choice.text
     assert pieces[-1].choices[0].finish_reason == choice.finish_reason
@@ -136,7 +141,7 @@ def test_the_completion_of_a_text_is_that_of_generate(client, team, params, as_i
         ({"prompt": ""}, "prompt must be a text or a list of token ids, one of them in a request"),
         ({"prompt": ["a", "b"]}, "prompt must be a text"),
         ({"prompt": [10**6]}, "prompt has the token 1000000: ids are from 0 to"),
-        ({"logprobs": 5}, "logprobs must be 0, which gives those of the tokens"),
+        ({"logprobs": 21}, "logprobs=21 is not allowed: give an integer from 0 to 20"),
         ({"echo": True}, "echo is not supported: leave it out, or give false"),
         ({"extra_body": {"messages": []}}, "there is no field 'messages'"),
     ],
@@ -205,13 +210,28 @@ def test_limits_end_a_completion(ask):
 
 
 def test_logprobs_are_those_of_training(ask, team, params):
-    answer = ask(model="critic", seed=LONG_SEED, temperature=0.7, logprobs=True)
-    [choice], prompt = answer.choices, np.array([answer.prompt_token_ids])
+    """Those of the tokens, and those of other tokens in their place, whole and in pieces."""
+    asked = dict(model="critic", seed=LONG_SEED, temperature=0.7, logprobs=True)
+    answer = ask(**asked, top_logprobs=20)
+    [choice], prompt, vocab = answer.choices, np.array([answer.prompt_token_ids]), team.stacks[0].config.vocab_size
     own = jax.tree.map(lambda x: x[1], params[0])
-    lengths, tokens = np.array([prompt.shape[1]]), np.array([[choice.token_ids]])
+    place = len(choice.token_ids) - 2
+    tokens = np.array([[choice.token_ids] * (1 + vocab)])
+    tokens[0, 1:, place] = np.arange(vocab)
     scores = jax.jit(score, static_argnums=(1,), static_argnames=("temperature",))
-    expected = scores(own, team.stacks[0].config, prompt, lengths, tokens, temperature=0.7).logprobs[0, 0]
-    np.testing.assert_allclose([entry.logprob for entry in choice.logprobs.content], expected, atol=1e-4)
+    lengths = np.array([prompt.shape[1]])
+    logprobs = scores(own, team.stacks[0].config, prompt, lengths, tokens, temperature=0.7).logprobs[0]
+    np.testing.assert_allclose([entry.logprob for entry in choice.logprobs.content], logprobs[0], atol=1e-4)
+    highest = [entry.logprob for entry in choice.logprobs.content[place].top_logprobs]
+    np.testing.assert_allclose(highest, np.sort(logprobs[1:, place])[::-1][:20], atol=1e-4)
+    best = team.agent_specs[1].tokenizer.decode([int(logprobs[1:, place].argmax())])
+    assert choice.logprobs.content[place].top_logprobs[0].token == best
+    chunks = [x.choices[0].logprobs for x in ask(**asked, top_logprobs=2, stream=True)]
+    pieces = [entry.top_logprobs for chunk in chunks if chunk for entry in chunk.content]
+    assert [[x.token for x in top] for top in pieces] == [
+        [x.token for x in y.top_logprobs[:2]] for y in choice.logprobs.content
+    ]
+    assert all(not entry.top_logprobs for entry in ask(**asked).choices[0].logprobs.content)
     decoded = b"".join(bytes(x.bytes) if x.bytes is not None else b"?" for x in choice.logprobs.content)
     assert len(choice.logprobs.content) == len(choice.token_ids) and decoded
 

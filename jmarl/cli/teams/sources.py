@@ -162,10 +162,11 @@ def load_checkpoint(path: Path, models: Sequence[str], experiment: ExperimentCon
     """Return the agents in the newest intact checkpoint of a run, or in that of its best evaluation.
 
     models: those that the run started from."""
+    from jmarl.files.changes import team_changes
     from jmarl.files.checkpoint import Checkpointer
     from jmarl.models.heads import without_value_head
     from jmarl.models.lora import describe
-    from jmarl.team import Team, agents_of, team_changes
+    from jmarl.team import Team, agents_of
 
     with Checkpointer(path / "checkpoints", read_only=True) as saved:
         arrays, meta, step = saved.read_arrays(best and best.updates)

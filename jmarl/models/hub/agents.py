@@ -47,7 +47,7 @@ HUB_FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json"
 
 
 class Agent(NamedTuple):
-    """A loaded agent."""
+    """A loaded agent, from `load_agent(name)`. `Team.of([agent, agent])` is a team of two with its weights."""
 
     name: str
     config: ModelConfig

@@ -1,8 +1,8 @@
 """Code generation one agent after the other: agent t writes its part in turn t and reads what the agents before it wrote.
 
-A baseline for `generation.py`, where all agents write at once, with the same items, reward, reward range and metrics. Play it
-with num_turns = num_agents; the reward of the last turn is that of the whole program. Agents that are not on turn are asked for
-a single word, and their completions are ignored. Left out: training, because the agents would learn from those words.
+A baseline for `envs.code.generation`, where all agents write at once, with the same items, reward, reward range and metrics.
+Play it with num_turns = num_agents; the reward of the last turn is that of the whole program. Agents that are not on turn are
+asked for a single word, and their completions are ignored. Left out: training, because the agents would learn from those words.
 """
 
 from __future__ import annotations
