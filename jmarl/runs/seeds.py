@@ -27,7 +27,7 @@ from jmarl.algorithms import with_fastest_updates
 from jmarl.algorithms.constraints import facts
 from jmarl.algorithms.run_constraints import SEEDS
 from jmarl.columns import EPISODES, INTERVAL, RUNS
-from jmarl.config import TrainConfig, flat
+from jmarl.config import TrainConfig, check, flat
 from jmarl.config.constraints import require
 from jmarl.envs.rows import Rows
 from jmarl.evaluation.environment import Reward
@@ -208,6 +208,7 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
     """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
     exchange.require_one("several seeds in one program")
     find_own_algorithms(cfg.algorithm, cfg.preference.rl_algorithm)
+    check("seeds", seeds, not isinstance(seeds, str), "a list of whole numbers")
     seeds, cfg = [int(seed) for seed in seeds], resolve_resume(cfg, seeds)
     single_run = bool(cfg.run.output_dir) and checkpoints_of(cfg).exists()
     require(SEEDS, facts(cfg, seeds=seeds, saves=cfg.run.saves, single_run=single_run))
@@ -237,9 +238,8 @@ def open_runs(
         set_aside(str(Path(cfg.run.output_dir).parent))
     pairs = zip(runs.cfgs, states, strict=True)
     open_ = [opened.enter_context(open_run(run_cfg, state, identity, None, step)) for run_cfg, state in pairs]
-    logs = [RolloutLog(runs.team, run_cfg, run.writer) for run_cfg, run in zip(runs.cfgs, open_, strict=True)]
-    for log, run in zip(logs, open_, strict=True):
-        log.goes_on = not run.changes
+    own = zip(runs.cfgs, open_, strict=True)
+    logs = [RolloutLog(runs.team, run_cfg, run.writer, not run.changes) for run_cfg, run in own]
     return join_states([run.state for run in open_], runs), logs, [saver for run in open_ for saver in run.savers]
 
 
