@@ -22,9 +22,10 @@ import tyro
 from experiments.start import BenchOptions
 from jmarl.config import Count, Run, Sampling
 from jmarl.models.hub.agents import load_agent
+from jmarl.models.sharding import place
 from jmarl.randomness import Randomness
 from jmarl.sampling.generate import Past, Rows, SampleRequest, pad, sample_team, tokens_of
-from jmarl.team import make_team, on_mesh, place_params
+from jmarl.team import make_team, on_mesh
 from jmarl.types import Completions
 
 
@@ -49,7 +50,7 @@ def bench(options: Turns) -> dict[str, Any]:
     agent = load_agent(options.model)
     team, params = make_team([agent] * options.agents)
     team = on_mesh(team, Run())
-    params = place_params(team, params)
+    params = [place(stack, spec.mesh) for stack, spec in zip(params, team.stacks, strict=True)]
     count = options.prompt_tokens + options.new_prompt_tokens
     ids = np.random.default_rng(0).integers(100, agent.config.vocab_size, count).tolist()
     first, new = ids[: options.prompt_tokens], ids[options.prompt_tokens :]

@@ -131,6 +131,18 @@ SEEDS: list[Constraint] = [
      "seed_0, ...: choose another directory"),
 ]
 
+# --- an experiment. plays: whether it learns from completions, or from given data
+
+EXPERIMENT: list[Constraint] = [
+    *[(name, lambda s, x=name: not s.seeds or not getattr(s, x),
+       f"{name}={{s.{name}!r}} is not for several seeds in one program: remove it, or train them one by one")
+      for name in ("wandb", "eval_metrics")],
+    ("seeds", lambda s: s.plays or not s.seeds,
+     "seeds={s.seeds} is for completions with a reward: run given data once per seed of train"),
+    ("eval_metrics", lambda s: s.plays or s.eval_metrics is None,
+     "eval_metrics={s.eval_metrics!r} is for completions with a reward: remove it"),
+]
+
 # --- given data
 
 GIVEN_DATA: list[Constraint] = [

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.main import INTERRUPTED, plural, to_stderr
+from jmarl.cli.main import INTERRUPTED, check_output, plural, to_stderr
 from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, play_tasks, split_batches, tasks_for
 from jmarl.models.hub.tokenize import ChatPrompt
 
@@ -104,8 +104,9 @@ def check_arguments(args: argparse.Namespace) -> None:
         for flag, path in (("--output", output), ("--pairs", Path(args.pairs or ""))):
             if path.is_file():
                 raise ValueError(f"{path} exists and is complete: choose another {flag}, or remove it")
-    for path in filter(None, (args.output, args.pairs)):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    for flag, path in (("--output", args.output), ("--pairs", args.pairs)):
+        if path:
+            check_output(path, flag, is_file=True)
 
 
 @contextlib.contextmanager

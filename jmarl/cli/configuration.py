@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, find_own_modules, plural, show, to_stderr
-from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
-from jmarl.config.layers import experiment_config
+from jmarl.config.experiment import MODULES, EnvironmentConfig, ExperimentConfig
+from jmarl.config.layers import FLAGS, experiment_config, located
 from jmarl.config.paths import expand_home
 from jmarl.config.yaml_file import Given, YamlFile, parse_value, read_yaml
-from jmarl.files.run_files import CONFIG_FILE, leaves
+from jmarl.files.run_files import CONFIG_FILE, read_config
+from jmarl.files.trusted import OTHERS, require_trust
 from jmarl.mrlm.layers import MRLMLayers
 from jmarl.processes.ending import Interrupted, NoServer
 
 if TYPE_CHECKING:
     from jmarl.runs.records import FitResult, TrainResult
-
-
-FLAGS = "flags"  # the place of settings of flags with names of their own, which say what they are
 
 
 class Configuration(NamedTuple):
@@ -45,16 +43,15 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     for name, value in (point or {}).items():
         layers.add_flag(name, value, "sweep:")
     folders = [Path(os.path.abspath(shipped(name))).parent for name in reversed(names)]
-    algorithms = {name: layers.own[name].value for name in ("algorithm", "rl_algorithm") if name in layers.own}
-    for name, value in algorithms.items():  # the kind of the other settings depends on them
-        if isinstance(value, str):
-            algorithms[name] = located_name(value, folders_of(name, folders, layers.own))
-            layers.own[name] = layers.own[name]._replace(value=algorithms[name])
-    require_trusted_names(names, layers.own, algorithms, args.trust)
-    settings = all_settings(layers)
+    layers.own = located(layers.own, folders)
+    if files_of_runs(names):  # before the algorithm, on which other settings depend, is run
+        named = {name: given for name in (*MODULES, *OTHERS, "options") if (given := layers.tree(name)) is not None}
+        require_trusted_names(names, located(named, folders), args.trust)
+    settings = located(all_settings(layers), folders)
     notes = choose_directory(settings, Path(names[0]).stem)
-    cfg = located(experiment_config(settings), folders, settings)
-    require_trusted_names(names, settings, leaves(cfg.as_dict()), args.trust)
+    check_copy(names, settings)
+    require_trusted_names(names, settings, args.trust)
+    cfg = experiment_config(settings)
     with interrupted_again(cfg):
         cfg, more = complete(cfg, settings)
     return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more, settings)
@@ -81,24 +78,38 @@ def read_layers(args: argparse.Namespace) -> tuple[MRLMLayers, dict[str, Any] | 
     return layers, sweep, names
 
 
-def require_trusted_names(names: Sequence[str], given: Mapping[str, Given], values: Mapping[str, Any], trust: bool) -> None:
-    """Raise PermissionError if the config.yaml of a run, whose directory or whose file is among the names, names code that is
-    not trusted. What flags and other files set is the user's own.
-
-    given: the settings, with the places where they were given; values: of those that may name code."""
+def files_of_runs(names: Sequence[str]) -> list[str]:
+    """Return which of the files are the config.yaml of a run, whose directory or whose file is among the names."""
     from jmarl.files.own_files import is_of_run
-    from jmarl.files.trusted import require_trust
 
-    files = [shipped(name) for name in names]
-    for name, file in zip(names, files, strict=True):
-        folder = Path(file).parent
-        is_written = Path(file).name == CONFIG_FILE and (is_of_run(folder) or (folder / "models" / "agent_0").is_dir())
-        if is_written or Path(file) == Path(name) / CONFIG_FILE:
-            sweeps = () if "sweep" in read_yaml(file).tree else ("sweep:",)
-            others = ("--set", *sweeps, *(f"{other}, line " for other in files if other != file))
-            places = {name: given[name].place for name in values if name in given}
-            by_user = {name for name, place in places.items() if place == FLAGS or place.startswith(others)}
-            require_trust(Path(file), {name: value for name, value in values.items() if name not in by_user}, trust)
+    def is_written(name: str, file: Path) -> bool:
+        return is_of_run(file.parent) or (file.parent / "models" / "agent_0").is_dir() or file == Path(name) / CONFIG_FILE
+
+    return [file for name in names if Path(file := shipped(name)).name == CONFIG_FILE and is_written(name, Path(file))]
+
+
+def require_trusted_names(names: Sequence[str], given: Mapping[str, Given], trust: bool) -> None:
+    """Raise PermissionError if the config.yaml of a run among the files names code that is not trusted. What flags and other
+    files set is the user's own.
+
+    given: the settings, with the places where they were given."""
+    for file in files_of_runs(names):
+        sweeps = () if "sweep" in read_config(Path(file)).tree else ("sweep:",)
+        others = ("--set", *sweeps, *(f"{other}, line " for other in map(shipped, names) if other != file))
+        own = {name: x.value for name, x in given.items() if x.place != FLAGS and not x.place.startswith(others)}
+        require_trust(Path(file), own, trust)
+
+
+def check_copy(names: Sequence[str], given: Mapping[str, Given]) -> None:
+    """Raise ValueError if a run is to be resumed by its config.yaml, and that names another directory: the run was copied."""
+    output, resumes = given["output_dir"], "resume" in given and given["resume"].value
+    for file in files_of_runs(names) if resumes else ():
+        folder, named = os.path.dirname(file) or ".", expand_home(output.value)
+        if output.place.startswith(f"{file}, line ") and os.path.realpath(folder) != os.path.realpath(named):
+            raise ValueError(
+                f"{output.place}: output_dir={output.value!r} is not the directory of this file: give --output {folder} to "
+                f"resume the run beside it, or --output {named}"
+            )
 
 
 @contextlib.contextmanager
@@ -153,72 +164,14 @@ def shipped(name: str) -> str:
     return name if Path(name).is_file() or Path(name).suffix in (".yaml", ".yml") else str(find_config(name))
 
 
-def located(cfg: ExperimentConfig, folders: Sequence[Path], given: Mapping[str, Given]) -> ExperimentConfig:
-    """Return a configuration that says where its files and modules are, if they are beside a YAML file.
-
-    Other relative paths and modules, and those of flags, belong to the current directory.
-
-    folders: those of the YAML files, the last file first. given: the settings, with the places where they were given."""
-
-    def path(setting: str, name: Any) -> Any:
-        is_name = isinstance(name, str) and bool(name)
-        return next(
-            (str(x) for folder in folders_of(setting, folders, given) if is_name and (x := folder / name).exists()), name
-        )
-
-    def module(setting: str, name: str | None) -> str | None:
-        return name and located_name(name, folders_of(setting, folders, given))
-
-    def modules(setting: str, names: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(module(setting, name) for name in names)
-
-    def environments(setting: str, configs: Sequence[EnvironmentConfig]) -> tuple[EnvironmentConfig, ...]:
-        return tuple(dataclasses.replace(config, name=module(setting, config.name)) for config in configs)
-
-    reward = cfg.task.reward
-    task = dataclasses.replace(
-        cfg.task,
-        data=path("data", cfg.task.data),
-        held_out=path("held_out", cfg.task.held_out),
-        reward=modules("reward", reward) if isinstance(reward, tuple) else module("reward", reward),
-        formatters=modules("formatters", cfg.task.formatters),
-        eval_metrics=module("eval_metrics", cfg.task.eval_metrics),
-        external_transition=module("external_transition", cfg.task.external_transition),
-        environment=module("environment", cfg.task.environment),
-        train_envs=environments("train_envs", cfg.task.train_envs),
-        eval_envs=environments("eval_envs", cfg.task.eval_envs),
-    )
-    return cfg.replace(task=task, models=tuple(path("models", model) for model in cfg.team.models))
-
-
-def folders_of(setting: str, folders: Sequence[Path], given: Mapping[str, Given]) -> Sequence[Path]:
-    """Return the folders that a setting's files and modules may be in, besides the current one. Arguments as of `located`."""
-    folders = [folder for folder in folders if folder != Path.cwd()]
-    place = given[setting].place if setting in given else ""
-    own = Path(os.path.abspath(place.rpartition(", line ")[0])).parent
-    return () if place == FLAGS or place.startswith("--") else [own] if own in folders else folders
-
-
-def located_name(name: str, folders: Sequence[Path]) -> str:
-    """Return a name of `import_object` with the first folder that has its file in front."""
-    directory, _, module = name.rpartition(":")[0].rpartition("/")
-    if not module or directory.startswith("/") or module.startswith("jmarl."):
-        return name
-    parts = module.replace(".", "/")
-    ends = (module,) if module.endswith(".py") else (f"{parts}.py", f"{parts}/__init__.py")
-    return next((f"{x}/{name}" for x in folders if any((x / directory / end).is_file() for end in ends)), name)
-
-
 def flags_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of the flags with names of their own."""
     settings: dict[str, Any] = {"seed": args.seed, "device": args.device, "output_dir": args.output, "pool": args.pool}
     settings = {name: value for name, value in settings.items() if value is not None}
     if args.resume is None:
         return settings
-    settings["resume"] = True
-    if args.resume == "auto":
-        return settings | {"resume": "auto"}
-    if args.resume == "latest":
+    settings["resume"] = "auto" if args.resume == "auto" else True
+    if args.resume in ("auto", "latest"):
         return settings
     if args.resume.isdecimal():
         return settings | {"resume_step": int(args.resume)}
@@ -320,13 +273,15 @@ def train(cfg: ExperimentConfig, again: str = "") -> tuple[int, Any]:
     try:
         with ending_at_second_signal(), interrupted_again(cfg):
             result = run_experiment(cfg)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; {again or resume_line(directory)}") from None
     except Interrupted as reason:
         show(f"interrupted {reason}\n{again or resume_line(directory)}")
         return (INTERRUPTED if has_checkpoint(place_of_run) else KILLED), None
     results = result if isinstance(result, list) else [result]
     directories = directories_of(cfg)
     for one, place in zip(results, directories, strict=True):
-        show(f"{place}: {closing_line(one)}")
+        show(f"{place}: {closing_line(one, None if cfg.train.run.allow_changed else Path(place))}")
     if unsaved := [one.unsaved for one in results if one.unsaved]:
         to_stderr(f"not everything is saved: {unsaved[0]}")
         return FAILED, result
@@ -364,16 +319,20 @@ def has_ended(cfg: ExperimentConfig) -> bool:
     return complete and changed_settings(cfg) == []
 
 
-def closing_line(result: "TrainResult | FitResult") -> str:
-    """Return what a run did: its updates, the last reward or loss, and the held-out results if there are any."""
+def closing_line(result: "TrainResult | FitResult", directory: Path | None) -> str:
+    """Return what a run did: its updates, the last reward or loss, and the held-out results if there are any.
+
+    directory: whose log has the evaluation before training of a run that was resumed; None: it may be of other tasks."""
+    from jmarl.evaluation.evaluate import Evaluation, logged, logged_numbers
+    from jmarl.logs.metrics_writer import read_rows
     from jmarl.runs.records import TrainResult
 
-    if isinstance(result, TrainResult):
-        name, values = "reward", result.rewards
-        ends = [end and end.mean_text for end in (result.before, result.after)]
-    else:
-        name, values = "loss", result.losses
-        ends = [end and f"{end['loss']:.3f}" for end in (result.before, result.after)]
+    name, values = ("reward", result.rewards) if isinstance(result, TrainResult) else ("loss", result.losses)
+    before, file = result.before, directory and directory / "metrics.jsonl"
+    for row in read_rows(file) if before is None and file and file.is_file() else ():
+        if row.get("eval/updates") == 0:
+            before = logged(row) if name == "reward" else logged_numbers(row)
+    ends = [x.mean_text if isinstance(x, Evaluation) else x and f"{x['loss']:.3f}" for x in (before, result.after)]
     updates = int(result.state.step)
     parts = [f"{plural(updates, 'update')} made" + ", then interrupted" * result.interrupted]
     parts += [f"{name} of the last one {values[-1]:.3f}" if values else "none of them now"]

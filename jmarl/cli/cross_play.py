@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.main import add_trust_argument, find_own_modules, plural, to_stderr
+from jmarl.cli.main import add_trust_argument, check_output, find_own_modules, plural, to_stderr
 from jmarl.cli.teams.match import add_sampling_arguments, environment_of_run, play_config, sampling_settings
 from jmarl.cli.teams.sources import experiment_of, is_run, load_source, require_trusted_task
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     cfg = task_of_runs(args)
     check_runs(names, [cfg.team.size] * len(names))
     if args.json:
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+        check_output(args.json, "--json", is_file=True)
     to_stderr(f"reading {', '.join(names)} ...")
     sources = [load_source([directory]) for directory in args.runs]
     check_runs(names, [len(source.agents) for source in sources])

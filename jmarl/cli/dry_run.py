@@ -15,15 +15,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import shutil
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jmarl.cli.main import USER_ERRORS, CheckFailed, plural, sentence_of, to_stderr
+from jmarl.cli.main import USER_ERRORS, CheckFailed, check_output, plural, sentence_of, to_stderr
 from jmarl.cli.play import WIDTH, reward_lines
 from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig
@@ -188,18 +186,17 @@ def check_history(team: Team, rollout: Rollout, max_new_tokens: int, cut: int) -
     contexts = np.array([[spec.config.context] for spec in team.agent_specs])
     missing = np.zeros((team.num_agents, len(rollout.turns[0].items)), int)  # [N, P]
     for t, turn in enumerate(rollout.turns):
+        arrays = [length for _, length in turn.encoded], [completion.ended for completion in turn.completions]
+        lengths, ended = (np.array(to_agents(team, x))[:, : len(turn.items)] for x in arrays)  # [N, P], [N, P, G]
         missing = missing[:, turn.parents]
-        lengths = np.array(to_agents(team, [lengths for _, lengths in turn.encoded]))[:, : len(turn.items)] + missing
+        lengths = lengths + missing
         if (lengths + max_new_tokens > contexts).any():
             raise ValueError(
                 f"in turn {t} the conversation may have {lengths.max()} tokens, with max_new_tokens={max_new_tokens} that "
                 f"is {lengths.max() + max_new_tokens}, and the context is {contexts.min()}: set "
                 "long_prompts='truncate_left' or 'drop', lower max_new_tokens or num_turns, or set history='none'"
             )
-        ended = np.array(to_agents(team, [done.ended for done in turn.completions]))[:, : len(turn.items)]  # [N, P, G]
-        missing = (missing[..., None] + np.where(ended, 0, cut)).reshape(
-            team.num_agents, -1
-        )  # aligned: G are the joint actions
+        missing = (missing[..., None] + cut * ~ended).reshape(team.num_agents, -1)  # aligned: G are the joint actions
 
 
 def agent_labels(num_agents: int, roles: Sequence[str]) -> tuple[str, ...]:
@@ -320,17 +317,10 @@ def agents_line(team: Team) -> str:
 def disk_line(cfg: ExperimentConfig, size: int) -> str:
     """Return a line about the room for checkpoints. Raises ValueError if two do not fit, or if there can be no directory."""
     run, count = cfg.train.run, max(len(cfg.seeds), 1)
-    directory = Path(run.output_dir).absolute()
-    existing = [path for path in (directory, *directory.parents) if path.exists()]
-    if not existing[0].is_dir():
-        raise ValueError(
-            f"the output directory {run.output_dir} cannot be made, {existing[0]} is a file; choose another --output"
-        )
-    if not os.access(existing[0], os.W_OK):
-        raise ValueError(f"{existing[0]} cannot be written: choose another --output")
-    free = shutil.disk_usage(existing[0]).free
+    existing = check_output(run.output_dir)
+    free = shutil.disk_usage(existing).free
     unit, name = (2**30, "GiB") if size * count >= 2**30 else (2**20, "MiB")
-    text = f"a checkpoint takes {size * count / unit:.3g} {name}, {free / 2**30:.3g} GiB are free in {existing[0]}"
+    text = f"a checkpoint takes {size * count / unit:.3g} {name}, {free / 2**30:.3g} GiB are free in {existing}"
     if run.saves and free < 2 * size * count:
         raise ValueError(f"{text}: two of them do not fit; free some space, choose another --output, or set save_every=0")
     return text

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jmarl.cli.main import plural, to_stderr
+from jmarl.cli.main import check_output, plural, to_stderr
 from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, play_tasks, split_batches, tasks_for
 
 EPILOG = """examples:
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.batch_size < 1:
         raise ValueError(f"--batch-size {args.batch_size} must be at least 1")
     if args.output:
-        Path(args.output).parent.mkdir(parents=True, exist_ok=True)
+        check_output(args.output, is_file=True)
     start = time.monotonic()
     match = open_match(args, seeds[0], args.num_generations)
     to_stderr("playing; the first episodes wait for the compiler")

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.main import plural, to_stderr
+from jmarl.cli.main import check_output, plural, to_stderr
 from jmarl.cli.teams.match import add_model_argument
 from jmarl.cli.teams.sources import Source, load_source
 
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     output = Path(args.output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"--output {output} exists and is not empty: give a new directory")
+    check_output(output)
     to_stderr(f"reading {' '.join(args.model)} ...")
     source = load_source(args.model, args.base_model, args.best)
     as_adapters = has_adapters(source) and not args.merge

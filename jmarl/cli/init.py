@@ -11,6 +11,8 @@ import re
 import shlex
 from pathlib import Path
 
+from jmarl.cli.main import check_output
+
 TEMPLATE, NAME = Path(__file__).parent / "template", "my_team"
 FILES = ("run.yaml", "rewards.py", "test_rewards.py", "prompts.jsonl")
 
@@ -28,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
         verb = "exists" if len(there) == 1 else "exist"
         raise ValueError(f"{', '.join(there)} {verb}, and nothing is overwritten: give another directory")
     name = re.sub(r"[^\w-]+", "_", directory.absolute().name).strip("_") or NAME
+    check_output(directory, "DIR")
     directory.mkdir(parents=True, exist_ok=True)
     for path in paths:
         text = (TEMPLATE / path.name).read_text(encoding="utf-8")

@@ -8,14 +8,18 @@ where nothing is saved.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
+import logging
 import os
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jmarl.config.paths import expand_home
@@ -85,13 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
     prepare_streams()
     try:
-        with raised_again():
+        with raised_again(), warning_lines():
             code = run(arguments)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         ending.fail("stopped by Ctrl+C", KILLED)
-        return _fail("stopped", verbose, KILLED)
+        return _fail(str(stop) or "stopped", verbose, KILLED)
     except Interrupted as reason:  # before a run that resumes begins
         show(f"interrupted {reason}")
         return INTERRUPTED
@@ -117,11 +121,30 @@ def sentence_of(error: Exception, verbose: bool) -> str:
         return text if isinstance(error, USER_ERRORS) and text.startswith(str(error)) else f"{text}{hint}"
     if isinstance(reason := explained(error), ShadowedPackage):
         return f"{reason}{hint}"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}{hint}"
     frames, package = traceback.extract_tb(error.__traceback__), os.path.join(PACKAGE, "")
     if not isinstance(error, (*USER_ERRORS, RuntimeError)) or not frames[-1].filename.startswith(package):
         last = next((frame for frame in reversed(frames) if frame.filename.startswith(package)), frames[-1])
         return f"{named(error)}, in {os.path.relpath(last.filename, os.path.dirname(PACKAGE))}, line {last.lineno}{hint}"
     return str(error) if isinstance(error, USER_ERRORS) else f"{named(error)}{hint}"
+
+
+@contextlib.contextmanager
+def warning_lines() -> Iterator[None]:
+    """Show warnings, of Python and of jmarl's loggers, as lines like all others."""
+    logger, handler = logging.getLogger("jmarl"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: to_stderr(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(lambda record: record.name != "jmarl.remote")  # a server writes its own log
+    logger.addHandler(handler)
+    logger.propagate = False  # a library may have given the root logger a handler
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: to_stderr(f"warning: {message}")
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
 
 
 def prepare_streams() -> None:
@@ -137,10 +160,13 @@ def prepare_streams() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Parse the arguments, run the subcommand and return its exit code. Errors are raised; those of parsing exit."""
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     if arguments[:1] == ["--print-completion"]:
         return print_completion(arguments[1:])
     parser = parser_for(arguments)
-    if unknown := unknown_command(arguments):
+    unknown = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    if unknown and unknown not in COMMANDS:
         parser.error(f"there is no command {unknown!r}{did_you_mean(unknown, COMMANDS)}; choose {', '.join(COMMANDS)}")
     check_flags(parser, arguments[: arguments.index("--")] if "--" in arguments else arguments)
     args = parser.parse_args(arguments, argparse.Namespace(line=shlex.join(["jmarl", *arguments])))
@@ -189,12 +215,6 @@ def setting_hint(flag: str, flags: Sequence[str]) -> str:
     return f"; it is a setting: write --set {name}=VALUE" if "--set" in flags and name.rpartition(".")[2] in PART_OF else ""
 
 
-def unknown_command(arguments: Sequence[str]) -> str:
-    """Return the first argument if it stands in the place of a command and is none; else an empty text."""
-    first = arguments[0] if arguments else ""
-    return "" if first.startswith("-") or first in COMMANDS else first
-
-
 def print_completion(arguments: Sequence[str]) -> int:
     """Print the script that completes commands, flags and choices in a shell."""
     import shtab
@@ -233,6 +253,23 @@ def show(text: str) -> None:
     place = joined_place()
     if place is None or place.process == 0:
         print(text, flush=True)
+
+
+def check_output(path: str | Path, flag: str = "--output", is_file: bool = False) -> Path:
+    """Return the existing directory in which an output is made; of a file its directory is made at once.
+
+    Raises ValueError if a file is in place of a directory or a directory in place of a file, or if nothing can be written."""
+    output = Path(path).absolute()
+    if is_file and output.is_dir():
+        raise ValueError(f"{flag} {path} is a directory: give a file")
+    existing = next(place for place in (output, *output.parents)[is_file:] if place.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{flag} {path} cannot be made, {existing} is a file: choose another directory")
+    if not os.access(existing, os.W_OK):
+        raise ValueError(f"{flag} {path}: {existing} cannot be written: choose another directory")
+    if is_file:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    return existing
 
 
 def plural(count: int, noun: str) -> str:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from jmarl.cli.main import check_output
 from jmarl.config import check
 from jmarl.report.page import write_report
 from jmarl.report.serve import address_of, open_server
@@ -33,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(
                 f"--port {args.port} has no effect without --watch, which serves a page: add --watch or remove --port"
             )
+        check_output(args.output or OUTPUT, is_file=True)
         print(write_report(args.runs, args.output or Path(OUTPUT), args.max_mb))
         return 0
     if args.output is not None:

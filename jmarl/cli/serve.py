@@ -99,7 +99,7 @@ def add_models_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--slots", type=int, metavar="N", help=text)
     text = "requests that may wait for a slot (64); others get status 429"
     models.add_argument("--max-waiting", type=int, metavar="N", help=text)
-    text = "longest completion that a request may ask for; default: 1024, or that of the training"
+    text = "longest completion, of a request (1024, or that of the training if longer) or of other seats (that of the training)"
     models.add_argument("--max-new-tokens", type=int, metavar="N", help=text)
     text = "devices by axis, such as agent=2; auto; agent=1 is one device; default: as in the run"
     models.add_argument("--mesh", metavar="AXES", help=text)

@@ -7,13 +7,10 @@ flags. `config.yaml` in the run's directory has them all, and `jmarl train --con
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import logging
-import warnings
-from typing import Any
 
-from jmarl.cli.main import add_trust_argument, show, to_stderr
+from jmarl.cli.main import add_trust_argument, show
 
 EPILOG = """examples:
   jmarl configs list                                          the shipped files
@@ -67,10 +64,8 @@ def run(args: argparse.Namespace) -> int:
     from jmarl.processes.place import check_processes
 
     SAMPLES.setLevel(logging.INFO if args.verbose else logging.WARNING)
-    with warnings.catch_warnings(), contextlib.ExitStack() as places:
-        warnings.showwarning = _one_line
-        configuration = read_configuration(args)
-        places.enter_context(naming_places(configuration.given))
+    configuration = read_configuration(args)
+    with naming_places(configuration.given):
         choose_device(configuration.device, args.distributed)
         if "processes" in configuration.given and not args.dry_run:
             asked = configuration.given["processes"]
@@ -135,8 +130,3 @@ def devices_line() -> str:
         return "distributed: there is one device, so nothing is spread over others"
     where = "this process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
     return f"distributed: weights and batches are spread over {count} devices of {where}"
-
-
-def _one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
-    """Show a warning as one line on standard error."""
-    to_stderr(f"warning: {message}")

@@ -229,6 +229,10 @@ class ExperimentConfig:
 
 
 TOP_SETTINGS = ("seeds", "experiment_name", "description", "tags", "wandb")  # beside the parts
+MODULES = (  # settings that name code
+    "environment", "train_envs", "eval_envs", "reward", "formatters", "external_transition", "algorithm", "rl_algorithm",
+    "eval_metrics",
+)  # fmt: skip
 PARTS: dict[str, type] = {"team": TeamConfig, "task": TaskConfig, "train": TrainConfig}
 PART_OF: dict[str, str] = {
     field.name: part for part in ("team", "task") for field in dataclasses.fields(PARTS[part])

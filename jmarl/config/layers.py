@@ -8,16 +8,19 @@ Errors name the file and the line. A subclass may read further keys: it override
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jmarl.config.aliases import CONVERSIONS, OTHER_NAMES
-from jmarl.config.experiment import PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
+from jmarl.config.experiment import MODULES, PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
 from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
 from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import Given, KeyPath, YamlFile, put
 
 TREES = ("options", "wandb", "chat_template_kwargs", "train_envs", "eval_envs", "environment")  # with content of any keys
+FLAGS = "flags"  # the place of settings of flags with names of their own, which say what they are
 OUTSIDE = ("device", "processes")  # settings of the command line alone, and what the processes are compared with
 
 
@@ -143,3 +146,44 @@ def experiment_config(settings: Mapping[str, Given]) -> ExperimentConfig:
         if name in settings:
             raise type(error)(f"{settings[name].place}: {error}") from error
         raise
+
+
+def located(given: Mapping[str, Given], folders: Sequence[Path]) -> dict[str, Given]:
+    """Return settings that say where their files and modules are, if they are beside a YAML file.
+
+    Other relative paths and modules, and those of flags, belong to the current directory.
+
+    folders: those of the YAML files, the last file first."""
+
+    def path(name: str, places: Sequence[Path]) -> str:
+        return next((str(place / name) for place in places if name and (place / name).exists()), name)
+
+    def placed(value: Any, find: Callable[[str, Sequence[Path]], str], places: Sequence[Path]) -> Any:
+        if isinstance(value, Mapping):  # an environment with its options
+            return {key: placed(x, find, places) if key == "name" else x for key, x in value.items()}
+        if isinstance(value, list | tuple):
+            return [placed(x, find, places) for x in value]
+        return find(value, places) if isinstance(value, str) else value
+
+    finders = dict.fromkeys(MODULES, located_name) | dict.fromkeys(("data", "held_out", "models"), path)
+    return {
+        name: x._replace(value=placed(x.value, finders[name], folders_of(x.place, folders))) if name in finders else x
+        for name, x in given.items()
+    }
+
+
+def folders_of(place: str, folders: Sequence[Path]) -> Sequence[Path]:
+    """Return the folders that files and modules of a setting may be in, besides the current one. place: where it was given."""
+    folders = [folder for folder in folders if folder != Path.cwd()]
+    own = Path(os.path.abspath(place.rpartition(", line ")[0])).parent
+    return () if place == FLAGS or place.startswith("--") else [own] if own in folders else folders
+
+
+def located_name(name: str, folders: Sequence[Path]) -> str:
+    """Return a name of `import_object` with the first folder that has its file in front."""
+    directory, _, module = name.rpartition(":")[0].rpartition("/")
+    if not module or directory.startswith("/") or module.startswith("jmarl."):
+        return name
+    parts = module.replace(".", "/")
+    ends = (module,) if module.endswith(".py") else (f"{parts}.py", f"{parts}/__init__.py")
+    return next((f"{x}/{name}" for x in folders if any((x / directory / end).is_file() for end in ends)), name)

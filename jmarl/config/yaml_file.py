@@ -15,6 +15,8 @@ KeyPath = tuple[str | int, ...]  # keys and indices from the top of a file to a 
 MAX_VALUES = 1_000_000  # of a file, where each alias counts as all that it stands for
 MAX_BYTES = 2**24  # of a file
 MAX_DIGITS = 400  # of an integer
+FIRST_LINE = "# All settings of a run; the last line says that the file is whole."
+LAST_LINE = "# The settings of the run end here."
 
 
 class YamlFile(NamedTuple):
@@ -94,8 +96,10 @@ def read_yaml(path: str | Path, inside: Path | None = None) -> YamlFile:
 
 def parse_yaml(text: str, name: str) -> YamlFile:
     """Return the contents of a text. name: what errors call it. Raises as `read_yaml`."""
-    loader = _Loader(text)
+    if text.startswith(FIRST_LINE) and LAST_LINE not in text.splitlines():
+        raise ValueError(cut_short(name))
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         lines: dict[KeyPath, int] = {}
         if node is not None:
@@ -106,11 +110,17 @@ def parse_yaml(text: str, name: str) -> YamlFile:
         raise ValueError(f"{name} is nested deeper than {DEPTH}: a configuration is a mapping of sections") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)  # only some errors of the library have one
+        problem, start = getattr(error, "problem", None) or error, getattr(error, "context_mark", None)
+        context = str(getattr(error, "context", ""))
+        if start and context.startswith("while scanning"):  # what is not closed: it is seen only where the text goes on
+            mark = start
+        elif start and context.startswith("while parsing a flow"):
+            problem = f"{problem}, in the brackets that begin in line {start.line + 1}"
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
+        if isinstance(error, yaml.reader.ReaderError):
+            line, problem = text.count("\n", 0, error.position) + 1, f"remove the character {text[error.position]!r}"
+            place = f", line {line}"
         raise ValueError(f"{name}{place} is not YAML: {problem}{_advice(str(problem))}") from error
-    finally:
-        loader.dispose()
     if not isinstance(tree, dict):
         raise ValueError(f"{name} holds a {type(tree).__name__}: a configuration is a mapping of settings, such as `seed: 1`")
     return YamlFile(name, tree, lines)
@@ -139,6 +149,16 @@ def parse_value(text: str) -> Any:
 def dump_yaml(tree: dict[str, Any]) -> str:
     """Return a tree of plain values as YAML, in its order."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def dump_run(tree: dict[str, Any], comment: str = "") -> str:
+    """Return the settings of a run as YAML, which is refused where it is cut short."""
+    return f"{FIRST_LINE}\n{comment}{dump_yaml(tree)}{LAST_LINE}\n"
+
+
+def cut_short(name: str) -> str:
+    """Return the sentence for a file with settings of a run that lacks its end."""
+    return f"{name} is cut short, so settings of the run are lost: copy it again, or move it away and name the task by flags"
 
 
 def _check_size(node: yaml.Node, name: str) -> None:

@@ -50,6 +50,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jmarl.config.validation import check
 from jmarl.envs.reward_values import RewardResult
 
 # [N] what each agent reads, a text or a list of chat messages; None: the agent does not act in the coming step.
@@ -114,6 +115,7 @@ class TextEnvironment:
 
     @property
     def num_agents(self) -> int:
+        check("roles", self.roles, not isinstance(self.roles, str), "a list with a name for each agent")
         return len(self.roles)
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.config.validation import did_you_mean
+from jmarl.config.validation import check, did_you_mean
 from jmarl.envs.base import Answer, Texts
 from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.calls.copies import copied
@@ -100,6 +100,7 @@ class RewardEnvironment:
     ):
         self.transition, self.in_turns = transition, in_turns
         self._for_all: tuple[Callable, Formatter] | None = None  # a reward and a formatter, until the team is known
+        check("formatters", formatters, not isinstance(formatters, str), "a function, or a list with one for each agent")
         if callable(formatters):
             if not isinstance(reward, RewardFunction):
                 self._for_all = (reward, formatters)

@@ -12,12 +12,12 @@ from typing import Any
 
 from jmarl.config import SECTION_OF, ExperimentConfig, TeamConfig, TrainConfig, flat
 from jmarl.config.experiment import plain_values
-from jmarl.config.yaml_file import dump_yaml, parse_yaml, read_yaml
+from jmarl.config.yaml_file import dump_run, parse_yaml
 from jmarl.envs.base import class_name, describe
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.files.lock import reserved
 from jmarl.files.run_directory import CHOSEN, check_contents
-from jmarl.files.run_files import CONFIG_FILE, leaves
+from jmarl.files.run_files import CONFIG_FILE, leaves, read_config
 from jmarl.files.trusted import is_trusted, named_code, record_trust
 from jmarl.team import Team
 
@@ -35,7 +35,7 @@ def changed_settings(cfg: ExperimentConfig) -> list[str] | None:
     file = Path(cfg.train.run.output_dir) / CONFIG_FILE
     if not file.is_file():
         return None
-    before, now = leaves(read_yaml(file).tree), leaves(json.loads(json.dumps(plain_config(cfg))))
+    before, now = leaves(read_config(file).tree), leaves(json.loads(json.dumps(plain_config(cfg))))
     chosen = {name for name in CHOSEN if now[name] == "auto"}
     return sorted(name for name in {**before, **now} if before.get(name) != now.get(name) and name not in chosen)
 
@@ -55,13 +55,13 @@ def record_choices(cfg: TrainConfig, python: Callable[[], str]) -> None:
         if not cfg.run.resume:
             replace_text(file, python())
         return
-    tree, settings = read_yaml(file).tree, flat(cfg)
+    tree, settings = read_config(file).tree, flat(cfg)
     sections = [tree.get("train", {}).get(SECTION_OF[name], {}) for name in CHOSEN]
     changes = [(section, name) for section, name in zip(sections, CHOSEN, strict=True) if section.get(name) == "auto"]
     for section, name in changes:
         section[name] = settings[name]
     if changes:
-        replace_text(file, dump_yaml(tree))
+        replace_text(file, dump_run(tree))
 
 
 def python_config(cfg: TrainConfig, team: Team, env: Any, items: Sequence[Any]) -> str:
@@ -81,7 +81,7 @@ def python_config(cfg: TrainConfig, team: Team, env: Any, items: Sequence[Any]) 
     settings = plain_values(cfg)
     for name in ("resume", "resume_step", "allow_changed"):
         settings[SECTION_OF[name]].pop(name)
-    return says + dump_yaml(parts | {"train": settings})
+    return dump_run(parts | {"train": settings}, says)
 
 
 def replace_text(file: Path, text: str) -> None:
@@ -107,7 +107,7 @@ def written_config(cfg: ExperimentConfig) -> Iterator[None]:
         for single in [cfg.train.for_seed(seed) for seed in cfg.seeds] or [cfg.train]:
             check_contents(single)  # again, because another process may have written before the lock was taken
         directory = os.path.abspath(run.output_dir)
-        WAITING[directory] = dump_yaml(plain_config(cfg))
+        WAITING[directory] = dump_run(plain_config(cfg))
         try:
             yield
         finally:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from jmarl.config.bounded_files import kind_of, printable
 from jmarl.files.changes import CannotGoOn
+from jmarl.files.run_files import shown
 from jmarl.logs.metrics_writer import MetricsWriter
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,8 @@ def set_aside(directory: str) -> None:
     for folder in [folder for names in (LEARNED, START) for folder in names if folder != "."]:
         with contextlib.suppress(OSError):  # it does not exist, or has files of the user
             (root / folder).rmdir()
-    logger.warning("%s held an earlier run; its metrics, checkpoints and models are now in %s", directory, target)
+    names = shown(directory), shown(str(target))
+    logger.warning("%s held an earlier run; its metrics, checkpoints and models are now in %s", *names)
 
 
 class Watch:

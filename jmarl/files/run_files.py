@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.config.bounded_files import printable, read_json
-from jmarl.config.yaml_file import read_yaml
+from jmarl.config.yaml_file import YamlFile, cut_short, read_yaml
 
 CONFIG_FILE = "config.yaml"
 BEST_FILE = "best.json"  # in the folder of checkpoints
 PACKAGES = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
-DICTIONARIES = {"options", "wandb"}  # settings that are mappings, not sections
+DICTIONARIES = {"options", "wandb", "chat_template_kwargs"}  # settings that are mappings, not sections
 
 
 def config_file_of(directory: Path) -> Path | None:
@@ -24,6 +24,18 @@ def config_file_of(directory: Path) -> Path | None:
     if own.exists():
         return own
     return above if directory.absolute().name.startswith("seed_") and above.is_file() else None
+
+
+def read_config(file: Path) -> YamlFile:
+    """Return the settings in the config.yaml of a run. Raises ValueError if it is cut short, also if it was written before such
+    files had a last line: then it ends with wandb, or of a run begun in Python with the section run of train."""
+    content = read_yaml(file, inside=file.parent)
+    tree, train = content.tree, content.tree.get("train") or {}
+    last = "wandb" if "task" in tree else "run"
+    has_part, has_sections = bool({"team", "task", "train"} & tree.keys()), "sampling" in train
+    if not tree or (has_part and not train) or (has_sections and last not in (*tree, *train)):
+        raise ValueError(cut_short(str(file)))
+    return content
 
 
 class Best(NamedTuple):
@@ -69,7 +81,7 @@ def next_commands(directory: str, seeds: Sequence[int] = ()) -> str:
     environment, or data and a reward. seeds: of the runs in the directory, if there are several."""
     commands = [f"jmarl report {shlex.quote(directory)}"]
     file = config_file_of(Path(directory))
-    settings = leaves(read_yaml(file).tree) if file else {}
+    settings = leaves(read_config(file).tree) if file else {}
     scored = settings.get("data") and settings.get("reward")
     if scored or any(settings.get(name) for name in ("environment", "train_envs", "eval_envs")):
         model = f"{directory}/seed_{seeds[0]}" if seeds else directory

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jmarl.config.experiment import MODULES
 from jmarl.config.paths import expand_home
 from jmarl.envs import ENVIRONMENTS, OTHER_NAMES
 from jmarl.envs.calls.user_code import excerpt
@@ -31,8 +32,6 @@ FUNCTIONS = (  # of jmarl, for rewards and formatters
     "jmarl.envs.rewards:story_length_ratio", "jmarl.envs.writing.story:setup_prompt", "jmarl.envs.writing.story:story_prompt",
 )  # fmt: skip
 OWN = {*ENVIRONMENTS.values(), *OTHER_NAMES.values(), *FUNCTIONS}
-NAMES = ("environment", "reward", "formatters", "external_transition", "algorithm", "rl_algorithm", "eval_metrics")
-MIXTURES = ("train_envs", "eval_envs")
 OTHERS = ("wandb", "replay_rollout")  # `wandb.init` takes a program and a server; a failed update is a pickle
 WORD = re.compile(r"[\w-]*")  # a name in a table
 SHOWN = 200  # characters of a setting
@@ -42,20 +41,20 @@ _records: dict[str, dict[str, str]] = {}  # those of this process, which hold wh
 
 def named_code(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that name code from outside jmarl, or servers. settings: by their short names, as plain values."""
-    named = {name for name in NAMES if any(map(is_code, _listed(settings.get(name))))}
+    named = {name for name in MODULES if any(map(is_code, _listed(settings.get(name))))}
     named |= {name for name in OTHERS if settings.get(name)}
     options = settings.get("options")  # those of jmarl's own environments name no code, but servers in their place
     if options and ("environment" in named or "servers" in options):
         named.add("options")
-    for name in MIXTURES:
-        if any(is_code(env["name"]) or "servers" in env["options"] for env in settings.get(name) or ()):
-            named.add(name)
     return {name: settings[name] for name in sorted(named)}
 
 
-def is_code(name: Any) -> bool:
-    """Return whether the name of an environment, function or algorithm is none of jmarl's tables."""
-    return name not in OWN and not WORD.fullmatch(str(name))
+def is_code(entry: Any) -> bool:
+    """Return whether the name of an environment, function or algorithm is none of jmarl's tables. An environment may be a
+    mapping of its name and its options, which may name servers."""
+    if isinstance(entry, Mapping):
+        return is_code(entry.get("name", "")) or "servers" in (entry.get("options") or ())
+    return str(entry) not in OWN and not WORD.fullmatch(str(entry))
 
 
 def _listed(value: Any) -> list[Any]:

@@ -43,15 +43,15 @@ class StepLog:
     Subclasses define what is written for their kind of experience: `row`, `texts`, `fault`, `record` and `evaluation_row`.
     """
 
-    def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
+    def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None, unchanged: bool = False):
         self.team, self.cfg, self.writer = team, cfg, writer
+        self.unchanged = unchanged  # whether a resumed run changes nothing, so that what it evaluated holds
         self.failed_saves = 0
         self.last_step: int | None = None  # number of the newest row that this process has written
         self.rewards: list[float] = []  # mean return of each update; of preference rounds, the mean reward of each round
         self.losses: list[float] = []  # of each update on given data, mean over agents
         self.watch = NonFiniteWatch(cfg)
         self.waiting: list[QueuedStep] = []  # steps whose rows are not written yet
-        self.goes_on = False  # whether a resumed run changes nothing, so that what it evaluated holds
         self._started = time.monotonic()
 
     def step(self, number: int, experience: Any, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
@@ -113,7 +113,7 @@ class StepLog:
     def logged_evaluation(self, updates: int) -> Any:
         """Return the evaluation after this number of updates from the log of a resumed run; None if the log has none, or if it
         would be the result of a run in which what is evaluated may have changed."""
-        holds = self.goes_on or updates < self.cfg.run.num_updates
+        holds = self.unchanged or updates < self.cfg.run.num_updates
         row = exchange.from_first(lambda: self.writer.evaluated.get(updates) if self.writer and holds else None)
         return None if row is None else self.evaluation_of(row)
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from jmarl.config.bounded_files import check_inside, printable, read_json, read_tail
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
-from jmarl.config.yaml_file import read_yaml
-from jmarl.files.run_files import Best, config_file_of, leaves, read_best
+from jmarl.files.run_files import Best, config_file_of, leaves, read_best, read_config
 from jmarl.logs.metrics_writer import read_rows
 
 METRICS = "metrics.jsonl"
@@ -183,7 +182,7 @@ def load_run(directory: Path, name: str) -> Run:
     recorded = next((attempt["settings"] for attempt in reversed(attempts) if "settings" in attempt), {})
     written = config_file_of(directory)
     # As JSON, which has only texts as names: a report is made of it.
-    tree = json.loads(json.dumps(read_yaml(written, written.parent).tree, default=str)) if written else {}
+    tree = json.loads(json.dumps(read_config(written).tree, default=str)) if written else {}
     return Run(
         name,
         directory,

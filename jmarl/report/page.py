@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from jmarl.logs.completions_file import finite
 from jmarl.report.completions import load_completions
-from jmarl.report.load import Group, Grouping, Run, groupings_of, load_runs, roles_of
+from jmarl.report.load import IDENTITY, Group, Grouping, Run, groupings_of, load_runs, roles_of
 from jmarl.report.summary import curves, goodput, held_out, settings_table
 
 SCRIPTS, STYLES = ("charts.js", "tables.js", "completions.js", "page.js"), ("page.css",)
@@ -97,6 +97,7 @@ def summarize_group(group: Group) -> dict[str, Any]:
         "updates": max((int(row["step"]) for run in group.runs for row in run.rows), default=0),
         "curves": columns,
         "held_out": held_out(columns),
+        "has_held_out": any(run.settings.get(f"{IDENTITY}held_out", {}).get("items") for run in group.runs),
         "best": [f"{run.name}: {run.best}" for run in group.runs if run.best],
         "goodput": goodput(group),
     }

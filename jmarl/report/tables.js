@@ -41,7 +41,11 @@ function chooser(group, g, onChoose) {
 function fillHeldOut(section, groups) {
   const found = [...new Set(groups.flatMap((group) => Object.keys(group.held_out)))];
   const names = [...found.filter((name) => name === "reward"), ...found.filter((name) => name !== "reward")];
-  if (!names.length) { section.append(note("No held-out tasks were given.")); return; }
+  if (!names.length) {
+    const given = groups.some((group) => group.has_held_out);
+    section.append(note(given ? "No evaluation was made yet." : "No held-out tasks were given."));
+    return;
+  }
   const row = (title, kind, ends) => {
     const [first, last] = ends || [null, null];
     const change = ends && first[1] !== null && last[1] !== null ? last[1] - first[1] : null;

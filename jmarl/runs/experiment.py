@@ -9,10 +9,13 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jmarl.algorithms import find_row
+from jmarl.algorithms.run_constraints import EXPERIMENT
 from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig, check_argument
+from jmarl.config.constraints import require
 from jmarl.envs import import_name, make
 from jmarl.envs.base import close
 from jmarl.envs.calls.user_code import calling, excerpt
@@ -56,13 +59,14 @@ def learns_from_completions(cfg: ExperimentConfig) -> bool:
         )
     if cfg.task.min_reward is not None and row.data != "texts":
         raise ValueError(f"min_reward={cfg.task.min_reward} has no effect for algorithm={cfg.train.algorithm!r}: it is for sft")
-    if cfg.task.data is None and row.data == "texts":  # what the environments' solvers write
-        return False
+    plays = plays and not (cfg.task.data is None and row.data == "texts")  # what the environments' solvers write
+    require(EXPERIMENT, SimpleNamespace(**{**vars(cfg), **vars(cfg.task), "plays": plays}))
     if plays and row.data != "rollouts" and not row.makes_pairs:
         raise ValueError(
             f"algorithm={cfg.train.algorithm!r} learns from given {row.data}: set data, and no reward or environment"
         )
-    check_agents(cfg.train, cfg.team.size)
+    if plays or cfg.task.data is not None:
+        check_agents(cfg.train, cfg.team.size)
     return plays
 
 
@@ -86,12 +90,6 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
     """Train on completions."""
     if cfg.seeds:
         check_seeds(cfg.seeds, cfg.train)
-        if cfg.wandb:
-            raise ValueError(f"wandb={cfg.wandb} is not for several seeds in one program: remove it, or train them one by one")
-        if metrics := cfg.task.eval_metrics:
-            raise ValueError(
-                f"eval_metrics={metrics!r} is not for several seeds in one program: remove it, or train one by one"
-            )
     else:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
@@ -111,10 +109,6 @@ def _fit(cfg: ExperimentConfig) -> FitResult:
         raise ValueError(
             f"algorithm={cfg.train.algorithm!r} trains no team: use jmarl.preferences.reward_model.fit_reward_model"
         )
-    if cfg.seeds:
-        raise ValueError(f"seeds={cfg.seeds} is for completions with a reward: run given data once per seed of train")
-    if cfg.task.eval_metrics:
-        raise ValueError(f"eval_metrics={cfg.task.eval_metrics!r} is for completions with a reward: remove it")
     check_fit(cfg.train, None)
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)

@@ -171,8 +171,8 @@ def run_training(
         if exchange.is_first():
             record_choices(cfg, partial(python_config, cfg, team, run.task.env, run.task.items))
         watch = Watch(cfg.run.output_dir if exchange.is_first() else "", opened.writer)
-        log = (RolloutLog if run.plays else DataLog)(team, cfg, opened.writer)
-        log.goes_on = not opened.changes and run.task.eval_metrics is None
+        unchanged = not opened.changes and run.task.eval_metrics is None
+        log = (RolloutLog if run.plays else DataLog)(team, cfg, opened.writer, unchanged)
         result = run_loop(run.setup, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))
         if not result.interrupted and writes_models:
             with CLOCK.phase("checkpoint"):

@@ -109,7 +109,6 @@ def train_seeds(
         team, reward, items, cfg, eval_items: see `train`.
     """
     check_arguments(team, cfg, reward)
-    check_argument("seeds", seeds, list | tuple | range | np.ndarray, "a list of different numbers, such as [0, 1, 2]")
     with CLOCK.running(), watched("preparing the runs", cfg.run.progress, CLOCK.reader()):
         run, runs, states = prepare_seeds(cfg, team, Task(reward, items, eval_items), seeds, params=params)
         source, cfg = run.make_source(states[0]), run.cfg
@@ -212,6 +211,7 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
     """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
     exchange.require_one("several seeds in one program")
     find_own_algorithms(cfg.algorithm, cfg.preference.rl_algorithm)
+    check_argument("seeds", seeds, list | tuple | range | np.ndarray, "a list of different numbers, such as [0, 1, 2]")
     seeds, cfg = [int(seed) for seed in seeds], resolve_resume(cfg, seeds)
     single_run = bool(cfg.run.output_dir) and checkpoints_of(cfg).exists()
     require(SEEDS, facts(cfg, seeds=seeds, saves=cfg.run.saves, single_run=single_run))
@@ -241,9 +241,8 @@ def open_runs(
         set_aside(str(Path(cfg.run.output_dir).parent))
     pairs = zip(runs.cfgs, states, strict=True)
     open_ = [opened.enter_context(open_run(run_cfg, state, identity, None, step)) for run_cfg, state in pairs]
-    logs = [RolloutLog(runs.team, run_cfg, run.writer) for run_cfg, run in zip(runs.cfgs, open_, strict=True)]
-    for log, run in zip(logs, open_, strict=True):
-        log.goes_on = not run.changes
+    own = zip(runs.cfgs, open_, strict=True)
+    logs = [RolloutLog(runs.team, run_cfg, run.writer, not run.changes) for run_cfg, run in own]
     return join_states([run.state for run in open_], runs), logs, [saver for run in open_ for saver in run.savers]
 
 

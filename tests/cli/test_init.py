@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from jmarl import ExperimentConfig
-from jmarl.cli.configuration import located, read_configuration, read_experiment
+from jmarl.cli.configuration import read_configuration, read_experiment
 from jmarl.cli.init import FILES
 from jmarl.cli.main import main
-from jmarl.config.yaml_file import read_yaml
+from jmarl.config.layers import located
+from jmarl.config.yaml_file import Given, read_yaml
 from jmarl.envs import import_object
 from jmarl.files.identity.fingerprint import difference, of_reward
 from jmarl.runs.experiment import task_of
@@ -138,6 +139,11 @@ def test_init_overwrites_nothing(elsewhere, capsys):
     assert main(["init", "new/one"]) == 0 and sorted(path.name for path in Path("new/one").iterdir()) == sorted(FILES)
 
 
+def task_of_file(folders, **settings):
+    given = located({name: Given(value, 1, "") for name, value in settings.items()}, folders)
+    return ExperimentConfig.of(**{name: x.value for name, x in given.items()}).task
+
+
 def test_files_beside_a_yaml_file_come_before_those_of_the_current_directory(elsewhere):
     """What is not beside it belongs to the current directory. Of several YAML files the last one comes first."""
     a, b = elsewhere / "a", elsewhere / "b"
@@ -146,17 +152,16 @@ def test_files_beside_a_yaml_file_come_before_those_of_the_current_directory(els
         file.write_text("")
     names = ["other:f", "../a/pkg/mine:g", "jmarl.envs.writing.story:setup_prompt"]
     settings = dict(data="rows.jsonl", held_out="held.jsonl", reward="pkg.mine:f", formatters=names, environment=None)
-    cfg = ExperimentConfig.of(models=["m"], num_agents=3, **settings)
-    task = located(cfg, [b, a], {}).task
+    task = task_of_file([b, a], models=["m"], num_agents=3, **settings)
     assert (task.data, task.held_out, task.reward) == (f"{b}/rows.jsonl", f"{a}/held.jsonl", f"{a}/pkg.mine:f")
     assert task.formatters == ("other:f", f"{b}/../a/pkg/mine:g", names[2])
-    assert located(cfg, [Path.cwd()], {}) == cfg
+    assert task_of_file([Path.cwd()], models=["m"], num_agents=3, **settings).data == "rows.jsonl"
 
 
 def test_an_environment_beside_a_yaml_file_is_found(elsewhere):
     (elsewhere / "mine.py").write_text("")
-    cfg = ExperimentConfig.of(models=["m"], train_envs=["mine:A", "story"], eval_envs=["mine:B"], held_out=1)
-    task = located(cfg, [elsewhere], {}).task
+    mixture = [{"name": "mine:A", "options": {}}, "story"]
+    task = task_of_file([elsewhere], models=["m"], train_envs=mixture, eval_envs=["mine:B"], held_out=1)
     assert [env.name for env in (*task.train_envs, *task.eval_envs)] == [f"{elsewhere}/mine:A", "story", f"{elsewhere}/mine:B"]
 
 

@@ -48,6 +48,18 @@ def test_help_of_a_command_fits_a_screen(name, capsys):
     assert len(capsys.readouterr().out.splitlines()) <= (50 if name == "train" else 72)
 
 
+def test_help_is_a_command_too(capsys):
+    for words in (["help"], ["help", "export"]):
+        pages = []
+        for arguments in (words, [*words[1:], "--help"]):
+            with pytest.raises(SystemExit) as end:
+                main(arguments)
+            assert end.value.code == 0
+            pages.append(capsys.readouterr().out)
+        assert pages[0] == pages[1] and pages[0].startswith(f"usage: {' '.join(['jmarl', *words[1:]])} ")
+    assert "there is no command 'exprt'; did you mean 'export'?" in error_of(capsys, "help", "exprt")
+
+
 def test_unknown_names_get_the_nearest_known_one(capsys):
     assert "there is no command 'evl'; did you mean 'eval'?; choose init, train, launch, eval," in error_of(capsys, "evl")
     assert "jmarl eval: there is no flag --modle; did you mean '--model'?" in error_of(capsys, "eval", "--modle", "m0")

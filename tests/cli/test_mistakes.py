@@ -70,6 +70,10 @@ FILES = {
     "promts.csv": "promt,answer\na,b\n",
     "pairs.jsonl": '{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a", "chosen": "b"}\n',
     "tab.yaml": "models: [model]\noptimizer:\n\tlearning_rate: 1e-5\n",
+    "colon.yaml": "models: [model]\nlearning_rate 1e-5\nseed: 1\n",
+    "quote.yaml": "models: [model]\ndata: 'towns.jsonl\nseed: 1\n\n",
+    "bracket.yaml": "seed: 1\nmodels: [model\ndata: towns.jsonl\n",
+    "bell.yaml": 'models: [model]\ndata: "\a"\n',
     "twice.yaml": "models: [model]\nseed: 1\nseed: 2\n",
     "wrong_key.yaml": "models: [model]\ndata: towns.jsonl\nlearning_rat: 1e-5\n",
     "wrong_value.yaml": "models: [model]\nenvironment: math\nlearning_rate: fast\n",
@@ -150,6 +154,19 @@ MISTAKES = {
         ["train", "--config", "tab.yaml"],
         r"tab.yaml, line 3, column 1 is not YAML: found character '\t' that cannot start any token; indent with spaces, not "
         "with tabs",
+    ),
+    "no colon": (["train", "--config", "colon.yaml"], "colon.yaml, line 2, column 1 is not YAML: could not find expected ':'"),
+    "open quote": (
+        ["train", "--config", "quote.yaml"],
+        "quote.yaml, line 2, column 7 is not YAML: found unexpected end of stream",
+    ),
+    "open bracket": (
+        ["train", "--config", "bracket.yaml"],
+        "bracket.yaml, line 3, column 5 is not YAML: expected ',' or ']', but got ':', in the brackets that begin in line 2",
+    ),
+    "control character": (
+        ["train", "--config", "bell.yaml"],
+        "bell.yaml, line 2 is not YAML: remove the character '\\x07'",
     ),
     "key twice": (["train", "--config", "twice.yaml"], "twice.yaml, line 3: seed is set twice, before in line 2: give it once"),
     "section as a setting": (
@@ -320,6 +337,31 @@ MISTAKES = {
     "output is a file": (
         ["train", "--config", "run.yaml", "--output", "a_file"],
         "the output directory a_file cannot be made, file exists: a_file; choose another output_dir (--output)",
+    ),
+    "export to a file": (
+        ["export", "--model", "model", "-o", "a_file"],
+        "--output a_file exists and is not empty: give a new directory",
+    ),
+    "export below a file": (
+        ["export", "--model", "model", "-o", "a_file/x"],
+        "--output a_file/x cannot be made, {root}/a_file is a file: choose another directory",
+    ),
+    "export to a directory with files": (
+        ["export", "--model", "model", "-o", "model"],
+        "--output model exists and is not empty: give a new directory",
+    ),
+    "eval to a directory": (
+        ["eval", "--model", "model", "--environment", "math", "-o", "conf"],
+        "--output conf is a directory: give a file",
+    ),
+    "collect below a file": (
+        ["collect", "--model", "model", "-n", "1", "-o", "a_file/x.json"],
+        "--output a_file/x.json cannot be made, {root}/a_file is a file: choose another directory",
+    ),
+    "report to a directory": (["report", "nowhere", "-o", "conf"], "--output conf is a directory: give a file"),
+    "project in place of a file": (
+        ["init", "a_file"],
+        "DIR a_file cannot be made, {root}/a_file is a file: choose another directory",
     ),
     "nothing to resume": (
         ["train", "--config", "run.yaml", "--output", "nowhere", "--resume"],

@@ -169,6 +169,8 @@ def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
         f"training, {ends[1]} after 3 updates"
     )
     assert main(["train", "--config", "out/again", "--seed", "1"]) == 0  # in the same directory: the run before is kept
+    line = "jmarl: out/again held an earlier run; its metrics, checkpoints and models are now in out/again/earlier_1"
+    assert line in capsys.readouterr().err.splitlines()
     old, new = (read_yaml(f"out/again/{folder}config.yaml").tree["train"]["run"]["seed"] for folder in ("earlier_1/", ""))
     assert (old, new) == (0, 1) and metrics("out/again/earlier_1") == whole
 
@@ -209,14 +211,29 @@ def test_an_interrupted_run_ends_with_75_and_resumes_to_the_same_metrics(whole, 
 
 
 @pytest.mark.long
-def test_a_run_with_no_update_left_says_so(whole, capsys):
-    assert main(["train", "--config", "out/whole", "--resume"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("out/whole: 3 updates made, none of them now; held-out reward ") and "before" not in lines[-1]
+def test_ctrl_c_before_the_first_update_says_how_to_go_on(whole, capsys):
+    """Here while the reward is imported, as later while programs compile."""
+    Path("interrupts_of_tests.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    own = ["--set", "reward=interrupts_of_tests:f"]
+    for output, resume, line in (
+        ("out/new", [], "no checkpoint was written: the same command starts again from the beginning"),
+        ("out/whole", ["--resume"], "to resume: jmarl train --config out/whole/config.yaml --resume"),
+    ):
+        assert main(["train", "--config", "run.yaml", "--output", output, *own, *resume]) == 130
+        assert capsys.readouterr().err.splitlines()[-1] == f"jmarl: stopped; {line}"
 
 
 @pytest.mark.long
-def test_a_run_resumes_from_a_step_or_a_path(whole):
+def test_a_run_with_no_update_left_says_so(whole, capsys):
+    assert main(["train", "--config", "out/whole", "--resume"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    before, after = (f"{row['eval/reward']:.3f}" for row in whole if "eval/reward" in row)
+    ends = f"held-out reward {before} before training, {after} after 3 updates"
+    assert lines[-1] == f"out/whole: 3 updates made, none of them now; {ends}", "the first one is that of the log"
+
+
+@pytest.mark.long
+def test_a_run_resumes_from_a_step_or_a_path(whole, capsys):
     shutil.copytree("out/whole", "out/steps")
     assert main(["train", "--config", "run.yaml", "--resume", "out/steps/checkpoints/2"]) == 0
     assert metrics("out/steps") == whole
@@ -225,8 +242,11 @@ def test_a_run_resumes_from_a_step_or_a_path(whole):
     cfg = read("--config", "run.yaml", "--resume", "out/steps")
     assert (cfg.train.run.resume, cfg.train.run.resume_step, cfg.train.run.output_dir) == (True, None, "out/steps")
     file = Path("out/steps/config.yaml")
+    shutil.copy("out/whole/config.yaml", file)  # as a run that was copied
     settings = file.read_bytes()
-    assert main(["train", "--config", str(file), "--set", "temperature=0.5", "--resume", "--trust"]) == 2
+    refused = ["train", "--config", str(file), "--set", "temperature=0.5", "--resume", "--trust"]
+    assert main(refused) == 2 and "give --output out/steps to resume the run beside it" in capsys.readouterr().err
+    assert main([*refused, "--output", "out/steps"]) == 2 and "temperature: 1.0 -> 0.5" in capsys.readouterr().err
     assert file.read_bytes() == settings, "a refused resume changes no settings"
 
 

@@ -23,7 +23,7 @@ PROPERTIES = {  # of the classes
 }  # fmt: skip
 FACTS = {  # what callers add
     "row", "group", "group_name", "items", "wandb", "learning", "updates", "team", "divides_agents",
-    "divides_rows", "processes", "order", "transition",
+    "divides_rows", "processes", "order", "transition", "plays",
     "seeds", "saves", "single_run",
 }  # fmt: skip
 TABLES = (own_constraints, constraints, run_constraints)

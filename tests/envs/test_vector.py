@@ -18,7 +18,8 @@ from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.pool import Pool
-from jmarl.envs.rewards import RewardProcessors
+from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.envs.rewards import RewardProcessors, make_reward
 from jmarl.envs.vector import Fault, LockStep, vectorize
 from jmarl.randomness import Randomness
 from jmarl.rl.returns import discounted
@@ -272,6 +273,22 @@ def test_invalid_mixtures_and_tasks_are_refused():
         Mixture({"a": make("grid")}, {"a": 0})
     with pytest.raises(ValueError, match=r"belongs to no environment of this mixture: give environment \(a\)"):
         Mixture({"a": make("grid")}).reset([{"environment": "b", "task": {}}], np.random.default_rng(0))
+
+
+def test_a_text_in_place_of_a_list_is_not_read_as_letters():
+    class Poet(TextEnvironment):
+        roles = "poet"  # type: ignore[assignment]
+
+    class Simulated(SimulatedEnvironment):
+        roles = "poet"  # type: ignore[assignment]
+
+    for make_env in (Poet, Simulated):
+        with pytest.raises(ValueError, match="roles='poet' is not allowed: roles must be a list with a name for each agent"):
+            LockStep(make_env())
+    with pytest.raises(ValueError, match="formatters='poet' is not allowed: formatters must be a function, or a list with one"):
+        RewardEnvironment(make_reward(lambda a: [1.0], num_agents=1), "poet")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kinds='lookup' is not allowed: kinds must be a list"):
+        make("tools", kinds="lookup")
 
 
 def test_invalid_results_of_a_simulated_environment_are_named():

@@ -175,6 +175,19 @@ def test_what_the_page_says_of_updates_turns_and_settings(tmp_path):
 
 
 @needs_chromium
+def test_a_page_without_evaluations_says_whether_held_out_tasks_were_given(tmp_path):
+    run, start = write_run(tmp_path / "run"), tmp_path / "run/attempts/1/start.json"
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(row for row in rows if "eval/" not in row))
+    content = json.loads(start.read_text())
+    for items, text in ((2, "No evaluation was made yet."), (0, "No held-out tasks were given.")):
+        content["settings"]["held_out"] = {"items": items}
+        start.write_text(json.dumps(content))
+        write_report([run], tmp_path / "r.html")
+        assert text in dom(tmp_path / "r.html", tmp_path / "profile").split('id="held-out"')[1].split("</section>")[0]
+
+
+@needs_chromium
 def test_a_constant_column_is_drawn_although_its_mean_is_rounded(tmp_path):
     rows = [{"step": step, "loss": 0.1} for step in range(4)]  # the mean of three is 0.10000000000000002
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

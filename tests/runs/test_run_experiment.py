@@ -304,6 +304,14 @@ def test_given_texts_are_filtered_by_their_reward(model, tmp_path):
             "held_out_split='dev' has no effect on the file held_out=",
         ),
         (dict(data="rows.jsonl", algorithm="dpo", seeds=(1, 2)), r"seeds=\(1, 2\) is for completions with a reward"),
+        (
+            dict(data="rows.jsonl", algorithm="sft", held_out=1, eval_metrics="m:f"),
+            "eval_metrics='m:f' is for completions with a reward",
+        ),
+        (
+            dict(environment=name(Words), held_out=1, seeds=(1, 2), eval_metrics="m:f"),
+            "eval_metrics='m:f' is not for several seeds",
+        ),
         (dict(data="rows.jsonl", algorithm="reward_model"), "'reward_model' trains no team"),
         (dict(data="none.jsonl", reward=f"{__name__}:letters"), "none.jsonl does not exist"),
         (dict(environment=name(Words), frozen_agents=(5,)), "frozen_agents"),

@@ -15,10 +15,10 @@ import pytest
 from jmarl import ExperimentConfig
 from jmarl.cli.configuration import read_experiment
 from jmarl.cli.main import find_own_modules, main
-from jmarl.config.yaml_file import dump_yaml
+from jmarl.config.yaml_file import dump_run, dump_yaml
 from jmarl.envs import ENVIRONMENTS, make
 from jmarl.files import trusted
-from jmarl.files.run_files import leaves
+from jmarl.files.run_files import leaves, read_config
 from jmarl.files.trusted import is_trusted, named_code, record_trust, require_trust
 from jmarl.models.hub import agents
 from jmarl.models.hub.agents import load_tokenizer
@@ -185,6 +185,43 @@ def test_a_command_says_what_it_would_run_and_runs_nothing(stranger, capsys, com
     line = capsys.readouterr().err.splitlines()[-1]
     assert f"names code to run: environment='{run}/evil_module:Env'" in line and "give --trust" in line
     assert not mark.exists() and not (run.parent / "out").exists() and not is_trusted(run)
+
+
+@pytest.mark.parametrize("command", RUNS.values(), ids=[*RUNS])
+def test_all_code_is_named_at_once_where_it_lies_beside_its_config(stranger, capsys, command):
+    run, mark = stranger
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace(f"{run}/evil_module:", "evil_module.py:") + "algorithm: evil_module.py:Loss\n")
+    shutil.copytree(run, run.parent / "other")
+    assert main(command.replace("RUN", str(run)).split()) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    named = f"algorithm='{run}/evil_module.py:Loss', environment='{run}/evil_module.py:Env'"
+    assert f"names code to run: {named}; if you trust" in line and not mark.exists()
+
+
+def test_a_config_that_is_cut_short_is_refused_also_one_of_an_older_version(stranger, capsys):
+    run, _ = stranger
+    settings = dict(models=["m"], environment="math", wandb={"project": "a", "mode": "offline"})
+    tree = json.loads(json.dumps(ExperimentConfig.of(**settings).as_dict()))
+    whole, config = dump_run(tree).splitlines(keepends=True), run / "config.yaml"
+
+    def is_cut(lines: list[str]) -> bool:
+        config.write_text("".join(lines))
+        try:
+            return read_config(config).tree != tree
+        except ValueError as error:
+            return "is cut short" in str(error)
+
+    assert not is_cut(whole) and all(is_cut(whole[:count]) for count in range(len(whole)))
+    older = whole[1:-1]
+    assert not is_cut(older), "which ends with the settings of W&B"
+    algorithm = older.index("  algorithm: magrpo\n") + 1
+    assert all(is_cut(older[:count]) for count in range(len(older) - 2) if count != algorithm)
+    config.write_text("".join(whole[:9]))
+    for command in [*RUNS.values(), "export --model RUN -o RUN/../exported"]:
+        shutil.copytree(run, run.parent / "other", dirs_exist_ok=True)
+        assert main(command.replace("RUN", str(run)).split()) == 2
+        assert "config.yaml is cut short, so settings of the run are lost" in capsys.readouterr().err
 
 
 def test_a_command_that_is_trusted_once_does_not_ask_again(stranger, capsys):

@@ -80,20 +80,25 @@ def load_directory(path: Path) -> list[Agent]:
 
 def tree_of(path: Path) -> dict[str, Any]:
     """Return the config.yaml of a run; {} if it has none."""
-    from jmarl.config.yaml_file import read_yaml
-    from jmarl.files.run_files import config_file_of
+    from jmarl.files.run_files import config_file_of, read_config
 
     file = config_file_of(path)
-    return {} if file is None else read_yaml(file, inside=file.parent).tree
+    return {} if file is None else read_config(file).tree
 
 
 def experiment_of(path: Path) -> ExperimentConfig | None:
     """Return all settings of a run, those in its config.yaml; None if it has none, or not all because it began in Python."""
     from jmarl.config import ExperimentConfig
+    from jmarl.config.layers import located
+    from jmarl.config.yaml_file import Given
+    from jmarl.files.run_files import config_file_of, leaves
 
     if (tree := tree_of(path)).keys() <= {"team", "train"}:
         return None
-    experiment = ExperimentConfig.of(**tree)
+    experiment, file = ExperimentConfig.of(**tree), config_file_of(path)
+    given = {name: Given(value, 0, "") for name, value in leaves(experiment.as_dict()).items()}
+    places = located(given, [file.absolute().parent] if file else [])
+    experiment = experiment.replace(**{name: x.value for name, x in places.items() if x != given[name]})
     if not experiment.seeds:
         return experiment
     seed = int(path.absolute().name.removeprefix("seed_"))  # the file is of all seeds, and this is the run of one

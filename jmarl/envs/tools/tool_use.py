@@ -49,6 +49,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.config.validation import check
 from jmarl.envs.tools import tasks as tool_tasks
 from jmarl.envs.tools.answers import is_correct
 from jmarl.envs.tools.calculator import CALCULATOR
@@ -129,6 +130,7 @@ class ToolUse(TextEnvironment):
         self.registry = registry or create_default_tool_registry(TOOLS[:2])
         if not self.registry.names:
             raise ValueError("the registry is empty: register at least one tool")
+        check("kinds", kinds, not isinstance(kinds, str), "a list of kinds of tasks")
         possible = tool_tasks.kinds_for(self.registry.names)
         if impossible := [kind for kind in kinds or () if kind not in possible]:
             raise ValueError(
