@@ -188,6 +188,5 @@ def with_penalty(batch: Batch, stack: StackState, spec: StackSpec, algorithm: Al
     mesh = spec.mesh
     if mesh is not None:
         batch = place_agents(batch, mesh)
-    reference = stack.reference if stack.base is None else stack.base  # LoRA's reference: no adapters
-    ref, penalty = _penalties(reference, stack.running.kl_coef, batch, model=spec.config, algorithm=algorithm, mesh=mesh)
+    ref, penalty = _penalties(stack.frozen, stack.running.kl_coef, batch, model=spec.config, algorithm=algorithm, mesh=mesh)
     return batch._replace(ref_logprobs=ref, penalty=penalty)

@@ -7,7 +7,6 @@ from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
 from jmarl.learning.critics import Critics
 from jmarl.learning.program import StackProgram, make_program
-from jmarl.memory import ProgramCall
 from jmarl.models.sharding import DeviceMesh, mesh_of_one_model
 from jmarl.team import Team
 
@@ -22,10 +21,6 @@ class Setup(NamedTuple):
     seeds: tuple[int, ...]  # of each run, where several are in the same stacks; empty: that of the settings
     programs: tuple[StackProgram, ...]  # one per stack
     critic_programs: tuple[StackProgram, ...]  # one per stack of critics besides the agents
-
-    def calls(self) -> list[ProgramCall]:
-        """Return the last call of each program."""
-        return [call for program in (*self.programs, *self.critic_programs) for call in program.last_call()]
 
 
 def make_setup(team: Team, critics: Critics, algorithm: Algorithm, cfg: TrainConfig, seeds: Sequence[int] = ()) -> Setup:

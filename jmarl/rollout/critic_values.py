@@ -108,8 +108,7 @@ def batches_with_token_values(
             params = lora.model_of(critic)
             values = values_of(params, critic_spec, batch.prompts, batch.prompt_lengths, batch.tokens, algorithm)
             batch = batch._replace(values=values)
-        has_reference = stack.reference is not None or stack.base is not None  # a frozen stack has none
-        if penalizes_tokens(algorithm) and has_reference:
+        if penalizes_tokens(algorithm) and stack.frozen is not None:  # a stack that never learns has no reference
             batch = penalize(batch, stack, spec, algorithm)
         batches.append(batch)
     return tuple(batches), () if algorithm.has_value_head else tuple(map(critic_batch, batches))
