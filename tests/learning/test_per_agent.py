@@ -17,6 +17,7 @@ from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import RewardError, make_reward
 from jmarl.files.checkpoint import Checkpointer
+from jmarl.learning.choose import with_settings
 from jmarl.learning.optimizer import apply_gradients, init_stack, steps_done
 from jmarl.learning.per_agent import active_agents, settings_of_stack, updates_before, updates_per_agent
 from jmarl.learning.setup import make_setup
@@ -113,7 +114,10 @@ def test_stacks_and_own_critics_have_the_settings_of_their_agents(agents):
         assert numbers["learning_rate"].tolist() == np.float32([cfg.optimizer.learning_rate[agent]]).tolist()
         assert algorithm.optimizer.optimizer == cfg.optimizer.optimizer[agent]
     setup, _ = start(*make_team(agents), BASE.replace(algorithm="iac", learning_rate=(1e-2, 3e-3)))
+    setup = with_settings(setup, {"micro_batches": 2})
+    assert setup.cfg.optimizer == setup.algorithm.optimizer
     for program in (*setup.programs, *setup.critic_programs):
+        assert program.algorithm.micro_batches == 2
         assert program.numbers["learning_rate"].tolist() == pytest.approx([1e-2, 3e-3])
 
 
