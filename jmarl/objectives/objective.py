@@ -46,7 +46,7 @@ class Outputs(NamedTuple):
     weights: Any  # the same in the compute dtype
     hidden: Float[Array, "prompt_group_token dim"]
     tokens: Int[Array, "prompt group token"]
-    logit_cap: float | None  # of the model
+    model: ModelConfig
     load: Load | None = None  # of the experts, if the model has any
 
     @property
@@ -87,7 +87,7 @@ def model_outputs(params: Any, frozen: Any, inputs: LossInputs, model: ModelConf
     weights = decoder.compute_weights(params, model, jnp.dtype(algorithm.compute_dtype))
     rows, counted = (inputs.prompts, inputs.prompt_lengths, inputs.tokens), inputs.mask if model.num_experts else None
     hidden, load = hidden_states(weights, model, *rows, algorithm.remat, counted)
-    return Outputs(params, weights, hidden, inputs.tokens, model.logit_cap, load)
+    return Outputs(params, weights, hidden, inputs.tokens, model, load)
 
 
 def add_balance(

@@ -54,7 +54,7 @@ def token_numbers(outputs: Outputs, values: bool) -> PerToken:
     if values:
         return outputs.values
     tokens = outputs.tokens
-    scores = token_scores(outputs.weights, outputs.hidden, tokens.reshape(-1), 1.0, outputs.logit_cap)
+    scores = token_scores(outputs.weights, outputs.hidden, tokens.reshape(-1), 1.0, outputs.model.logit_cap)
     return scores[0].reshape(tokens.shape)
 
 

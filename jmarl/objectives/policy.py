@@ -196,12 +196,12 @@ def policy_loss(outputs: Outputs, targets: PolicyTargets, algorithm: Algorithm) 
 
     It is computed for some tokens at a time, unless the ratio is that of whole completions."""
     loss, temperature = partial(token_loss, algorithm=algorithm), algorithm.temperature or 1.0
-    _, weights, hidden, tokens, cap, _ = outputs
+    _, weights, hidden, tokens, model, _ = outputs
     if algorithm.options.get("level", "token") != "token":
-        scores = token_scores(weights, hidden, tokens.reshape(-1), temperature, cap)
+        scores = token_scores(weights, hidden, tokens.reshape(-1), temperature, model.logit_cap)
         logp, entropy = (x.reshape(tokens.shape) for x in scores)
         return loss(logp, entropy, targets)
-    return score_loss(weights, hidden, tokens, targets, loss, temperature=temperature, cap=cap)
+    return score_loss(weights, hidden, tokens, targets, loss, temperature=temperature, cap=model.logit_cap)
 
 
 def token_loss(

@@ -33,8 +33,8 @@ def trained_rows(batch: TextBatch, algorithm: Algorithm) -> Bool[Array, "..."]:
 
 def texts_loss(outputs: Outputs, targets: TextTargets, algorithm: Algorithm) -> tuple[Float[Array, ""], Metrics]:
     """Return `token_loss` of all tokens, computed for some at a time."""
-    _, weights, hidden, tokens, cap, _ = outputs
-    return score_loss(weights, hidden, tokens, targets, partial(token_loss, algorithm=algorithm), cap=cap)
+    _, weights, hidden, tokens, model, _ = outputs
+    return score_loss(weights, hidden, tokens, targets, partial(token_loss, algorithm=algorithm), cap=model.logit_cap)
 
 
 def token_loss(

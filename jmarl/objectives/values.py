@@ -141,26 +141,21 @@ ACTOR_CRITIC = Objective(prepare_both, loss_of_both, trained_rows, both_of_part,
 def with_values_of_pass(objective: Objective) -> Objective:
     """Return an objective whose targets are made of the values that its own forward pass computes. They are among its metrics,
     as `values` [P, G, T], for the agents that learn from them."""
-    return objective._replace(prepare=partial(prepare_later, objective), loss=partial(loss_of_pass, objective))
+    return objective._replace(prepare=prepare_later, loss=partial(loss_of_pass, objective))
 
 
-def prepare_later(
-    objective: Objective, batch: Batch | CriticBatch, algorithm: Algorithm, model: ModelConfig, *weights: Any
-) -> tuple[jax.tree_util.Partial, Metrics]:
-    """Return a function from the values of the pass to the targets."""
-
-    def make_targets(batch: Batch | CriticBatch, weights: Any, values: PerToken) -> tuple[Any, Metrics]:
-        return objective.prepare(batch._replace(values=values), algorithm, model, *weights)
-
-    return jax.tree_util.Partial(make_targets, batch, weights), {}
+def prepare_later(batch: Batch | CriticBatch, algorithm: Algorithm, model: ModelConfig, *weights: Any) -> tuple[Any, Metrics]:
+    """Return what the targets are made of besides the values: the batch, and the parameters, reference and statistics."""
+    del algorithm, model
+    return (batch, *weights), {}
 
 
 def loss_of_pass(
-    objective: Objective, outputs: Outputs, make_targets: jax.tree_util.Partial, algorithm: Algorithm
+    objective: Objective, outputs: Outputs, given: tuple[Any, ...], algorithm: Algorithm
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return the loss on targets that are made of the values of the outputs."""
-    values = jax.lax.stop_gradient(outputs.values)
-    targets, metrics = make_targets(values)
+    """Return the loss on targets that are made of the values of the outputs. given: by `prepare_later`."""
+    values, (batch, *weights) = jax.lax.stop_gradient(outputs.values), given
+    targets, metrics = objective.prepare(batch._replace(values=values), algorithm, outputs.model, *weights)
     loss, loss_metrics = objective.loss(outputs, targets, algorithm)
     return loss, metrics | loss_metrics | {"values": values}
 
