@@ -28,15 +28,13 @@ from jaxtyping import Array, Float, Int, Num
 from jmarl.algorithms import Algorithm, find_row, on_platform, resolve, with_fastest_updates
 from jmarl.config import TrainConfig
 from jmarl.learning.batches import concatenate_prompts, one_per_prompt
-from jmarl.learning.program import update_keys
-from jmarl.learning.step import Given, Update, reads_keys, update_agents
+from jmarl.learning.program import make_program, update_agents
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.platforms import platform_of
 from jmarl.models.stack import own_leaves
-from jmarl.objectives.choose import objective_of
 from jmarl.sampling.sampler import RowIds, SampleInputs, row_keys, sample
-from jmarl.types import Batch, Completions, PerAgent, StackState
+from jmarl.types import Batch, Completions, StackState
 
 MARK, TARGET = 0, 1  # a mark around items, and the token that probes 2 and 5 ask for
 ITEMS = tuple(range(2, 10))  # tokens that are items
@@ -123,23 +121,22 @@ def run(
     model: ModelConfig,
     cfg: TrainConfig,
 ) -> tuple[StackState, dict[str, Num[Array, "update ..."]]]:
-    """Train a stack of N agents on a probe: one update per row of items. The state is donated, except the base of its adapters.
+    """Train a stack of N agents on a probe: one update per row of items. The state is donated, except what is frozen.
 
     step: the number of the first update; all randomness follows from it and the seed. Returns the state and the metrics of all
     updates [updates, N], with `reward` [updates].
     """
     check_probe(probe, cfg)
     cfg = with_fastest_updates(on_platform(cfg, platform_of(state)))  # the models are tiny
-    trained, metrics = _run(
-        state._replace(base=None), state.base, items, step, probe=probe, model=model, cfg=cfg, algorithm=resolve(cfg)
-    )
-    return trained._replace(base=state.base), metrics
+    static: Any = dict(probe=probe, model=model, cfg=cfg, algorithm=resolve(cfg))
+    trained, metrics = _run(state._replace(reference=None, base=None), state.frozen, items, step, **static)
+    return trained._replace(reference=state.reference, base=state.base), metrics
 
 
 @partial(jax.jit, static_argnames=("probe", "model", "cfg", "algorithm"), donate_argnames="state")
 def _run(
     state: StackState,
-    base: Any,
+    frozen: Any,
     items: Int[Array, "update prompt"],
     step: Int[Array, ""] | int,
     *,
@@ -148,18 +145,18 @@ def _run(
     cfg: TrainConfig,
     algorithm: Algorithm,
 ) -> tuple[StackState, dict[str, Num[Array, "update ..."]]]:
-    update = Update(model, objective_of(algorithm), algorithm)
+    agents = state.skipped.shape[0]
+    program = make_program(model, [(i,) for i in range(agents)], algorithm, cfg.run, number=0, team_size=agents, mesh=None)
+    numbers = jax.tree.map(jnp.asarray, program.numbers)
 
     def one_update(
         carry: tuple[StackState, Int[Array, ""]], items: Int[Array, " prompt"]
     ) -> tuple[tuple[StackState, Int[Array, ""]], dict[str, Num[Array, "..."]]]:
         state, step = carry
-        batch, reward = play_probe(lora.join(base, state.params), items, step, PROBES[probe], model, cfg, algorithm)
-        reference, agents = state.reference, batch.tokens.shape[0]
-        keys = update_keys(cfg.run.seed, step, 0, agents) if reads_keys(algorithm) else None
-        given = Given(reference, batch, PerAgent(), jnp.full(agents, step), None, keys, base)
-        state, metrics = update_agents(update, state._replace(reference=None), given)
-        return (state._replace(reference=reference), step + 1), metrics | {"reward": reward}
+        batch, reward = play_probe(lora.join(frozen, state.params), items, step, PROBES[probe], model, cfg, algorithm)
+        new = batch, numbers, jnp.full(agents, step), None, program.keys(step)
+        state, metrics = update_agents(program, state, frozen, *new)
+        return (state, step + 1), metrics | {"reward": reward}
 
     (state, _), metrics = lax.scan(one_update, (state, jnp.asarray(step)), items)
     return state, metrics

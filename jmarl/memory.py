@@ -1,13 +1,13 @@
 """Explain an out-of-memory error of a device: which programs ran, an estimate of what they need, and settings to lower.
 
 jax runs asynchronously: the error of an update is raised where its numbers are first read, often before the next sampling. So
-each program remembers the shapes of its last call. Estimates are XLA's own, of the compiled program. Left out: other arrays on
+the loop keeps the shapes of its last batches. Estimates are XLA's own, of the compiled program. Left out: other arrays on
 the device, such as optimizer moments while the team is sampled.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.stages import Lowered
@@ -25,7 +25,7 @@ class ProgramCall(NamedTuple):
     prompt_tokens: int  # with padding
     new_tokens: int
     parts: int  # micro-batches
-    lower: Callable[[], Lowered]  # returns the program
+    program: Lowered
 
     def __str__(self) -> str:
         text = f"{self.kind} of {self.agents} agents x {self.prompts} prompts x {self.group} completions, prompts of "
@@ -68,7 +68,16 @@ def explain_memory(calls: Callable[[], Sequence[ProgramCall]]) -> Iterator[None]
 
 
 def _estimates(calls: Sequence[ProgramCall]) -> list[tuple[float | None, ProgramCall]]:
-    return [(_estimate(call.lower()), call) for call in calls]
+    return [(_estimate(call.program), call) for call in calls]
+
+
+def shapes_of(tree: Any) -> Any:
+    """Return the shapes of a pytree of arrays, and where those on devices lie."""
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if isinstance(x, jax.Array) else None)
+
+    return jax.tree.map(shape, tree)
 
 
 def _message(xla_error: str, estimates: Sequence[tuple[float | None, ProgramCall]]) -> str:

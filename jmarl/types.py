@@ -117,14 +117,6 @@ class Batches(NamedTuple):
     critics: Sequence[CriticBatch] = ()  # one per stack of separate critics, if there are any
 
 
-class PerAgent(NamedTuple):
-    """Numbers of the optimizer that agents of a stack have of their own; None: the number of the settings."""
-
-    learning_rate: Any = None  # [A] float32: multiplies the schedule, whose peak is then 1
-    max_grad_norm: Any = None  # [A] float32
-    weight_decay: Any = None  # [A] float32
-
-
 class Running(NamedTuple):
     """Running statistics of earlier updates; R roles."""
 
@@ -146,6 +138,11 @@ class StackState(NamedTuple):
     grads: Any  # pytree [A, ...] like params: of the last update, zeros before the first, for their memory (see
     # `models.platforms.gradient_memory`); None on other platforms, in checkpoints and in results
     base: Any = None  # with LoRA the frozen parameters, each `Shared`; never in checkpoints
+
+    @property
+    def frozen(self) -> Any:
+        """Weights that no update changes: with LoRA the base, which is the reference too; else the reference, or None."""
+        return self.reference if self.base is None else self.base
 
 
 class TeamState(NamedTuple):

@@ -12,9 +12,11 @@ import numpy as np
 from jmarl.config import Run
 from jmarl.learning import step
 from jmarl.learning.program import make_program
+from jmarl.models.stack import unstack
 from jmarl.objectives.choose import critic_objective, objective_of
 from jmarl.objectives.objective import model_outputs
-from jmarl.types import Batch, StackState
+from jmarl.objectives.policy import initial_running
+from jmarl.types import Batch
 
 
 def rollouts(prompts, prompt_lengths, tokens, action_mask, old_logprobs, ended, rewards, groups=None, **fields):
@@ -35,32 +37,30 @@ def rollouts(prompts, prompt_lengths, tokens, action_mask, old_logprobs, ended, 
     return jax.tree.map(jnp.asarray, batch)
 
 
-def update_of(model, algorithm, critic=False):
-    """What an update of agents, or of critics, does."""
-    return step.Update(model, critic_objective(algorithm) if critic else objective_of(algorithm), algorithm)
-
-
 # One program each, not one per operation.
-_inputs = jax.jit(step.loss_inputs, static_argnums=0)
-minibatches = jax.jit(step.minibatches, static_argnums=0)
+_inputs = jax.jit(step.loss_inputs, static_argnums=(5, 6, 7))
+minibatches = jax.jit(step.minibatches, static_argnums=(1, 2))
 
 
 def loss_inputs(batch, running, model, algorithm, *, reference=None, params=None, critic=False):
     """The inputs of the loss of one agent's batch, and metrics of the batch."""
-    state = StackState(params, (), reference, np.int32(0), running, None)
-    return _inputs(update_of(model, algorithm, critic), batch, state, None)
+    objective = critic_objective(algorithm) if critic else objective_of(algorithm)
+    running = running or unstack(initial_running(1, 1, 0.0), 0)  # None: of no use
+    return _inputs(params or reference or {}, reference, running, batch, None, model, objective, algorithm)
 
 
 def loss_of_inputs(params, inputs, model, algorithm, objective=None, base=None):
     """The loss of one agent's inputs and its metrics. objective: None: that of the algorithm."""
-    outputs = model_outputs(params, inputs, base, model, algorithm)
+    outputs = model_outputs(params, base, inputs, model, algorithm)
     return (objective or objective_of(algorithm)).loss(outputs, inputs.targets, algorithm)
 
 
 def agent_gradients(params, batch, running, model, algorithm, reference=None):
     """The gradients and metrics of one agent from its batch."""
-    state = StackState(params, (), None, jnp.int32(0), running, None)
-    return step.agent_gradients(update_of(model, algorithm), state, reference, batch, None, None)
+    static = model, objective_of(algorithm), algorithm
+    inputs, batch_metrics = step.loss_inputs(params, reference, running, batch, None, *static)
+    grads, metrics = step.gradients(params, reference, inputs, *static)
+    return grads, metrics | batch_metrics
 
 
 def stack_program(state, *, model, algorithm, active=None, keys=None):

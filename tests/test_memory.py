@@ -16,11 +16,13 @@ import dataclasses, resource, sys
 import jax, numpy as np
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig
+from jmarl.learning.team_update import update_calls
 from jmarl.memory import ProgramCall, explain_memory
 from jmarl.randomness import tasks_of
 from jmarl.team import Team, make_team
 from jmarl.runs.start import start
 from jmarl.runs.train import train
+from jmarl.types import Batches
 from tests.batches import rollouts
 
 resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.RLIM_INFINITY))  # larger programs fail immediately, on any machine
@@ -54,14 +56,15 @@ rows = (2, 1, cfg.episodes.num_generations)
 tokens, numbers, valid = (np.broadcast_to(x, (*rows, 64)) for x in (np.int32(0), np.float32(0), np.True_))
 prompts = np.zeros((2, 1, 16), np.int32), np.full((2, 1), 4, np.int32)
 batch = rollouts(*prompts, tokens, valid, numbers, valid[..., 0], numbers[..., 0], tokens[..., 0])
-other = ProgramCall("sampling", 2, 1, 4, 16, 8, 1, lambda: jax.jit(lambda x: x).lower(0.0))
+other = ProgramCall("sampling", 2, 1, 4, 16, 8, 1, jax.jit(lambda x: x).lower(0.0))
+update = lambda: update_calls(setup, state, Batches([batch]))
 try:  # as in the next step, where sampling waits for the update
-    with explain_memory(setup.calls), explain_memory(lambda: [other]):
+    with explain_memory(update), explain_memory(lambda: [other]):
         jax.block_until_ready(setup.programs[0](state.stacks[0], batch, 0))
 except MemoryError as error:
     print(error)
 try:
-    with explain_memory(setup.calls):
+    with explain_memory(update):
         raise jax.errors.JaxRuntimeError("INTERNAL: another error")
 except jax.errors.JaxRuntimeError as error:
     print("as it was:", error)

@@ -151,9 +151,7 @@ def update_settings(cfg: TrainConfig) -> dict[str, Any]:
 
 def with_settings(setup: Setup, settings: Mapping[str, Any]) -> Setup:
     """Return a setup with other settings of the optimizer, for agents and critics."""
-    critics = setup.critics._replace(algorithm=setup.critics.algorithm.with_optimizer(**settings))
-    algorithm, cfg = setup.algorithm.with_optimizer(**settings), setup.cfg.replace(**settings)
-    return make_setup(setup.team, critics, algorithm, cfg, setup.seeds)
+    return make_setup(setup.team, setup.critics, setup.algorithm.with_optimizer(**settings), setup.cfg, setup.seeds)
 
 
 def choose(

@@ -11,7 +11,7 @@ their agents."""
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,13 +42,6 @@ from jmarl.team import StackSpec, Team
 from jmarl.types import TRACES, Batch, StackState
 
 
-class Critics(NamedTuple):
-    """The critics of a team, without their parameters."""
-
-    specs: tuple[StackSpec, ...]  # one per stack, or one of the team; empty: there are none besides the agents
-    algorithm: Algorithm  # how they learn
-
-
 def critic_algorithm(algorithm: Algorithm) -> Algorithm:
     """Return how critics learn: without a KL term, with their own learning rate; a central one makes one step per batch."""
     if algorithm.row.critic is None:
@@ -62,16 +55,19 @@ def critic_algorithm(algorithm: Algorithm) -> Algorithm:
     return dataclasses.replace(algorithm, loss=loss).with_optimizer(**settings)
 
 
-def make_critics(team: Team, params: Sequence[Any], algorithm: Algorithm, seed: int = 0) -> tuple[Critics, list[Any]]:
-    """Return the critics of an algorithm and the parameters [A, ...] of each stack of them, with new value heads.
+def make_critics(
+    team: Team, params: Sequence[Any], algorithm: Algorithm, seed: int = 0
+) -> tuple[tuple[StackSpec, ...], list[Any]]:
+    """Return the critics of an algorithm, one per stack or one of the team, and the parameters [A, ...] of each stack of them,
+    with new value heads. There are none where agents have no critic besides them.
 
     They start from their agents, whose params are copied, or from the team's critic model. With LoRA the adapters are copied
     and the base is shared. seed: of new adapters over the critic model."""
-    settings, model = critic_algorithm(algorithm), team.critic
+    model = team.critic
     if algorithm.row.critic is None or algorithm.has_value_head:
         if model is not None:
             raise ValueError(f"the team has a critic model, but algorithm={algorithm.name!r} has no critic besides its agents")
-        return Critics((), settings), []
+        return (), []
     if algorithm.row.critic == "central":
         first = team.stacks[0]
         mesh = mesh_of_one_model(first.mesh)
@@ -81,9 +77,9 @@ def make_critics(team: Team, params: Sequence[Any], algorithm: Algorithm, seed: 
         else:
             config, tokenizer, weights = model.config, model.tokenizer, stacked_model(model, 1, algorithm, seed, mesh)
         spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),), (), (fields,) * team.num_agents, mesh=mesh)
-        return Critics((spec,), settings), [with_value_head(map_own(jnp.copy, weights))]
+        return (spec,), [with_value_head(map_own(jnp.copy, weights))]
     if model is None:
-        return Critics(team.stacks, settings), [with_value_head(map_own(jnp.copy, p)) for p in params]
+        return team.stacks, [with_value_head(map_own(jnp.copy, p)) for p in params]
     specs, stacks = [], []
     for spec in team.stacks:
         if model.tokenizer.get_vocab() != spec.tokenizer.get_vocab():
@@ -93,7 +89,7 @@ def make_critics(team: Team, params: Sequence[Any], algorithm: Algorithm, seed: 
             )
         specs.append(dataclasses.replace(spec, config=model.config))
         stacks.append(with_value_head(stacked_model(model, len(spec.members), algorithm, seed, spec.mesh)))
-    return Critics(tuple(specs), settings), stacks
+    return tuple(specs), stacks
 
 
 def stacked_model(model: Agent, count: int, algorithm: Algorithm, seed: int, mesh: DeviceMesh | None) -> Any:
@@ -188,6 +184,5 @@ def with_penalty(batch: Batch, stack: StackState, spec: StackSpec, algorithm: Al
     mesh = spec.mesh
     if mesh is not None:
         batch = place_agents(batch, mesh)
-    reference = stack.reference if stack.base is None else stack.base  # LoRA's reference: no adapters
-    ref, penalty = _penalties(reference, stack.running.kl_coef, batch, model=spec.config, algorithm=algorithm, mesh=mesh)
+    ref, penalty = _penalties(stack.frozen, stack.running.kl_coef, batch, model=spec.config, algorithm=algorithm, mesh=mesh)
     return batch._replace(ref_logprobs=ref, penalty=penalty)

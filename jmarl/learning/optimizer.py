@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from jmarl.algorithms import Algorithm
+from jmarl.algorithms.constraints import PER_AGENT
 from jmarl.config import Optimizer
 from jmarl.models import lora, sharding
 from jmarl.models.config import ModelConfig
@@ -21,7 +22,7 @@ from jmarl.models.sharding import DeviceMesh, constrain, place
 from jmarl.models.stack import is_placed
 from jmarl.models.weights import decays
 from jmarl.objectives.policy import initial_running
-from jmarl.types import PerAgent, StackState, TeamState
+from jmarl.types import StackState, TeamState
 
 
 def single(name: str, value: Any) -> Any:
@@ -49,35 +50,15 @@ def schedule(algorithm: Algorithm) -> optax.Schedule:
     return optax.join_schedules([warmup, after_warmup], [warmup_steps])
 
 
-def agent_schedule(algorithm: Algorithm, agent: PerAgent) -> optax.Schedule:
-    """Return the schedule of one agent, whose own learning rate multiplies it."""
-    rate = schedule(algorithm)
-    return rate if agent.learning_rate is None else lambda steps: agent.learning_rate * rate(steps)
-
-
 def make_optimizer(
-    algorithm: Algorithm, rate: Any, agent: PerAgent | None = None, norm: Float[Array, ""] | None = None
-) -> optax.GradientTransformation:
-    """Return the optimizer of one agent.
-
-    rate: the learning rate of the step. agent: the agent's own numbers, which may be traced: other numbers are then no other
-    program. norm: of the gradients, where a device has only a part of them.
-    """
-    agent, settings = agent or PerAgent(), algorithm.optimizer
-    clip = single("max_grad_norm", settings.max_grad_norm) if agent.max_grad_norm is None else agent.max_grad_norm
-    decay = single("weight_decay", settings.weight_decay) if agent.weight_decay is None else agent.weight_decay
-    return transformation(settings, lambda _: rate, decay, clip, norm)
-
-
-def transformation(
     settings: Optimizer,
     rate: optax.Schedule,
     decay: Float[Array, ""] | float,
     clip: Float[Array, ""] | float,
     norm: Float[Array, ""] | None = None,
 ) -> optax.GradientTransformation:
-    """Return a clip by the global norm and the optimizer; its last part is the learning rate, whose state counts the steps that
-    were made."""
+    """Return the optimizer of one agent: a clip by the global norm, then the update; its last part is the learning rate, whose
+    state counts the steps that were made. norm: of the gradients, where a device has only a part of them."""
     name = single("optimizer", settings.optimizer)
     if name == "adamw":
         scale = optax.scale_by_adam(settings.adam_b1, settings.adam_b2, settings.adam_eps)
@@ -130,8 +111,9 @@ def init_stack(
     skipped = jnp.zeros(agents, jnp.int32)
     if not learns:
         return place(StackState(params, (), None, skipped, running, None, base), mesh)
-    make_optimizer(algorithm, schedule(algorithm)(0))  # raises for settings with a value per agent
     settings = algorithm.optimizer
+    for name in PER_AGENT:
+        single(name, getattr(settings, name))
     plain = Optimizer(optimizer=single("optimizer", settings.optimizer), momentum=settings.momentum)
     opt_state, grads = _init_moments(params, plain, mesh, platform_of(params))
     reference = jax.tree.map(jnp.copy, params) if algorithm.loss.kl_coef and base is None else None
@@ -142,7 +124,7 @@ def init_stack(
 def _init_moments(params: Any, settings: Optimizer, mesh: DeviceMesh | None, platform: str) -> tuple[Any, Any]:
     """Return the initial optimizer state, and room for gradients where they are kept. They are made where they stay, because
     three times the parameters is much to move."""
-    optimizer = transformation(settings, optax.constant_schedule(1.0), 0.0, 1.0)
+    optimizer = make_optimizer(settings, optax.constant_schedule(1.0), 0.0, 1.0)
     return constrain((jax.vmap(optimizer.init)(params), gradient_memory(platform, params)), mesh)
 
 
@@ -151,22 +133,26 @@ def apply_gradients(
     grads: Any,
     loss: Float[Array, ""],
     steps: Bool[Array, ""] | None = None,
-    agent: PerAgent | None = None,
+    numbers: Mapping[str, Float[Array, ""]] = {},
     position: Int[Array, ""] | None = None,
     *,
     algorithm: Algorithm,
     model: ModelConfig | None = None,
 ) -> tuple[StackState, dict[str, Num[Array, ""]]]:
     """Make one optimizer step of one agent, if it makes one (`steps`; None: it does). A loss or gradient that is not finite
-    changes nothing and is counted. position: of the step in the schedule; None: the number of steps made so far. model: needed
-    where a mesh divides its weights, and so the gradients."""
+    changes nothing and is counted.
+
+    numbers: the agent's own, by setting (`PER_AGENT`), in place of those of the settings; its learning rate multiplies the
+    schedule. Traced ones are no part of the program. position: of the step in the schedule; None: the number of steps made so
+    far. model: needed where a mesh divides its weights, and so the gradients."""
     divided = model is not None and model.splits_weights
     norm = sharding.norm(grads) if divided else optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     ok = finite if steps is None else finite & steps
     place: Any = steps_done(state) if position is None else position
-    rate = agent_schedule(algorithm, agent or PerAgent())(place)
-    update = make_optimizer(algorithm, rate, agent, norm if divided else None).update
+    rate, settings = numbers.get("learning_rate", 1.0) * schedule(algorithm)(place), algorithm.optimizer
+    decay, clip = (numbers.get(name, getattr(settings, name)) for name in ("weight_decay", "max_grad_norm"))
+    update = make_optimizer(settings, lambda _: rate, decay, clip, norm if divided else None).update
     params, opt_state = optimizer_step(update, grads, state.opt_state, state.params, ok)
     skipped = state.skipped + ~finite
     metrics = {"grad_norm": norm, "learning_rate": rate, "skipped": skipped}

@@ -1,7 +1,7 @@
 """Which agents learn in an update, and settings that differ from agent to agent.
 
 A setting of `PER_AGENT` may be a tuple with one number per agent of the team. The agents of a stack are one program, which
-reads these numbers as arrays [A] (`types.PerAgent`): other numbers are no other program, and a sweep over them compiles once.
+reads these numbers as arrays [A]: other numbers are no other program, and a sweep over them compiles once.
 The optimizer is part of the program: agents of one architecture have the same.
 
 Inactive agents play like the others and do not change: neither their parameters, moments and statistics nor those of an own
@@ -28,7 +28,7 @@ from jmarl.learning.optimizer import init_state
 from jmarl.models import lora
 from jmarl.models.sharding import place
 from jmarl.team import Team
-from jmarl.types import PerAgent, TeamState
+from jmarl.types import TeamState
 
 
 def learning_agents(run: Run, num_agents: int) -> list[int]:
@@ -66,8 +66,8 @@ def updates_per_agent(run: Run, num_agents: int) -> int:
 
 def settings_of_stack(
     algorithm: Algorithm, run: Run, members: Sequence[Sequence[int]], num_agents: int
-) -> tuple[Algorithm, PerAgent]:
-    """Return how one stack learns, with one value per setting, and the numbers that its agents have of their own.
+) -> tuple[Algorithm, dict[str, np.ndarray]]:
+    """Return how one stack learns, with one value per setting, and the numbers [A] of its agents by setting.
 
     algorithm: of the team's agents or of their critics; members: of the stack, as in `StackSpec`."""
     settings = algorithm.optimizer
@@ -84,7 +84,7 @@ def settings_of_stack(
     # A central critic learns in every update; without a schedule its length has no effect.
     if run.update_order == "alternating" and len(members[0]) == 1 and settings.lr_schedule != "constant":
         algorithm = dataclasses.replace(algorithm, num_updates=updates_per_agent(run, num_agents))
-    return algorithm, PerAgent(**own)
+    return algorithm, own
 
 
 def with_adapters(team: Team, params: Sequence[Any], cfg: TrainConfig) -> list[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.stages import Lowered
 
 from jmarl.learning.setup import Setup
+from jmarl.memory import ProgramCall, shapes_of
 from jmarl.types import Batches, TeamState
 
 
@@ -53,3 +54,15 @@ def lower_team(setup: Setup, state: TeamState, batches: Batches) -> Iterator[tup
             batch = batch._replace(values=np.broadcast_to(np.float32(0), values[i].shape))
         if program.learns:
             yield program.kind, i, program.lower(stack, batch, state.step)
+
+
+def update_calls(setup: Setup, state: TeamState, batches: Batches) -> list[ProgramCall]:
+    """Describe the programs of an update of a team, to explain a lack of memory; the arrays may be donated already."""
+    of_kind = {"update": batches.stacks, "update of critics": batches.critics}
+    parts = setup.algorithm.micro_batches * setup.algorithm.optimizer.num_minibatches
+    calls, shapes = [], shapes_of(state)._replace(step=0)  # the number of the step would wait for the device
+    for kind, i, lowered in lower_team(setup, shapes, batches):
+        batch = of_kind[kind][i]
+        agents, prompts, group, new_tokens = batch.tokens.shape
+        calls.append(ProgramCall(kind, agents, prompts, group, batch.prompts.shape[-1], new_tokens, parts, lowered))
+    return calls

@@ -46,7 +46,7 @@ class Outputs(NamedTuple):
     weights: Any  # the same in the compute dtype
     hidden: Float[Array, "prompt_group_token dim"]
     tokens: Int[Array, "prompt group token"]
-    logit_cap: float | None  # of the model
+    model: ModelConfig
     load: Load | None = None  # of the experts, if the model has any
 
     @property
@@ -65,8 +65,8 @@ class Objective(NamedTuple):
     """What one agent minimizes, as functions. Resolved once per run, see `choose.objective_of`."""
 
     prepare: Callable[..., tuple[Any, Metrics]]
-    """(batch, state, model, algorithm) -> targets of the loss, and metrics of the batch. The agent's state is that before the
-    update, with the base of adapters joined; its statistics include the returns of the batch."""
+    """(batch, algorithm, model, params, reference, running) -> targets of the loss, and metrics of the batch. Parameters are
+    those before the update, adapters with their base; reference: None without a KL term; statistics include the batch."""
     loss: Callable[[Outputs, Any, Algorithm], tuple[Float[Array, ""], Metrics]]
     """(outputs, targets, algorithm) -> loss and metrics. Both add up over micro-batches."""
     trained_rows: Callable[[Any, Algorithm], Bool[Array, "..."]]
@@ -79,15 +79,15 @@ class Objective(NamedTuple):
     caps_parts: bool = False  # a batch of fewer prompts than micro_batches has as many parts as prompts
 
 
-def model_outputs(params: Any, inputs: LossInputs, base: Any, model: ModelConfig, algorithm: Algorithm) -> Outputs:
-    """Run the model of one agent on the inputs of a loss. base: the frozen parameters that params are adapters of."""
-    params = lora.join(base, params)
+def model_outputs(params: Any, frozen: Any, inputs: LossInputs, model: ModelConfig, algorithm: Algorithm) -> Outputs:
+    """Run the model of one agent on the inputs of a loss. frozen: the base, if params are adapters."""
+    params = lora.join(frozen, params)
     if inputs.dropout is not None:
         params = lora.with_dropout(params, inputs.dropout, algorithm.lora.lora_dropout, inputs.places)
     weights = decoder.compute_weights(params, model, jnp.dtype(algorithm.compute_dtype))
     rows, counted = (inputs.prompts, inputs.prompt_lengths, inputs.tokens), inputs.mask if model.num_experts else None
     hidden, load = hidden_states(weights, model, *rows, algorithm.remat, counted)
-    return Outputs(params, weights, hidden, inputs.tokens, model.logit_cap, load)
+    return Outputs(params, weights, hidden, inputs.tokens, model, load)
 
 
 def add_balance(

@@ -3,17 +3,16 @@
 The completions of a pair are the group of their prompt, which is computed once for both. A reward model is trained by the same
 loss as DPO, with scores in place of log-probabilities."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.algorithms import Algorithm
-from jmarl.models.config import ModelConfig
 from jmarl.objectives.objective import Metrics, Objective, Outputs, PerToken, keep_running
 from jmarl.rl import masked
 from jmarl.sampling.scoring import token_scores
-from jmarl.types import PreferenceBatch, StackState
+from jmarl.types import PreferenceBatch
 
 
 class PairTargets(NamedTuple):
@@ -25,9 +24,8 @@ class PairTargets(NamedTuple):
     share: Float[Array, " pair"]  # 1 / valid pairs of the whole batch; 0: padding
 
 
-def prepare(batch: PreferenceBatch, state: StackState, model: ModelConfig, algorithm: Algorithm) -> tuple[PairTargets, Metrics]:
+def prepare(batch: PreferenceBatch, algorithm: Algorithm, *_: Any) -> tuple[PairTargets, Metrics]:
     """Return the targets of one agent's batch of pairs."""
-    del state, model
     share = batch.valid / jnp.maximum(batch.valid.sum(), 1)
     return PairTargets(pair_token_weights(batch.action_mask, algorithm), batch.reference, batch.team_margin, share), {}
 
@@ -56,7 +54,7 @@ def token_numbers(outputs: Outputs, values: bool) -> PerToken:
     if values:
         return outputs.values
     tokens = outputs.tokens
-    scores = token_scores(outputs.weights, outputs.hidden, tokens.reshape(-1), 1.0, outputs.logit_cap)
+    scores = token_scores(outputs.weights, outputs.hidden, tokens.reshape(-1), 1.0, outputs.model.logit_cap)
     return scores[0].reshape(tokens.shape)
 
 

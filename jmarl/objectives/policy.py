@@ -20,7 +20,7 @@ from jmarl.models.rows import on_rows
 from jmarl.objectives.objective import Metrics, Objective, Outputs, PerToken, TokenMask
 from jmarl.rl import advantages, losses, masked
 from jmarl.sampling.scoring import score, score_loss, token_scores
-from jmarl.types import Batch, Running, StackState
+from jmarl.types import Batch, Running
 
 
 class PolicyTargets(NamedTuple):
@@ -35,22 +35,24 @@ class PolicyTargets(NamedTuple):
     kl_weights: Float[Array, "*token"]  # weights times the coefficient of the KL term
 
 
-def prepare(batch: Batch, state: StackState, model: ModelConfig, algorithm: Algorithm) -> tuple[PolicyTargets, Metrics]:
+def prepare(
+    batch: Batch, algorithm: Algorithm, model: ModelConfig, params: Any, reference: Any, running: Running
+) -> tuple[PolicyTargets, Metrics]:
     """Return masks, token weights, reference log-probabilities and advantages of one agent's batch, and metrics."""
     loss, valid = algorithm.loss, trained_rows(batch, algorithm)
     mask = batch.action_mask & valid[..., None]
     rescored = loss.old_logprobs == "rescored" or loss.importance_cap is not None
-    old = jax.lax.stop_gradient(batch_logprobs(state.params, batch, model, algorithm)) if rescored else batch.old_logprobs
+    old = jax.lax.stop_gradient(batch_logprobs(params, batch, model, algorithm)) if rescored else batch.old_logprobs
     penalty = jnp.zeros_like(old)
-    if state.reference is None:
+    if reference is None:
         ref = batch.old_logprobs
     elif penalizes_tokens(algorithm):
         ref, penalty = batch.ref_logprobs, jnp.where(mask, batch.penalty, 0)
     else:
-        ref = batch_logprobs(state.reference, batch, model, algorithm)
+        ref = batch_logprobs(reference, batch, model, algorithm)
         if loss.kl_in == "reward":
-            penalty = kl_penalty(batch, ref, mask, state.running.kl_coef, algorithm)
-    advantage, metrics = make_advantages(batch, state.running, penalty, mask, algorithm)
+            penalty = kl_penalty(batch, ref, mask, running.kl_coef, algorithm)
+    advantage, metrics = make_advantages(batch, running, penalty, mask, algorithm)
     if rescored:
         metrics["mismatch"] = masked.mean(jnp.abs(old - batch.old_logprobs), mask)
     if loss.importance_cap is not None:
@@ -61,7 +63,7 @@ def prepare(batch: Batch, state: StackState, model: ModelConfig, algorithm: Algo
     weights = losses.token_weights(mask, loss.loss_aggregation or "token_mean", valid, algorithm.max_new_tokens)
     share = mask / jnp.maximum(mask.sum(), 1)
     advantage = jnp.broadcast_to(advantage, mask.shape)
-    return PolicyTargets(mask, share, weights, old, ref, advantage, state.running.kl_coef * weights), metrics
+    return PolicyTargets(mask, share, weights, old, ref, advantage, running.kl_coef * weights), metrics
 
 
 def trained_rows(batch: Batch, algorithm: Algorithm) -> Bool[Array, "..."]:
@@ -194,12 +196,12 @@ def policy_loss(outputs: Outputs, targets: PolicyTargets, algorithm: Algorithm) 
 
     It is computed for some tokens at a time, unless the ratio is that of whole completions."""
     loss, temperature = partial(token_loss, algorithm=algorithm), algorithm.temperature or 1.0
-    _, weights, hidden, tokens, cap, _ = outputs
+    _, weights, hidden, tokens, model, _ = outputs
     if algorithm.options.get("level", "token") != "token":
-        scores = token_scores(weights, hidden, tokens.reshape(-1), temperature, cap)
+        scores = token_scores(weights, hidden, tokens.reshape(-1), temperature, model.logit_cap)
         logp, entropy = (x.reshape(tokens.shape) for x in scores)
         return loss(logp, entropy, targets)
-    return score_loss(weights, hidden, tokens, targets, loss, temperature=temperature, cap=cap)
+    return score_loss(weights, hidden, tokens, targets, loss, temperature=temperature, cap=model.logit_cap)
 
 
 def token_loss(

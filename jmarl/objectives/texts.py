@@ -1,16 +1,15 @@
 """The objective of texts: to write what an agent wrote (behavior cloning) and to predict what answered it (a world model)."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.algorithms import Algorithm
-from jmarl.models.config import ModelConfig
 from jmarl.objectives.objective import Metrics, Objective, Outputs, keep_running
 from jmarl.sampling.scoring import score_loss
-from jmarl.types import StackState, TextBatch
+from jmarl.types import TextBatch
 
 
 class TextTargets(NamedTuple):
@@ -20,9 +19,8 @@ class TextTargets(NamedTuple):
     predicted: Float[Array, "*token"]  # 1 / tokens that answered them in the whole batch; 0 elsewhere
 
 
-def prepare(batch: TextBatch, state: StackState, model: ModelConfig, algorithm: Algorithm) -> tuple[TextTargets, Metrics]:
+def prepare(batch: TextBatch, *_: Any) -> tuple[TextTargets, Metrics]:
     """Return the targets of one agent's batch of texts."""
-    del state, model, algorithm
     masks = (batch.kinds == kind for kind in (1, 2))
     return TextTargets(*(mask / jnp.maximum(mask.sum(), 1) for mask in masks)), {}
 
@@ -35,8 +33,8 @@ def trained_rows(batch: TextBatch, algorithm: Algorithm) -> Bool[Array, "..."]:
 
 def texts_loss(outputs: Outputs, targets: TextTargets, algorithm: Algorithm) -> tuple[Float[Array, ""], Metrics]:
     """Return `token_loss` of all tokens, computed for some at a time."""
-    _, weights, hidden, tokens, cap, _ = outputs
-    return score_loss(weights, hidden, tokens, targets, partial(token_loss, algorithm=algorithm), cap=cap)
+    _, weights, hidden, tokens, model, _ = outputs
+    return score_loss(weights, hidden, tokens, targets, partial(token_loss, algorithm=algorithm), cap=model.logit_cap)
 
 
 def token_loss(

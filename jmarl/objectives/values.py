@@ -17,7 +17,7 @@ from jmarl.objectives import policy
 from jmarl.objectives.objective import Metrics, Objective, Outputs, PerToken, TokenMask, keep_running
 from jmarl.objectives.policy import PolicyTargets, policy_loss
 from jmarl.rl import advantages, losses, masked
-from jmarl.types import Batch, CriticBatch, StackState
+from jmarl.types import Batch, CriticBatch
 
 
 class ValueTargets(NamedTuple):
@@ -43,14 +43,11 @@ def reuses_values(algorithm: Algorithm) -> bool:
     return algorithm.value_kind == "token" and one_pass and not algorithm.lora.lora_dropout
 
 
-def prepare_values(
-    batch: Batch | CriticBatch, state: StackState, model: ModelConfig, algorithm: Algorithm
-) -> tuple[ValueTargets, Metrics]:
+def prepare_values(batch: Batch | CriticBatch, algorithm: Algorithm, *_: Any) -> tuple[ValueTargets, Metrics]:
     """Return the targets of a critic: lambda-returns where it gives a value for every token, else returns.
 
     Critics of tokens learn the rewards less the batch's penalty, as the advantages do. Other critics learn the plain returns,
     because the value of a prompt must not depend on the penalty (`policy.penalizes_tokens`)."""
-    del state, model
     valid = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
     old = jnp.broadcast_to(batch.values, valid.shape)
     if algorithm.value_kind == "token":
@@ -111,12 +108,10 @@ def values_of_part(targets: ValueTargets, n: int) -> tuple[ValueTargets, Int[Arr
 # --- agents with a value head ------------------------------------------------------------------------------------------
 
 
-def prepare_both(
-    batch: Batch, state: StackState, model: ModelConfig, algorithm: Algorithm
-) -> tuple[ActorCriticTargets, Metrics]:
+def prepare_both(batch: Batch, algorithm: Algorithm, *weights: Any) -> tuple[ActorCriticTargets, Metrics]:
     """Return the targets of an agent and of its value head."""
-    actor, metrics = policy.prepare(batch, state, model, algorithm)
-    values, value_metrics = prepare_values(batch, state, model, algorithm)
+    actor, metrics = policy.prepare(batch, algorithm, *weights)
+    values, value_metrics = prepare_values(batch, algorithm)
     return ActorCriticTargets(actor, values), metrics | value_metrics
 
 
@@ -146,26 +141,21 @@ ACTOR_CRITIC = Objective(prepare_both, loss_of_both, trained_rows, both_of_part,
 def with_values_of_pass(objective: Objective) -> Objective:
     """Return an objective whose targets are made of the values that its own forward pass computes. They are among its metrics,
     as `values` [P, G, T], for the agents that learn from them."""
-    return objective._replace(prepare=partial(prepare_later, objective), loss=partial(loss_of_pass, objective))
+    return objective._replace(prepare=prepare_later, loss=partial(loss_of_pass, objective))
 
 
-def prepare_later(
-    objective: Objective, batch: Batch | CriticBatch, state: StackState, model: ModelConfig, algorithm: Algorithm
-) -> tuple[jax.tree_util.Partial, Metrics]:
-    """Return a function from the values of the pass to the targets."""
-
-    def make_targets(batch: Batch | CriticBatch, state: StackState, values: PerToken) -> tuple[Any, Metrics]:
-        return objective.prepare(batch._replace(values=values), state, model, algorithm)
-
-    return jax.tree_util.Partial(make_targets, batch, state), {}
+def prepare_later(batch: Batch | CriticBatch, algorithm: Algorithm, model: ModelConfig, *weights: Any) -> tuple[Any, Metrics]:
+    """Return what the targets are made of besides the values: the batch, and the parameters, reference and statistics."""
+    del algorithm, model
+    return (batch, *weights), {}
 
 
 def loss_of_pass(
-    objective: Objective, outputs: Outputs, make_targets: jax.tree_util.Partial, algorithm: Algorithm
+    objective: Objective, outputs: Outputs, given: tuple[Any, ...], algorithm: Algorithm
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return the loss on targets that are made of the values of the outputs."""
-    values = jax.lax.stop_gradient(outputs.values)
-    targets, metrics = make_targets(values)
+    """Return the loss on targets that are made of the values of the outputs. given: by `prepare_later`."""
+    values, (batch, *weights) = jax.lax.stop_gradient(outputs.values), given
+    targets, metrics = objective.prepare(batch._replace(values=values), algorithm, outputs.model, *weights)
     loss, loss_metrics = objective.loss(outputs, targets, algorithm)
     return loss, metrics | loss_metrics | {"values": values}
 

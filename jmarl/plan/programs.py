@@ -83,7 +83,7 @@ def shapes_of_run(team: Team, cfg: TrainConfig, devices: Sequence[Any], prompt_t
 
     shapes = state._replace(
         stacks=tuple(map(on, setups[0].team.stacks, state.stacks)),
-        critics=tuple(map(on, setups[0].critics.specs, state.critics)),
+        critics=tuple(map(on, setups[0].critics, state.critics)),
     )
     # What is auto on a GPU stays so: this process has none, for which `start` resolved it.
     setup = with_settings(setups[0], update_settings(cfg))

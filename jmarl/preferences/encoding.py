@@ -253,7 +253,7 @@ def _token_numbers(
 
         def numbers(prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
             hidden, _ = hidden_states(weights, model, prompts, lengths, tokens, "full")
-            return numbers_of_tokens(Outputs(params, weights, hidden, tokens, model.logit_cap), values)
+            return numbers_of_tokens(Outputs(params, weights, hidden, tokens, model), values)
 
         return on_rows(numbers, model.row_parts, *rows)
 

@@ -92,7 +92,7 @@ def own_critics(setup: Setup, state: TeamState) -> Iterable[tuple[StackSpec, Sta
     """Return the stacks of critics of the agents' own: the agents themselves if they have value heads."""
     if setup.algorithm.has_value_head:
         return zip(setup.team.stacks, state.stacks, strict=True)
-    return zip(setup.critics.specs, state.critics, strict=True)
+    return zip(setup.critics, state.critics, strict=True)
 
 
 def batches_with_token_values(
@@ -108,8 +108,7 @@ def batches_with_token_values(
             params = lora.model_of(critic)
             values = values_of(params, critic_spec, batch.prompts, batch.prompt_lengths, batch.tokens, algorithm)
             batch = batch._replace(values=values)
-        has_reference = stack.reference is not None or stack.base is not None  # a frozen stack has none
-        if penalizes_tokens(algorithm) and has_reference:
+        if penalizes_tokens(algorithm) and stack.frozen is not None:  # a stack that never learns has no reference
             batch = penalize(batch, stack, spec, algorithm)
         batches.append(batch)
     return tuple(batches), () if algorithm.has_value_head else tuple(map(critic_batch, batches))
@@ -119,7 +118,7 @@ def batches_with_joint_values(
     setup: Setup, critic: StackState, rollout: Rollout
 ) -> tuple[Sequence[Batch], Sequence[CriticBatch]]:
     """Return `batches_with_values` for a central critic, which reads the prompts of all agents."""
-    team, spec, kind = setup.team, setup.critics.specs[0], setup.algorithm.value_kind
+    team, spec, kind = setup.team, setup.critics[0], setup.algorithm.value_kind
     texts = [joint_text(team, spec, turn, kind, setup.cfg.episodes) for turn in rollout.turns]
     action_values = [joint_values(critic, spec, text, setup.algorithm) for text in texts]
     values, node_values = values_of_agents(rollout, action_values)

@@ -32,14 +32,14 @@ from jmarl.files.run_directory import open_run, read_state
 from jmarl.files.run_files import next_commands, shown
 from jmarl.files.saving import Saves, write_models
 from jmarl.learning.setup import Setup
-from jmarl.learning.team_update import update_team
+from jmarl.learning.team_update import update_calls, update_team
 from jmarl.logs.data_log import DataLog
 from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.rollout_log import RolloutLog
 from jmarl.logs.step_log import StepLog, update_metrics
 from jmarl.logs.terminal import say
-from jmarl.memory import explain_memory
+from jmarl.memory import explain_memory, shapes_of
 from jmarl.models.stack import to_host
 from jmarl.processes import exchange
 from jmarl.rollout.experience import Source
@@ -62,12 +62,14 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
     """Train from `state`, which is donated, to the last update or until a signal."""
     settings, first = setup.cfg.run, int(state.step)
     interrupted, reason, before, after = False, "", None, None
+    shapes = None  # of the newest batches
     with CLOCK.phase("compiling"):
         state = source.open(state)
         exchange.wait_for_all()  # collectives of CPUs wait 30 s for each other, and one process may compile for longer
     saves.check_room(state)
     saves.open_best(first)
-    with interruptible(bool(saves.savers)) as signals:
+    explained = explain_memory(lambda: [] if shapes is None else update_calls(setup, state, shapes))
+    with explained, interruptible(bool(saves.savers)) as signals:
         try:
             if first == 0:
                 before = evaluate_if_due(source, state, 0, log, saves, signals)
@@ -83,6 +85,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 played_at = time.monotonic()  # the next two calls may wait for the update before; a step on rollouts ends here
                 with CLOCK.phase("update"):
                     batches = source.make_batches(state, experience)
+                    shapes = shapes_of(batches)
                     state, metrics = update_team(setup, state, batches)
                 log.step(step, experience, metrics, played_at)
                 del experience, batches  # free their memory; the log keeps what it needs
@@ -167,7 +170,7 @@ def run_training(
     """
     cfg, team = run.cfg, run.team
     writes_models = run.setup.algorithm.row.margin != "score"  # their directories would not hold the head of a reward model
-    with open_run(cfg, state, run.identity, wandb_config) as opened, explain_memory(run.setup.calls), CLOCK.running():
+    with open_run(cfg, state, run.identity, wandb_config) as opened, CLOCK.running():
         if exchange.is_first():
             record_choices(cfg, partial(python_config, cfg, team, run.task.env, run.task.items))
         watch = Watch(cfg.run.output_dir if exchange.is_first() else "", opened.writer)

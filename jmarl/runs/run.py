@@ -85,7 +85,7 @@ def identity_of(setup: Setup, state: TeamState, env: Environment | None, data: M
     compared = has_reference and not algorithm.lora.lora_rank
     identity = {
         "team": setup.team.describe(),
-        "critics": Team(setup.critics.specs).describe(),
+        "critics": Team(setup.critics).describe(),
         **data,
         "initial": [lora.digest(stack) for stack in policies(state)] if compared else [],
     }

@@ -58,7 +58,6 @@ from jmarl.logs.metrics_writer import MetricsWriter
 from jmarl.logs.rollout_log import RolloutLog, completions_record
 from jmarl.logs.step_log import QueuedStep, StepLog
 from jmarl.logs.terminal import say, watched
-from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.stack import map_own, to_host
 from jmarl.processes import exchange
@@ -112,7 +111,7 @@ def train_seeds(
     with CLOCK.running(), watched("preparing the runs", cfg.run.progress, CLOCK.reader()):
         run, runs, states = prepare_seeds(cfg, team, Task(reward, items, eval_items), seeds, params=params)
         source, cfg = run.make_source(states[0]), run.cfg
-    with contextlib.ExitStack() as opened, explain_memory(run.setup.calls), CLOCK.running():
+    with contextlib.ExitStack() as opened, CLOCK.running():
         writer = None
         if cfg.run.output_dir:
             opened.enter_context(locked(cfg.run.output_dir))

@@ -65,9 +65,8 @@ class Runs:
         def repeat(specs: Sequence[StackSpec], mesh: DeviceMesh | None) -> tuple[StackSpec, ...]:
             return tuple(dataclasses.replace(spec, members=spec.members * len(self.cfgs), mesh=mesh) for spec in specs)
 
-        critics, seeds = self.setup.critics, [cfg.run.seed for cfg in self.cfgs]
-        critic_mesh = mesh_of_critics(self.setup.algorithm, self.mesh)
-        critics, team = critics._replace(specs=repeat(critics.specs, critic_mesh)), Team(repeat(self.team.stacks, self.mesh))
+        team, seeds = Team(repeat(self.team.stacks, self.mesh)), [cfg.run.seed for cfg in self.cfgs]
+        critics = repeat(self.setup.critics, mesh_of_critics(self.setup.algorithm, self.mesh))
         return make_setup(team, critics, self.setup.algorithm, self.setup.cfg, seeds)
 
 

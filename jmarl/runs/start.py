@@ -15,7 +15,7 @@ from jmarl.algorithms import Algorithm, find_row, resolve, with_fastest_updates
 from jmarl.config import TrainConfig
 from jmarl.hardware import memory_in_use, memory_pool
 from jmarl.learning.choose import Work, bytes_on_device, choose, is_open, update_settings, with_settings
-from jmarl.learning.critics import make_critics
+from jmarl.learning.critics import critic_algorithm, make_critics
 from jmarl.learning.meshes import mesh_that_fits
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.per_agent import initial_state, settings_of_stack, with_adapters
@@ -91,11 +91,11 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, devices: Sequence
     critic_states = tuple(
         init_stack(
             sharding.place(weights, spec.mesh),
-            settings_of_stack(critics.algorithm, cfg.run, spec.members, team.num_agents)[0],
+            settings_of_stack(critic_algorithm(algorithm), cfg.run, spec.members, team.num_agents)[0],
             learns=critic_learns,
             mesh=spec.mesh,
         )
-        for spec, weights, critic_learns in zip(critics.specs, critic_params, learns, strict=False)
+        for spec, weights, critic_learns in zip(critics, critic_params, learns, strict=False)
     )
     return make_setup(team, critics, algorithm, cfg), state._replace(critics=critic_states)
 

@@ -102,8 +102,8 @@ def _sample_meanwhile(programs: Sequence[Callable[[], Completions]], meanwhile: 
 def sampling_call(team: Team, params: Sequence[Any], request: SampleRequest, i: int) -> ProgramCall:
     """Describe the sampling of stack i, to explain a lack of memory."""
     (a, count, width), new_tokens = request.encoded[i][0].shape, request.settings.max_new_tokens
-    lower = partial(_call_stack, i, team.stacks[i], params[i], request.encoded[i], request, sample_stack.lower)
-    return ProgramCall("sampling", a, count, request.group, width, new_tokens, 1, lower)
+    lowered = _call_stack(i, team.stacks[i], params[i], request.encoded[i], request, sample_stack.lower)
+    return ProgramCall("sampling", a, count, request.group, width, new_tokens, 1, lowered)
 
 
 def compiled_call(*arguments: Any, program: SampleProgram) -> Callable[[], Completions]:

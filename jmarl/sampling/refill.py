@@ -346,7 +346,7 @@ def refill_team(
     def described(i: int) -> ProgramCall:
         a, count, width = request.encoded[i][0].shape
         shape = "sampling", a, 2 * count, request.group, width, request.settings.max_new_tokens
-        return ProgramCall(*shape, 1, partial(call_stack, i, refill_stack.lower))
+        return ProgramCall(*shape, 1, call_stack(i, refill_stack.lower))
 
     stacks = range(len(team.stacks))
     if call is not refill_stack:

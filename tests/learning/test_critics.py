@@ -264,7 +264,7 @@ def without_values_of_pass(setup, separate):
     """Return a setup whose agents and critics learn from the values in their batches."""
 
     def with_objective(programs, objective):
-        return tuple(dataclasses.replace(x, update=x.update._replace(objective=objective)) for x in programs)
+        return tuple(dataclasses.replace(x, objective=objective) for x in programs)
 
     programs = with_objective(setup.programs, POLICY if separate else ACTOR_CRITIC)
     return setup._replace(programs=programs, critic_programs=with_objective(setup.critic_programs, OWN_CRITIC))

@@ -16,7 +16,8 @@ from jmarl.learning.program import make_program, update_keys
 from jmarl.learning.step import gradients, shuffle
 from jmarl.models import decoder
 from jmarl.models.stack import unstack
-from jmarl.objectives.policy import PolicyTargets, initial_running, token_loss
+from jmarl.objectives.choose import objective_of
+from jmarl.objectives.policy import POLICY, PolicyTargets, initial_running, token_loss
 from jmarl.sampling.scoring import score
 from tests.batches import (
     agent_gradients,
@@ -26,7 +27,6 @@ from tests.batches import (
     minibatches,
     put,
     rollouts,
-    update_of,
     update_stack,
 )
 
@@ -80,10 +80,10 @@ def cut(params, batch, model):
     return run(params, batch, model, **CUT)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def step_by_hand(state, part, update):
-    grads, metrics = gradients(update, state.params, part, None)
-    return apply_gradients(state, grads, metrics["loss"], algorithm=update.algorithm)[0]
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def step_by_hand(state, part, model, algorithm):
+    grads, metrics = gradients(state.params, None, part, model, POLICY, algorithm)
+    return apply_gradients(state, grads, metrics["loss"], algorithm=algorithm)[0]
 
 
 def by_hand(params, batch, model, order, key=None):
@@ -91,12 +91,12 @@ def by_hand(params, batch, model, order, key=None):
 
     order: epoch and part of each step; key: of the order of each epoch."""
     algorithm = resolve(BASE.replace(**CUT))
-    update, state = update_of(model, algorithm), unstack(jax.device_get(started(params, algorithm)), 0)
+    state = unstack(jax.device_get(started(params, algorithm)), 0)
     inputs, _ = loss_inputs(unstack(batch, 0), state.running, model, algorithm)
     for epoch, i in order:
         shuffled = inputs if key is None else jax.jit(shuffle)(epoch, key, inputs)
-        parts, _ = jax.device_get(minibatches(update, shuffled))
-        state = step_by_hand(state, unstack(parts, i), update)
+        parts, _ = jax.device_get(minibatches(shuffled, 2, POLICY))
+        state = step_by_hand(state, unstack(parts, i), model, algorithm)
     return jax.device_get(state.params)
 
 
@@ -264,7 +264,7 @@ def targets_of_parts(batch, model, **changes):
     algorithm = resolve(BASE.replace(**settings | changes))
     mine = unstack(batch._replace(values=np.zeros(batch.tokens.shape, np.float32)), 0)
     inputs, _ = loss_inputs(mine, unstack(initial_running(1, 1, 0.5), 0), model, algorithm)
-    parts, tokens = minibatches(update_of(model, algorithm), inputs)
+    parts, tokens = minibatches(inputs, 2, objective_of(algorithm))
     return *parts.targets, tokens
 
 

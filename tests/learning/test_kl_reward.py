@@ -12,6 +12,7 @@ import pytest
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
+from jmarl.learning.critics import critic_algorithm
 from jmarl.learning.team_update import update_team
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
@@ -91,7 +92,7 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
         values = np.float64(values_by_hand(critic, model, *rows)).reshape(mine.tokens.shape)
         inputs, _ = loss_inputs(mine, running, model, setup.algorithm, reference=reference)
         if separate:
-            policy, algorithm = inputs.targets, setup.critics.algorithm
+            policy, algorithm = inputs.targets, critic_algorithm(setup.algorithm)
             targets = loss_inputs(unstack(critic_batches[0], a), running, model, algorithm, critic=True)[0].targets
         else:
             policy, targets = inputs.targets

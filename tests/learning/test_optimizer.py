@@ -112,7 +112,7 @@ def test_the_logged_learning_rate_is_the_one_used():
     state, grads, apply = init_stack({"w": jnp.ones((1, 3))}, algorithm), {"w": np.ones((1, 3), np.float32)}, stepper(algorithm)
     for position, (rate, loss) in enumerate([(0.25, 0.0), (0.5, np.nan), (0.75, 0.0), (1.0, 0.0)]):
         before = np.asarray(state.params["w"])
-        state, metrics = apply(state, grads, np.float32([loss]), None, None, np.array([position]))
+        state, metrics = apply(state, grads, np.float32([loss]), None, {}, np.array([position]))
         assert metrics["learning_rate"].tolist() == [rate]
         expected = 0 if np.isnan(loss) else rate  # Adam's step with a constant gradient is the learning rate
         np.testing.assert_allclose(before - state.params["w"], expected, rtol=1e-4)

@@ -17,6 +17,7 @@ from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import RewardError, make_reward
 from jmarl.files.checkpoint import Checkpointer
+from jmarl.learning.choose import with_settings
 from jmarl.learning.optimizer import apply_gradients, init_stack, steps_done
 from jmarl.learning.per_agent import active_agents, settings_of_stack, updates_before, updates_per_agent
 from jmarl.learning.setup import make_setup
@@ -27,7 +28,7 @@ from jmarl.runs.kinds.rollouts import play_step, rollout_batches, sampler_of
 from jmarl.runs.start import start
 from jmarl.runs.train import train
 from jmarl.team import Team, make_team
-from jmarl.types import TRACES, PerAgent
+from jmarl.types import TRACES
 from tests.batches import assert_close, assert_equal
 from tests.house import HOUSE
 
@@ -109,12 +110,15 @@ def test_each_agent_learns_its_own_reward_and_other_numbers_are_no_other_program
 def test_stacks_and_own_critics_have_the_settings_of_their_agents(agents):
     cfg = BASE.replace(learning_rate=(1e-2, 1e-3), optimizer=("adamw", "lion"))
     for agent in range(2):  # of different stacks: an optimiser each
-        algorithm, settings = settings_of_stack(resolve(cfg), cfg.run, ((agent,),), 2)
-        assert settings.learning_rate.tolist() == np.float32([cfg.optimizer.learning_rate[agent]]).tolist()
+        algorithm, numbers = settings_of_stack(resolve(cfg), cfg.run, ((agent,),), 2)
+        assert numbers["learning_rate"].tolist() == np.float32([cfg.optimizer.learning_rate[agent]]).tolist()
         assert algorithm.optimizer.optimizer == cfg.optimizer.optimizer[agent]
     setup, _ = start(*make_team(agents), BASE.replace(algorithm="iac", learning_rate=(1e-2, 3e-3)))
+    setup = with_settings(setup, {"micro_batches": 2})
+    assert setup.cfg.optimizer == setup.algorithm.optimizer
     for program in (*setup.programs, *setup.critic_programs):
-        assert program.agents.learning_rate.tolist() == pytest.approx([1e-2, 3e-3])
+        assert program.algorithm.micro_batches == 2
+        assert program.numbers["learning_rate"].tolist() == pytest.approx([1e-2, 3e-3])
 
 
 # --- optimisers ------------------------------------------------------------------------------------------------------------
@@ -163,7 +167,7 @@ def test_an_inactive_agent_changes_in_nothing():
     broken = np.where(np.arange(2)[:, None] == 0, np.float32(np.nan), grads)
     step = jax.jit(jax.vmap(functools.partial(apply_gradients, algorithm=algorithm)))
     state = init_stack({"w": jnp.ones((2, 3))}, algorithm)
-    one, _ = step(state, {"w": broken}, np.zeros(2), np.array([False, True]), PerAgent())
+    one, _ = step(state, {"w": broken}, np.zeros(2), np.array([False, True]))
     both, _ = step(state, {"w": grads}, np.zeros(2))
     assert_equal(unstack((one.params, one.opt_state), 0), unstack((state.params, state.opt_state), 0))
     assert_equal(unstack((one.params, one.opt_state), 1), unstack((both.params, both.opt_state), 1))

@@ -286,7 +286,7 @@ def test_a_central_critic_ends_what_it_reads_with_the_ends_of_its_model(agent_wi
     team, params = make_team([agent, agent])
     algorithm = resolve(TrainConfig.of(algorithm="maac"))
     for model in (None, agent):
-        (spec,) = make_critics(dataclasses.replace(team, critic=model), params, algorithm)[0].specs
+        (spec,) = make_critics(dataclasses.replace(team, critic=model), params, algorithm)[0]
         assert [spec.of(n).stop for n in spec.order] == [(END,), (END,)]
 
 

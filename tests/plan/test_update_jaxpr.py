@@ -16,11 +16,11 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jmarl.config import TrainConfig
-from jmarl.learning.program import StackProgram
-from jmarl.learning.step import update_agents
+from jmarl.learning.program import StackProgram, update_agents
 from jmarl.learning.team_update import lower_team
 from jmarl.models import gpu
 from jmarl.models.config import ModelConfig
+from jmarl.models.sharding import shapes_on
 from jmarl.plan.plan import describe_team
 from jmarl.plan.programs import shapes_of_run
 from jmarl.rollout.zeros import zero_batches
@@ -33,8 +33,7 @@ def traced_for_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let cuDNN's attention be traced, and return the trace of an update in place of its program."""
 
     def trace(program: StackProgram, state: Any, batch: Any, step: Any) -> ClosedJaxpr:
-        arguments = program.arguments(state, batch, program.active(step), step)
-        return jax.make_jaxpr(functools.partial(update_agents, program.update))(*arguments)
+        return jax.make_jaxpr(functools.partial(update_agents, program))(*program.arguments(state, batch, step, shapes_on))
 
     monkeypatch.setattr(gpu, "has_cuda", lambda: True)
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)

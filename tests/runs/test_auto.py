@@ -164,7 +164,8 @@ def test_the_fastest_that_fits_is_chosen_by_compiling(opened) -> None:
     assert not is_open(fastest.cfg) and update_settings(fastest.cfg) == update_settings(setup.cfg) | {
         "remat": fastest.algorithm.remat, "micro_batches": 1,
     }  # fmt: skip
-    assert fastest.critics.algorithm.optimizer == fastest.algorithm.optimizer
+    assert fastest.cfg.optimizer == fastest.algorithm.optimizer
+    assert [x.algorithm.micro_batches for x in fastest.programs] == [1]
     tight, line = choose(setup, work, size, [size + 1, size + 2], updates)
     assert tight.algorithm.micro_batches == 8 and "and may not fit" in line
 

@@ -273,8 +273,7 @@ def test_ipo_compares_means_of_tokens(team, old):
     means = (sums[0] - sums[1]) / [[len(row) for row in c.rows] for c in coded]
     batch = batch_of(team[0], team[1], old, PAIRS, ipo)
     of_first = own((token_numbers(team[1][0], spec, batch, ipo), batch), 0)
-    state = init_stack(team[1][0], ipo)
-    loss = jax.jit(lambda numbers, batch: loss_of_numbers(numbers, prepare(batch, state, spec.config, ipo)[0], ipo)[0])
+    loss = jax.jit(lambda numbers, batch: loss_of_numbers(numbers, prepare(batch, ipo)[0], ipo)[0])
     np.testing.assert_allclose(loss(*of_first), ((means[:, 0] - means[:, 1] - 1 / 0.4) ** 2).mean(), rtol=1e-4)
 
 

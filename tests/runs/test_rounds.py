@@ -17,7 +17,6 @@ from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
-from jmarl.learning.critics import Critics
 from jmarl.learning.optimizer import init_state
 from jmarl.learning.setup import make_setup
 from jmarl.learning.team_update import update_team
@@ -232,7 +231,7 @@ def test_the_comparator_model_is_encoded_by_the_teams_tokenizer(agents, tiny_dir
     assert len(rows) == 4 * len(new.pairs) and 0 < len(foreign) <= len(rows) // 2
     assert not any(row[-1] == stop for row in foreign), "all were cut off after six tokens"
     assert all(len(row) <= 6 for row in rows)
-    setup = make_setup(rounds.team, Critics((), rounds.algorithm), rounds.algorithm, rounds.cfg)
+    setup = make_setup(rounds.team, (), rounds.algorithm, rounds.cfg)
     source = pair_source(setup, rounds, None)
     batches = source.make_batches(state, draw_examples(rounds.team, rounds.draw(0), rounds.algorithm))
     assert np.isfinite(update_team(setup, state, batches)[1][0]["loss"]).all()
