@@ -3,9 +3,9 @@ fills the memory, or puts a file of the reader into what the reader then passes 
 
 What is read is a regular file (opening a pipe or a device may never end), within its limit of size, and JSON within DEPTH.
 
-Links: the directory that the user names may be a link, and so may its `checkpoints`, on scratch for example. Its files with
-texts (rows, completions, settings, logs) must lie in it, so `attempts` is no link, because reports and model cards show them;
-so must the files of agents that are copied. A run writes through no link to a file (`files.own_files`).
+Links: the directory that the user names may be a link, and so may its `checkpoints`, on scratch for example, and `attempts` in
+a run of this account. Its files with texts (rows, completions, settings, logs) must lie in it, because reports and model cards
+show them; so must the files of agents that are copied. A run writes through no link to a file (`files.own_files`).
 
 Left out: weights. The directory of a model may consist of links, as in Hugging Face's cache.
 """
