@@ -140,6 +140,10 @@ def test_a_record_is_of_one_path_and_of_what_its_settings_name(tmp_path):
     assert asks(Path(shutil.copytree(run, tmp_path / "copy")))
     run.rename(tmp_path / "moved")
     assert asks(tmp_path / "moved")
+    (tmp_path / "state/jmarl/trusted/damaged.json").write_text("{")
+    record_trust(tmp_path / "moved", {})
+    records = [file.read_text() for file in (tmp_path / "state/jmarl/trusted").iterdir()]
+    assert len(records) == 2 and not any(f'"{run}"' in text for text in records), "of a directory that is gone"
 
 
 def test_a_record_that_is_damaged_or_of_another_user_is_none(tmp_path, monkeypatch):
