@@ -295,6 +295,20 @@ def test_a_chat_template_that_does_not_end_is_refused_where_a_tokenizer_is_loade
         load_tokenizer(copy_dir)
 
 
+def test_a_process_that_cannot_try_a_chat_template_is_said(copy_dir, monkeypatch):
+    """It does not start, or has no memory to begin."""
+    (copy_dir / "chat_template.jinja").write_text("{{ 'of this test' }}")
+    with monkeypatch.context() as patched:
+        patched.setitem(agents.RENDER_LIMITS, "RLIMIT_AS", 1 << 20)
+        with pytest.raises(
+            OSError, match=r"no process can try the model's chat template \(.*\): let this account have more memory"
+        ):
+            load_tokenizer(copy_dir)
+    monkeypatch.setattr(sys, "executable", "/nothing/python")
+    with pytest.raises(OSError, match=r"chat template \(.*No such file or directory: '/nothing/python'\)"):
+        load_tokenizer(copy_dir)
+
+
 @pytest.mark.parametrize("template", [CHATML, "{{ raise_exception('no') }}", "{% for", "{{ strftime_now('%d') | tojson }}"])
 def test_a_chat_template_that_ends_is_tried_once(copy_dir, template):
     (copy_dir / "chat_template.jinja").write_text(template)

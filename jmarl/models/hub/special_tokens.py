@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.weight_files import read_json, write_json
+from jmarl.models.hub.weight_files import read_fields, write_json
 
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 MESSAGE_ROLES = ("system", "user", "tool", "developer", "function", "environment")  # probed besides those a template names
@@ -332,7 +332,7 @@ def without_tokens(tokenizer: Any, tokens: Collection[str]) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         tokenizer.save_pretrained(directory)
         for path in Path(directory).glob("*.json"):
-            write_json(path, _without(read_json(path), tokens))
+            write_json(path, _without(read_fields(path), tokens))
         return PreTrainedTokenizerFast.from_pretrained(directory)
 
 
