@@ -126,7 +126,6 @@ def write_adapters(source: Source, directory: Path) -> None:
     """Write the adapters of each agent as files for peft."""
     import jax
 
-    from jmarl.config.bounded_files import check_inside
     from jmarl.models.hub.peft import save_adapter
     from jmarl.models.lora import describe
     from jmarl.models.stack import unstack
@@ -134,10 +133,7 @@ def write_adapters(source: Source, directory: Path) -> None:
 
     if source.adapters is None:
         for i in range(len(source.agents)):
-            adapter = Path(str(source.directory)) / "models" / f"agent_{i}" / "adapter"
-            for path in adapter.rglob("*"):
-                check_inside(path, adapter)
-            shutil.copytree(adapter, directory / f"agent_{i}")
+            shutil.copytree(Path(str(source.directory)) / "models" / f"agent_{i}" / "adapter", directory / f"agent_{i}")
         return
     shared = source.experiment is not None and source.experiment.team.shared_weights
     for spec, stack in zip(Team.of(source.agents, shared_weights=shared).stacks, source.adapters, strict=True):

@@ -3,11 +3,11 @@ fills the memory, or puts a file of the reader into what the reader then passes 
 
 What is read is a regular file (opening a pipe or a device may never end), within its limit of size, and JSON within DEPTH.
 
-Links: the directory that the user names may be a link, and so may its `checkpoints`, on scratch for example. Its files with
-texts (rows, completions, settings, logs) must lie in it, so `attempts` is no link, because reports and model cards show them;
-so must the files of agents that are copied. A run writes through no link to a file (`files.own_files`).
+Links: the directory that the user names may be a link, and so may its `checkpoints`, on scratch for example, and `attempts` in
+a run of this account. Its files with texts (rows, completions, settings, logs) must lie in it, because reports and model cards
+show them; so must the files of agents that are copied. A run writes through no link to a file (`files.own_files`).
 
-Left out: weights. The directory of a model may consist of links, as in Hugging Face's cache.
+Left out: weights. The directory of a model may consist of links, as in Hugging Face's cache, but not in a run from elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-LIMITS = {"metrics.jsonl": 2**30}  # bytes; of `completions.jsonl.gz` each record has one
+LIMITS = {"metrics.jsonl": 2**30, "tokenizer.json": 2**28}  # bytes; of `completions.jsonl.gz` each record has one
 LIMIT = 2**24  # of other files
 DEPTH = 100  # of nested lists and mappings
 VALUE = 60  # bytes of memory that a number, list or short text takes at least
@@ -65,15 +65,20 @@ def bounded_text(path: Path, inside: Path | None = None, errors: str = "strict")
 
     inside: see `open_file`; default: its folder. errors: as of `bytes.decode`.
     """
-    limit = LIMITS.get(path.name, LIMIT)
     with open_file(path, inside or path.parent) as file:
-        if (size := os.fstat(file.fileno()).st_size) > limit:
-            raise ValueError(f"{printable(path)} has {size} bytes, and at most {limit} are read: move it away")
-        data = file.read(limit)
+        data = file.read(checked_size(path, file))
     try:
         return data.decode("utf-8", errors)
     except UnicodeDecodeError as error:
         raise ValueError(f"{printable(path)} is not UTF-8 text: {error}") from error
+
+
+def checked_size(path: Path, file: BufferedReader) -> int:
+    """Return the size of an open file. Raises ValueError if it is too large."""
+    size, limit = os.fstat(file.fileno()).st_size, LIMITS.get(path.name, LIMIT)
+    if size > limit:
+        raise ValueError(f"{printable(path)} has {size} bytes, and at most {limit} are read: move it away")
+    return size
 
 
 def read_tail(path: Path, inside: Path) -> str:

@@ -17,7 +17,7 @@ from jmarl.envs.base import class_name, describe
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.files.lock import reserved
 from jmarl.files.run_directory import CHOSEN, check_contents
-from jmarl.files.run_files import CONFIG_FILE, leaves, read_config
+from jmarl.files.run_files import CONFIG_FILE, config_file_of, leaves, read_config
 from jmarl.files.trusted import is_trusted, named_code, record_trust
 from jmarl.team import Team
 
@@ -65,7 +65,10 @@ def record_choices(cfg: TrainConfig, python: Callable[[], str]) -> None:
 
 
 def python_config(cfg: TrainConfig, team: Team, env: Any, items: Sequence[Any]) -> str:
-    """Return the config.yaml of a run that was begun in Python. env: None for given data."""
+    """Return the config.yaml of a run that was begun in Python, or by a run for a round's reward model. env: None for given
+    data."""
+    directory = Path(cfg.run.output_dir).absolute()
+    is_of_round = directory.name.startswith("reward_model_") and config_file_of(directory.parent) is not None
     given = f"{len(items)} {'example' if env is None else 'item'}{'s' * (len(items) != 1)}"
     if isinstance(env, RewardEnvironment):
         given = f"the reward {' + '.join(env.reward.names)} and {given}"
@@ -76,6 +79,8 @@ def python_config(cfg: TrainConfig, team: Team, env: Any, items: Sequence[Any]) 
         "# It is resumed there too, with resume=True. `jmarl play` and `jmarl eval` take its agents and settings; name the\n"
         "# task with --environment, or with --data and --reward.\n"
     )
+    if is_of_round:
+        says = f"# This is the reward model of a round of the run in the directory above, with {given}. That run resumes it.\n"
     models, shared = tuple(agent.name for agent in team.agents), any(len(s.members[0]) > 1 for s in team.stacks)
     parts = {"team": plain_values(TeamConfig(models, shared_weights=shared))} if models else {}
     settings = plain_values(cfg)

@@ -9,6 +9,7 @@ Left out: modules in a directory that change after its run was trained, and move
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -95,8 +96,8 @@ def is_trusted(directory: str | Path) -> bool:
 
 
 def record_trust(directory: str | Path, named: Mapping[str, Any]) -> None:
-    """Record that a directory is trusted, with the settings of its config.yaml that name code. Where no record can be written,
-    a warning says that later commands ask."""
+    """Record that a directory is trusted, with the settings of its config.yaml that name code, and forget directories that are
+    gone. Where no record can be written, a warning says that later commands ask."""
     key = os.path.realpath(directory)
     digests = (_record(directory) or {}) | {name: _digest(value) for name, value in named.items()}
     try:
@@ -108,10 +109,22 @@ def record_trust(directory: str | Path, named: Mapping[str, Any]) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+        for file in path.parent.glob("*.json"):
+            forget_gone(file)
     except OSError as error:
         _records[key] = digests
         if named:
             logger.warning("%s names code, and no record of it can be written (%s): later commands ask for --trust", key, error)
+
+
+def forget_gone(file: Path) -> None:
+    """Remove a record if its directory is gone. One that is damaged stays."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        directory = json.loads(file.read_bytes())["directory"]
+        try:
+            os.stat(directory)
+        except (FileNotFoundError, NotADirectoryError):  # not one that cannot be read now
+            file.unlink()
 
 
 def _record(directory: str | Path) -> dict[str, str] | None:

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -121,12 +122,20 @@ class Gate(grpc.GenericRpcHandler):
             f"/{SERVICE.full_name}/{name}": grpc.stream_unary_rpc_method_handler(self._handler(method, _request_class(name)))
             for name, method in methods.items()
         }
+        self._refusals = {
+            known: grpc.stream_unary_rpc_method_handler(partial(refuse_token, known)) for known in ("a wrong token", "no token")
+        }
         self._handlers[HEALTH] = grpc.stream_unary_rpc_method_handler(self._health)
         self.is_serving, self.health_s = True, HEALTH_S
         self._calls: Counter[str] = Counter()  # at once, by origin
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self._handlers.get(handler_call_details.method)
+        method = handler_call_details.method
+        handler, metadata = self._handlers.get(method), handler_call_details.invocation_metadata
+        token = next((value for key, value in metadata or () if key == TOKEN and isinstance(value, str)), None)
+        if handler is None or method == HEALTH or self.access.allows(token):
+            return handler
+        return self._refusals["a wrong token" if token else "no token"]  # here, where a call costs least
 
     def _handler(self, method: Method, request_class: type[Message]) -> Callable[..., Awaitable[bytes]]:
         """Return a handler of raw messages. A client that sends one message cannot tell it from one of a unary call."""
@@ -154,11 +163,8 @@ class Gate(grpc.GenericRpcHandler):
         return handle
 
     def _admit(self, context: grpc.aio.ServicerContext, number: str) -> Caller:
-        """Return who calls. Raises `Refused` without the token, with another version, and above the rate."""
+        """Return who calls, with the token. Raises `Refused` with another version, and above the rate."""
         given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        if not self.access.allows(given.get(TOKEN)):
-            known = "a wrong token" if given.get(TOKEN) else "no token"
-            raise Refused(StatusCode.UNAUTHENTICATED, f"this call has {known}: give the one in the server's --token-file")
         if self.access.token is not None:
             self.strangers.remove(peer_of(context.peer()))
         name = given.get(CLIENT, "")
@@ -214,6 +220,13 @@ class Gate(grpc.GenericRpcHandler):
                 f"the answer has {size} bytes, and messages of this server have at most {self.max_bytes}: ask for less at once",
             )
         return reply.SerializeToString()
+
+
+async def refuse_token(known: str, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    """Answer a call without the token. known: of it."""
+    refused = Refused(StatusCode.UNAUTHENTICATED, f"this call has {known}: give the one in the server's --token-file")
+    context.set_code(refused.code)
+    context.set_details(refused.sentence(secrets.token_hex(6)))
 
 
 def host_of(peer: str) -> str:

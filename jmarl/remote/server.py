@@ -29,7 +29,9 @@ from jmarl.remote.sessions import Sessions
 from jmarl.remote.values import PROTOCOL
 
 MAX_CONCURRENT = 4096  # calls at once, of all clients; others get RESOURCE_EXHAUSTED
-MAX_STREAMS = 32  # calls at once of one connection, also those that are reset at once; a client of gRPC lets others wait
+MAX_STREAMS = 8  # calls at once of one connection; a client of gRPC lets others wait
+MAX_RESET = 8  # further ones of it that are over and cost time yet, as those that are reset at once do
+EXPERIMENT = "h2_max_deallocating_streams_headroom"  # of gRPC, without which it refuses clients with MAX_STREAMS calls at once
 MAX_FILES, SPARE_FILES = 65_536, 256  # open files of this process, at most; those that are no connections
 MAX_STRANGERS = 1024  # connections without a call that has the token: of gRPC, which needs about 80 kB for each
 LOOK_S, SOON_S = 0.25, 0.05  # between looks for connections without the token; if there were too many
@@ -43,6 +45,7 @@ MAX_LOG = 10_000  # entries that wait to be written
 MAX_LINE = 10_000  # characters at the beginning and at the end of an entry; errors may hold what clients have sent
 HEADROOM = 1 << 16  # bytes of a message besides what `message_bytes` allows: gRPC's own error says less than ours
 EVERYWHERE = ("0.0.0.0", "::")  # addresses that listen on all others
+EXPERIMENTS = "GRPC_EXPERIMENTS"  # read when this process first uses gRPC
 ENDED, CUT_OFF = 0, 1  # exit codes
 
 
@@ -69,7 +72,8 @@ class Server:
                 ("grpc.so_reuseport", 0),  # a second server on a port is an error
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
-                ("grpc.http.overload_protection", 0),  # it refuses calls of clients that make as many as they may
+                ("grpc.http.overload_protection", int(EXPERIMENT in os.environ.get(EXPERIMENTS, ""))),
+                ("grpc.http2.max_deallocating_streams", MAX_RESET),
                 ("grpc.max_allowed_incoming_connections", allow_connections()),
                 ("grpc.keepalive_time_ms", 60_000),  # a client whose machine is gone frees its connection
                 ("grpc.keepalive_timeout_ms", 20_000),
@@ -195,6 +199,7 @@ def serve_environments(offer: Offer, access: Access, limits: Limits, workers: in
 
     workers: processes of each environment; 0: none. grace: seconds that episodes may go on after the signal.
     """
+    os.environ[EXPERIMENTS] = ",".join(filter(None, (os.environ.get(EXPERIMENTS), EXPERIMENT)))
     with log_to_stderr():
         return asyncio.run(serve(offer, access, limits, workers, grace))
 

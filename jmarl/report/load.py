@@ -11,9 +11,10 @@ from jmarl.config.bounded_files import check_inside, printable, read_json, read_
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
 from jmarl.files.run_files import Best, config_file_of, leaves, read_best, read_config
+from jmarl.files.trusted import is_trusted
 from jmarl.logs.metrics_writer import read_rows
 
-METRICS = "metrics.jsonl"
+METRICS, ATTEMPTS = "metrics.jsonl", "attempts"
 TEXTS = {"time": str, "host": str, "python": str, "command": list, "devices": list, "versions": dict}  # of `start.json`
 MAX_LOGS = 2 * 10**7  # characters of the logs of a run, the newest ones
 IDENTITY = "identity/"  # begins the names of what is no setting: fingerprints of team, environment, data and reward
@@ -78,7 +79,7 @@ def _newest_roles(directory: Path) -> list[str]:
     files = [file for file in directory.glob("attempts/*/start.json") if re.fullmatch("[0-9]{1,9}", file.parent.name)]
     newest = max(files, key=lambda file: int(file.parent.name), default=None)
     try:
-        return roles_of([checked(read_json(newest, directory), newest)]) if newest else []
+        return roles_of([checked(read_json(newest, limit_of(directory)), newest)]) if newest else []
     except (OSError, ValueError):
         return []
 
@@ -178,7 +179,7 @@ def group_name(runs: Sequence[Run]) -> str:
 def load_run(directory: Path, name: str) -> Run:
     """Return what a run directory has, without its completions."""
     rows = read_rows(directory / METRICS)
-    attempts = load_attempts(directory / "attempts")
+    attempts = load_attempts(directory)
     recorded = next((attempt["settings"] for attempt in reversed(attempts) if "settings" in attempt), {})
     written = config_file_of(directory)
     # As JSON, which has only texts as names: a report is made of it.
@@ -203,12 +204,18 @@ def flat_settings(recorded: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[
     return {**leaves(tree), **recorded.get("config", {}), **identity}
 
 
+def limit_of(directory: Path) -> Path:
+    """Return where the attempts of a run must lie: their folder, which may be a link in a run of this account."""
+    return directory / ATTEMPTS if is_trusted(directory) else directory
+
+
 def load_attempts(directory: Path) -> list[dict[str, Any]]:
     """Return the starts of a run in order, each with its number and log."""
-    numbered = sorted((int(path.name), path) for path in directory.glob("*") if re.fullmatch("[0-9]{1,9}", path.name))
+    paths = (directory / ATTEMPTS).glob("*")
+    numbered = sorted((int(path.name), path) for path in paths if re.fullmatch("[0-9]{1,9}", path.name))
     attempts, room = [], MAX_LOGS
     for number, path in reversed(numbered):
-        check_inside(path, directory.parent)
+        check_inside(path, limit_of(directory))
         start, log = path / "start.json", path / "log.txt"
         content = checked(read_json(start), start) if start.exists() else {}
         text = read_tail(log, path) if log.exists() and room > 0 else ""

@@ -156,7 +156,11 @@ def test_what_cannot_be_exported_is_refused(tmp_path, capsys):
     assert main(["export", "--model", "m0", "--output", "lora"]) == 2
     assert "lora exists and is not empty" in capsys.readouterr().err
     shutil.copytree("lora", "linked")
-    Path("linked/models/agent_0/adapter/notes").symlink_to(Path("texts.jsonl").absolute())
-    assert main(["export", "--model", "linked", "--output", str(tmp_path / "out")]) == 2
-    assert re.search("adapter/notes is a link to .*texts.jsonl, out of .*adapter, and is not read", capsys.readouterr().err)
+    for name in ("adapter/notes", "generation_config.json"):
+        link = Path("linked/models/agent_0") / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path("texts.jsonl").absolute())
+        assert main(["export", "--model", "linked", "--output", str(tmp_path / "out")]) == 2
+        assert re.search(f"{name} is a link to .*texts.jsonl, out of .*agent_0, and is not read", capsys.readouterr().err)
+        link.unlink()
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.saving").exists()

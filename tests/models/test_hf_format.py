@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -240,7 +241,7 @@ def test_missing_files_are_named(copy_dir, tiny_dir, tmp_path):
     with pytest.raises(FileNotFoundError, match="has no tokenizer.json"):
         weights.load_agent(copy_dir)
     (copy_dir / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="config.json is not valid JSON"):
+    with pytest.raises(ValueError, match="config.json is damaged: "):
         weights.load_agent(copy_dir)
     (copy_dir / "config.json").unlink()
     (copy_dir / "adapter_config.json").write_text("{}")
@@ -249,6 +250,25 @@ def test_missing_files_are_named(copy_dir, tiny_dir, tmp_path):
     (copy_dir / "adapter_config.json").unlink()
     with pytest.raises(FileNotFoundError, match="has no config.json, so it is no Hugging Face model directory"):
         weights.load_agent(copy_dir)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_files_that_are_pipes_or_too_large_or_too_deep_are_refused(copy_dir, name):
+    file = copy_dir / name
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match=f"{name} is a pipe, not a file"):
+        weights.open_agent(copy_dir)
+    file.unlink()
+    file.touch()
+    os.truncate(file, 1 << 40)
+    with pytest.raises(ValueError, match=f"{name} has {1 << 40} bytes, and at most .* are read"):
+        weights.open_agent(copy_dir)
+    if not name.startswith("tokenizer"):  # transformers reads those
+        file.unlink()
+        file.write_text('{"a":' * 150 + "1" + "}" * 150)
+        with pytest.raises(ValueError, match=f"{name} is damaged: it is nested deeper than 100"):
+            weights.open_agent(copy_dir)
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_an_error(copy_dir, make_tokenizer, tmp_path):

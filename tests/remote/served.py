@@ -179,7 +179,7 @@ class Client:
         self.channel = (
             grpc.secure_channel(address, credentials, [("grpc.ssl_target_name_override", "localhost")])
             if credentials
-            else grpc.insecure_channel(address)
+            else grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])  # a connection of its own
         )
         self.stub = environments_pb2_grpc.EnvironmentServiceStub(self.channel)
         self.metadata = [("jmarl-client", name)]

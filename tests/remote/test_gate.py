@@ -264,8 +264,9 @@ def test_who_shows_the_token_during_a_look_is_no_stranger(monkeypatch):
     assert not strangers.waiting
 
 
-def test_streams_that_are_reset_at_once_without_the_token_cost_no_call_of_others(tmp_path):
-    """HTTP/2 rapid reset."""
+@pytest.mark.parametrize("settings", [b"", b"acknowledged"])
+def test_streams_that_are_reset_at_once_without_the_token_cost_no_call_of_others(tmp_path, settings):
+    """HTTP/2 rapid reset. Many calls at once of who has the token are not taken for it."""
     end = threading.Event()
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o600)
@@ -273,7 +274,7 @@ def test_streams_that_are_reset_at_once_without_the_token_cost_no_call_of_others
     def attack(port):
         while not end.is_set():
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(HTTP2)
+                connection.sendall(HTTP2 + (frame(4, b"", 0, 1) if settings else b""))
                 for first in range(1, 40_000, 100):
                     if end.is_set():
                         return
@@ -289,6 +290,8 @@ def test_streams_that_are_reset_at_once_without_the_token_cost_no_call_of_others
         finally:
             end.set()
             thread.join()
+        for future in [client.future("List", pb.ListRequest()) for _ in range(50)]:
+            assert future.result().names
 
 
 def frame(kind, data, stream=0, flags=0):

@@ -18,6 +18,7 @@ from run_directories import turn, write_run
 
 import jmarl
 from jmarl.cli.main import main
+from jmarl.files.trusted import record_trust
 from jmarl.logs import completions_file
 from jmarl.logs.completions_file import CompletionsFile
 from jmarl.report.completions import chosen
@@ -77,7 +78,7 @@ def test_agents_have_the_names_of_their_roles(tmp_path):
     assert "agent 0 (solver)" in page and "agent 1 (&lt;i&gt;judge&lt;/i&gt;)" in page and "agent 0<" not in page
 
 
-def test_metrics_are_a_table_with_the_names_of_roles(tmp_path):
+def test_metrics_are_a_table_with_the_names_of_roles_also_with_attempts_on_scratch(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run")
     table = jmarl.metrics(run)
     assert table["step"].tolist() == [0, 1, 2, 3, 4, 4] and table["eval/reward"].dropna().tolist() == [0.25, 0.75]
@@ -94,6 +95,12 @@ def test_metrics_are_a_table_with_the_names_of_roles(tmp_path):
     (run / "attempts").rename(tmp_path / "scratch")
     (run / "attempts").symlink_to(tmp_path / "scratch")
     assert "agent_1/length" in jmarl.metrics(run)
+    with pytest.raises(ValueError, match=r"attempts/1 is a link to .*scratch/1, out of"):
+        write_report([run], tmp_path / "r.html")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    record_trust(with_roles(run, ["solver", "judge"]), {})
+    write_report([run], tmp_path / "r.html")
+    assert "judge/length" in jmarl.metrics(run)
     with pytest.raises(FileNotFoundError, match=r"give the output_dir of a run; did you mean '.*/run'\?$"):
         jmarl.metrics(tmp_path / "runn")
 

@@ -291,6 +291,7 @@ def test_every_round_trains_a_reward_model_and_resumed_rounds_are_bit_equal(agen
     whole = run("whole")
     begun = [row["step"] for row in rows(tmp_path / "whole") if "pairs" in row]
     assert begun == [1, 3] and len(whole.rewards) == 4
+    assert "of the run in the directory above, with" in (tmp_path / "whole/reward_model_1/config.yaml").read_text()
     assert (tmp_path / "whole/reward_model_1/metrics.jsonl").exists() and (tmp_path / "whole/pairs/round_0001.jsonl").exists()
     for stop in (2, 3):
         run(f"stop {stop}", num_updates=stop)

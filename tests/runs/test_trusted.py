@@ -140,6 +140,10 @@ def test_a_record_is_of_one_path_and_of_what_its_settings_name(tmp_path):
     assert asks(Path(shutil.copytree(run, tmp_path / "copy")))
     run.rename(tmp_path / "moved")
     assert asks(tmp_path / "moved")
+    (tmp_path / "state/jmarl/trusted/damaged.json").write_text("{")
+    record_trust(tmp_path / "moved", {})
+    records = [file.read_text() for file in (tmp_path / "state/jmarl/trusted").iterdir()]
+    assert len(records) == 2 and not any(f'"{run}"' in text for text in records), "of a directory that is gone"
 
 
 def test_a_record_that_is_damaged_or_of_another_user_is_none(tmp_path, monkeypatch):
@@ -325,6 +329,20 @@ def test_a_chat_template_that_does_not_end_is_refused_where_a_tokenizer_is_loade
     monkeypatch.setitem(agents.RENDER_LIMITS, "RLIMIT_CPU", 1)
     (copy_dir / "chat_template.jinja").write_text(template)
     with pytest.raises(ValueError, match=f"{copy_dir}: the chat template needs more than 1 s or 512 MB"):
+        load_tokenizer(copy_dir)
+
+
+def test_a_process_that_cannot_try_a_chat_template_is_said(copy_dir, monkeypatch):
+    """It does not start, or has no memory to begin."""
+    (copy_dir / "chat_template.jinja").write_text("{{ 'of this test' }}")
+    with monkeypatch.context() as patched:
+        patched.setitem(agents.RENDER_LIMITS, "RLIMIT_AS", 1 << 20)
+        with pytest.raises(
+            OSError, match=r"no process can try the model's chat template \(.*\): let this account have more memory"
+        ):
+            load_tokenizer(copy_dir)
+    monkeypatch.setattr(sys, "executable", "/nothing/python")
+    with pytest.raises(OSError, match=r"chat template \(.*No such file or directory: '/nothing/python'\)"):
         load_tokenizer(copy_dir)
 
 

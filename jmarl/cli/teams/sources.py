@@ -78,6 +78,19 @@ def load_directory(path: Path) -> list[Agent]:
     return [open_agent(agent) for agent in agents_in(path)]
 
 
+def check_links(run: Path) -> None:
+    """Raise ValueError if files of the agents of a run from elsewhere, but weights, are links out of their folders: what is in
+    them is written again when the agents are saved."""
+    from jmarl.config.bounded_files import check_inside
+    from jmarl.evaluation.cross_play import agents_in
+    from jmarl.files.trusted import is_trusted
+
+    for agent in () if is_trusted(run) else agents_in(run):
+        for file in agent.rglob("*"):
+            if file.suffix != ".safetensors":
+                check_inside(file, agent)
+
+
 def tree_of(path: Path) -> dict[str, Any]:
     """Return the config.yaml of a run; {} if it has none."""
     from jmarl.files.run_files import config_file_of, read_config
@@ -134,6 +147,7 @@ def load_run(path: Path, base_models: Sequence[str] | None = None, best: bool = 
             cfg = experiment.train
         else:
             cfg = config_of(checkpoints, step) if step is not None else TrainConfig.of(**tree_of(path).get("train", {}))
+        check_links(path)
         return Source(load_directory(path), f"the models of {path}", cfg, experiment, path)
     if step is None:
         raise FileNotFoundError(f"{path} has neither models nor a complete checkpoint yet: wait for the first one")

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 
+from jmarl.config.bounded_files import checked_size, open_file
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
 from jmarl.models.config import ModelConfig
@@ -32,7 +33,7 @@ from jmarl.models.hub.config_json import config_from_hf, config_to_hf
 from jmarl.models.hub.hf_format import read_params, stored_params, tensor_views
 from jmarl.models.hub.special_tokens import check_vocabulary, tokenizer_for
 from jmarl.models.hub.tokenize import stop_ids
-from jmarl.models.hub.weight_files import open_tensors, read_json, save_tensors, write_json
+from jmarl.models.hub.weight_files import open_tensors, read_fields, save_tensors, write_json
 from jmarl.shadows import explaining
 
 __all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "open_agent", "save_pretrained"]
@@ -110,18 +111,18 @@ def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelCo
     if not path.is_dir():
         path = _smollm2_directory() if name == SMOLLM2 else _download(name, None, [x for x in HUB_FILES if "model*" not in x])
     tokenizer = load_tokenizer(path) if (path / "tokenizer.json").is_file() else None
-    return config_from_hf(read_json(path / "config.json")), tokenizer
+    return config_from_hf(read_fields(path / "config.json")), tokenizer
 
 
 def is_text_model(name: str) -> bool:
     """Return whether the directory or hub id is a model of text alone, by its ``config.json``."""
     path = Path(expand_home(name))
-    return "text_config" not in read_json((path if path.is_dir() else _download(name, None, ["config.json"])) / "config.json")
+    return "text_config" not in read_fields((path if path.is_dir() else _download(name, None, ["config.json"])) / "config.json")
 
 
 def check_readable(path: Path) -> None:
-    """Raise PermissionError if this process may not read a model: the directory above it, itself, or a file in it. A path that
-    does not exist is no error."""
+    """Raise PermissionError if this process may not read a model: the directory above it, itself, or a file in it, and
+    ValueError if that is no file or too large. A path that does not exist is no error."""
     files = [path]
     for file in files:  # grows by the files of a directory
         try:
@@ -140,6 +141,9 @@ def check_readable(path: Path) -> None:
                 f"the model {path} cannot be read: user {os.geteuid()} has no permission to read {file}; let its owner run "
                 f"chmod {mode} {file}, or copy the model"
             )
+        if file != path and file.suffix != ".safetensors":
+            with open_file(file) as opened:
+                checked_size(file, opened)
 
 
 def save_pretrained(
@@ -198,14 +202,14 @@ def save_tokenizer(directory: Path, tokenizer: Any) -> None:
             raise
         raise OSError(f"the tokenizer cannot be written to {directory}: {error}") from error
     path = directory / "tokenizer_config.json"
-    fields = read_json(path) | {"tokenizer_class": "PreTrainedTokenizerFast"}  # transformers 4 does not know 5's class name
+    fields = read_fields(path) | {"tokenizer_class": "PreTrainedTokenizerFast"}  # transformers 4 does not know 5's class name
     if isinstance(fields.get("extra_special_tokens"), list):  # 5's name; 4 expects a dict, and a list by the old name
         fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
     write_json(path, fields)
 
 
 def _open_directory(name: str, directory: Path) -> Agent:
-    fields = read_json(directory / "config.json")
+    fields = read_fields(directory / "config.json")
     config = config_from_hf(fields)
     tokenizer = tokenizer_for(config, load_tokenizer(directory), str(directory))
     if config.context < config.max_positions:
@@ -216,7 +220,7 @@ def _open_directory(name: str, directory: Path) -> Agent:
             stacklevel=3,
         )
     path = directory / "generation_config.json"
-    generation = with_end_tokens(read_json(path) if path.is_file() else {}, fields, tokenizer)
+    generation = with_end_tokens(read_fields(path) if path.is_file() else {}, fields, tokenizer)
     return Agent(name, config, stored_params(config, open_tensors(directory), str(directory)), tokenizer, generation)
 
 
@@ -243,6 +247,7 @@ def load_tokenizer(directory: Path) -> Any:
     with explaining():
         from transformers import PreTrainedTokenizerFast
 
+    check_readable(directory)
     if not (directory / "tokenizer.json").is_file():
         raise FileNotFoundError(
             f"{directory} has no tokenizer.json: write one with transformers' AutoTokenizer.from_pretrained(...)"
@@ -252,25 +257,20 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 RENDER = """
-import contextlib, json, resource, sys, time
+import contextlib, json, re, resource, sys, time
 sys.path.append(sys.argv[2])
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
+from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-class Generation(Extension):
-    tags = {"generation"}
-    def parse(self, parser):
-        lineno = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=lineno)
 def refuse(text):
     raise TemplateError(text)
 for name, limit in json.loads(sys.argv[1]).items():
     with contextlib.suppress(ValueError, OSError):  # there is a lower one, or none on this system
         resource.setrlimit(getattr(resource, name), (limit, limit))
-env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
 env.filters["tojson"] = lambda x, **options: json.dumps(x, **options)
 env.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
-text = sys.stdin.read()
+text = re.sub(r"{%[-+]?\\s*(end)?generation\\s*[-+]?%}", "", sys.stdin.read())
+print("begins", flush=True)
 for roles in (["user"], ["system", "user"], ["user", "assistant", "user"]):
     messages = [{"role": role, "content": "text"} for role in roles]
     try:
@@ -286,7 +286,8 @@ RENDER_S = 120  # on a machine that is busy
 
 def with_tried_template(tokenizer: Any, where: str) -> Any:
     """Return a tokenizer whose chat templates were rendered once in a process with limits: a template is a program, and may run
-    for years or fill the memory. Raises ValueError if one does. where: begins the message."""
+    for years or fill the memory. Raises ValueError if one does. Those of a user's own models are tried as well, which are
+    downloaded: only `files`, a later room, knows what this account has trained. where: begins the message."""
     templates = tokenizer.chat_template
     for template in templates.values() if isinstance(templates, dict) else filter(None, [templates]):
         if not ends(str(template)):
@@ -300,12 +301,16 @@ def with_tried_template(tokenizer: Any, where: str) -> Any:
 
 @functools.lru_cache
 def ends(template: str) -> bool:
-    """Return whether rendering a template ends within limits of time and memory."""
+    """Return whether rendering a template ends within limits of time and memory. Raises OSError if it cannot be tried."""
     command = [sys.executable, "-P", "-c", RENDER, json.dumps(RENDER_LIMITS), str(Path(jinja2.__file__).parents[1])]
     try:
-        return not subprocess.run(command, input=template.encode("utf-8", "replace"), timeout=RENDER_S).returncode
-    except subprocess.TimeoutExpired:
-        return False
+        trial = subprocess.run(command, input=template.encode("utf-8", "replace"), capture_output=True, timeout=RENDER_S)
+        why = trial.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"it ended with {trial.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        trial, why = None, f"no end in {RENDER_S} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+    if trial is None or not trial.stdout:
+        raise OSError(f"no process can try the model's chat template ({why}): let this account have more memory and processes")
+    return not trial.returncode
 
 
 # --- other sources of models -------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.weight_files import read_json, write_json
+from jmarl.models.hub.weight_files import read_fields, write_json
 
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 MESSAGE_ROLES = ("system", "user", "tool", "developer", "function", "environment")  # probed besides those a template names
@@ -149,27 +149,51 @@ def _written(tokenizer: Any, template: str, added: set[str]) -> set[str]:
 
 
 def _own(tokenizer: Any, added: set[str], special: set[str]) -> set[str]:
-    """Return the added tokens that are an assistant's own: all others may be of turns.
+    """Return the added tokens that an assistant's message may write: all others may be of turns.
 
-    Those are its own that a template writes for its calls and thoughts, that it writes before answers but not before all of
-    them and in all generation prompts, or that open and close something there, that it writes after an answer, and that it
-    reads in one, to cut thoughts out; and what opens or closes something with one of them. What stands around the text of a
-    user, a tool or the system is none of them.
+    Those are its own that a template writes around an answer, in calls and thoughts, or reads in one, and what opens or closes
+    something with one of them. What stands around the text of a user, a tool or the system is none of them.
     """
     probe = _Probe(tokenizer, added)
-    asked, prompts = probe.text("user").rpartition(CONTENT)[2], list[str]()
-    for more in ({}, *({name: value} for name in ("enable_thinking", "thinking") for value in (True, False))):
-        prompts.append(probe.text("user", prompt=True, **more).rpartition(CONTENT)[2])
-    answered = [probe.text("user", "assistant"), probe.text("user", "assistant", "user")]
-    headers, end = [text.split(CONTENT)[1] for text in answered if text.count(CONTENT) > 1], answered[0].rpartition(CONTENT)[2]
+    called, around = _in_calls(probe)
+    own = _around_answers(probe) | called | {token for token in added if _reads(probe, token)}
+    names, of_others = set(map(_name, own)), set(map(_name, around | _around_users(probe, special)))
+    return {token for token in added if _name(token) in names - of_others}
+
+
+def _around_answers(probe: _Probe) -> set[str]:
+    """Return the tokens that a template writes after an answer and in no generation prompt, those that it writes before answers
+    but not before all of them and in all generation prompts, and those that open and close something there."""
+    asked, end, answered = _user_and_end(probe)
+    prompts = [probe.text("user", prompt=True).rpartition(CONTENT)[2]]
+    for switch, value in itertools.product(("enable_thinking", "thinking"), (True, False)):
+        prompts.append(probe.text("user", prompt=True, **{switch: value}).rpartition(CONTENT)[2])
+    headers = [text.split(CONTENT)[1] for text in answered if text.count(CONTENT) > 1]
     begins = [probe.tokens(text) for text in (*headers, *(prompt for prompt in prompts if prompt != asked))]
-    own = (probe.tokens(end) - probe.tokens(*prompts)).union(*begins) - set.intersection(*begins, added)
-    own |= {token for row in begins for token in row if any(_name(x) == _name(token) and x != token for x in row)}
-    before = answered[1].rpartition(CONTENT)[0].rpartition(CONTENT)[2]  # a user's second text
+    own = (probe.tokens(end) - probe.tokens(*prompts)).union(*begins) - set.intersection(*begins, probe.added)
+    return own | {token for row in begins for token in row if any(_name(x) == _name(token) and x != token for x in row)}
+
+
+def _around_users(probe: _Probe, special: set[str]) -> set[str]:
+    """Return the tokens after and before a user's text, and those nearest to the system's."""
+    asked, end, answered = _user_and_end(probe)
+    before = answered[1].rpartition(CONTENT)[0].rpartition(CONTENT)[2]  # the second text of the user
     around = probe.tokens(before.removeprefix(end)) - (set() if before.startswith(end) else probe.tokens(end))
     before, _, after = probe.text("system", "user").partition(CONTENT)
-    nearest = re.compile(any_of({*added, *filter(str.strip, special)}))
-    around |= probe.tokens(asked, *nearest.findall(before)[-1:], *nearest.findall(after)[:1])
+    nearest = re.compile(any_of({*probe.added, *filter(str.strip, special)}))
+    return around | probe.tokens(asked, *nearest.findall(before)[-1:], *nearest.findall(after)[:1])
+
+
+def _user_and_end(probe: _Probe) -> tuple[str, str, tuple[str, str]]:
+    """Return what a template writes after the text of a user, what after an answer, and the conversations with an answer: one
+    that ends with it, and one that goes on."""
+    answered = probe.text("user", "assistant"), probe.text("user", "assistant", "user")
+    return probe.text("user").rpartition(CONTENT)[2], answered[0].rpartition(CONTENT)[2], answered
+
+
+def _in_calls(probe: _Probe) -> tuple[set[str], set[str]]:
+    """Return the tokens that a template writes for an assistant's calls and thoughts alone, and those around a tool's text."""
+    own, around = set[str](), set[str]()
     tool = {"role": "tool", "tool_call_id": CALL["id"], "name": "probe", "content": ANY_ROLE}
     for tools, said in itertools.product(WITH_TOOLS, SAID):
         without = probe.tokens(probe.text("user", "assistant", **tools).partition(CONTENT)[2])
@@ -178,9 +202,7 @@ def _own(tokenizer: Any, added: set[str], special: set[str]) -> set[str]:
         before, _, after = probe.text("user", said, tool, **tools).partition(ANY_ROLE)
         if called and before.startswith(called.rstrip()):
             around |= probe.tokens(before[len(called.rstrip()) :], after)
-    own |= {token for token in added if _reads(probe, token)}
-    names, of_others = set(map(_name, own)), set(map(_name, around))
-    return {token for token in added if _name(token) in names - of_others}
+    return own, around
 
 
 def _reads(probe: _Probe, token: str) -> bool:
@@ -332,7 +354,7 @@ def without_tokens(tokenizer: Any, tokens: Collection[str]) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         tokenizer.save_pretrained(directory)
         for path in Path(directory).glob("*.json"):
-            write_json(path, _without(read_json(path), tokens))
+            write_json(path, _without(read_fields(path), tokens))
         return PreTrainedTokenizerFast.from_pretrained(directory)
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.config.bounded_files import read_json
 from jmarl.models.hub.hf_format import Tensor
 
 DTYPES = ("F32", "F16", "BF16")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_fields(path: Path) -> dict[str, Any]:
     """Return the fields of a JSON file of a model. Raises an error that says what to do if there are none."""
     if not path.is_file():
         if (path.parent / "adapter_config.json").is_file():
@@ -26,10 +27,7 @@ def read_json(path: Path) -> dict[str, Any]:
         else:
             what = "so it is no Hugging Face model directory: give one with config.json and model.safetensors"
         raise FileNotFoundError(f"{path.parent} has no {path.name}, {what}")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f"{path} is not valid JSON: {e}") from e
+    fields = read_json(path, inside=Path(path.absolute().anchor))  # links of Hugging Face's cache lead out of the directory
     if not isinstance(fields, dict):
         raise ValueError(f"{path} holds a {type(fields).__name__}, not the fields of a model: get the file again")
     return fields
@@ -46,7 +44,7 @@ def open_tensors(directory: Path) -> dict[str, Tensor]:
     if (directory / WEIGHTS).is_file():
         files = [WEIGHTS]
     elif index.is_file():
-        files = sorted(set(read_json(index)["weight_map"].values()))
+        files = sorted(set(read_fields(index)["weight_map"].values()))
     else:
         names = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
         raise FileNotFoundError(f"{directory} has neither {WEIGHTS} nor {INDEX}; it has {names}")

@@ -27,7 +27,7 @@ from jmarl.remote.client.servers import Servers, leave, tell
 Code = grpc.StatusCode
 FULL_SECONDS = 0.25  # in which a server that has said that it is full gets no calls
 REPLAYS = 3  # of an episode in one call of the engine, after which it is a fault
-MAX_LOST_BATCHES = 3  # batches in a row without one answer interrupt the run
+MAX_LOST_BATCHES = 3  # batches in a row without one answer interrupt the run; where no episode begins, one does
 ANSWER, FULL, AWAY, OTHER = "a play moves on", "a server has no room", "a server begins no episodes", "another failure"
 
 
@@ -85,8 +85,9 @@ class RemoteEngine(Engine):
                 self._make_room(waiting, full_since)
         lost = sum(play.lost > REPLAYS for play in plays)
         self._lost_batches = self._lost_batches + 1 if plays and lost == len(plays) else 0
-        if self._lost_batches >= MAX_LOST_BATCHES:
-            reason = f"{self._lost_batches} batches in a row had no answer from the servers of {self.servers.name!r}"
+        if self._lost_batches >= (1 if plays and plays[0].begins else MAX_LOST_BATCHES):
+            count = "a batch" if self._lost_batches == 1 else f"{self._lost_batches} batches in a row"
+            reason = f"{count} had no answer from the servers of {self.servers.name!r}"
             tell(reason := f"{reason}: {plays[0].result.reason}")
             raise Interrupted(f"because {reason}")
         return [play.result for play in plays]

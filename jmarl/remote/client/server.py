@@ -26,13 +26,6 @@ FINAL: dict[grpc.StatusCode, type[Exception]] = {
     grpc.StatusCode.UNAUTHENTICATED: PermissionError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionError,
 }
-# Codes of servers that are not there, or are others than those that were described: with another environment or token.
-GONE = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-)
 
 
 class Server:

@@ -17,7 +17,7 @@ from jmarl.processes.ending import Interrupted, NoServer
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.client.addresses import Addresses
 from jmarl.remote.client.connection import Credentials, grpc
-from jmarl.remote.client.server import FINAL, GONE, JITTER, REPEATS, Call, Failure, Server, call_all, reply_or_failure
+from jmarl.remote.client.server import FINAL, JITTER, REPEATS, Call, Failure, Server, call_all, reply_or_failure
 
 DESCRIBE_SECONDS = 5.0  # in which a server must say that it is there
 START_SECONDS = 10.0  # in which one must, when a run begins
@@ -222,8 +222,8 @@ class Servers:
     def call(self, method: str, request: Any) -> Any:
         """Return the reply of any server to a call. Raises what the environment or the reward raised.
 
-        Servers that are not there are waited for, and one that computes for long is asked again a few times. After any other
-        failure each of the other servers is tried once."""
+        One that computes for long is asked again a few times. After an error of the environment or the reward each of the
+        other servers is tried once. Other failures are those of servers that are not there, which are waited for."""
         tried: set[Server] = set()
         repeats, away_since = 0, None
         while True:
@@ -239,12 +239,12 @@ class Servers:
                     raise FINAL[code](answer.reason)
                 case grpc.StatusCode.RESOURCE_EXHAUSTED:  # a message that is too long is so everywhere
                     raise RuntimeError(f"server {server.target}: {answer.reason}")
-                case code if code in GONE:
-                    away_since = away_since or time.monotonic()
-                    self.put_aside(server, answer.reason)
-                    continue
                 case grpc.StatusCode.DEADLINE_EXCEEDED if repeats < REPEATS:
                     repeats, away_since = repeats + 1, None
+                    continue
+                case code if code not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL):
+                    away_since = away_since or time.monotonic()
+                    self.put_aside(server, answer.reason)
                     continue
             repeats, away_since = 0, None
             if not self.others({*tried, server}):
