@@ -74,11 +74,11 @@ def random_arguments(program: Compiled) -> tuple[Any, ...]:
     shapes, _ = program.args_info
     arguments = tuple(jax.tree.map(_random, x, is_leaf=lambda x: isinstance(x, jax.stages.ArgInfo)) for x in shapes)
     if isinstance(arguments[0], StackState):
-        state, given = arguments
-        state, batch = state._replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state)), given.batch  # squares: not < 0
+        state, frozen, batch, *rest = arguments
+        state = state._replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state))  # squares: not < 0
         full = jnp.full_like(batch.prompt_lengths, batch.prompts.shape[-1])
         batch = batch._replace(prompt_lengths=full, action_mask=jnp.ones_like(batch.action_mask))
-        return state, given._replace(batch=batch)
+        return state, frozen, batch, *rest
     params, prompts, row_ids, stop, *rest = arguments
     never = jnp.full_like(stop, -1)  # no token ends a completion
     return params, _as_long_as_can_be(prompts), row_ids, never, *rest
