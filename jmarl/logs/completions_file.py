@@ -70,7 +70,8 @@ class CompletionsFile:
         members = _counted(_members(path), path) if path.exists() else []
         earlier = [member for member in members if member.step < start_step]
         steps = [member.step for member in earlier if member.kind == TRAIN]
-        self.every = max(next((later - step for step, later in zip(steps, steps[1:], strict=False)), 1), 1)
+        # The smallest distance: where a record is damaged, others are further apart.
+        self.every = max(min((later - step for step, later in zip(steps, steps[1:], strict=False)), default=1), 1)
         if path.exists():
             data = b"".join(member.data for member in earlier)
             with open_file(path) as file:

@@ -161,6 +161,7 @@ def save_at_failure(log: StepLog, saves: Saves, state: TeamState) -> None:
         warnings.warn(f"the last updates of the failed run are not saved: {error!r}", stacklevel=3)
 
 
+@explain_memory(lambda: [])  # also while programs compile, a state is restored and models are written
 def run_training(
     run: Run, source: Source, state: TeamState, wandb_config: dict | None
 ) -> tuple[LoopResult, RolloutLog | DataLog]:

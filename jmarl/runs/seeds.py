@@ -58,6 +58,7 @@ from jmarl.logs.metrics_writer import MetricsWriter
 from jmarl.logs.rollout_log import RolloutLog, completions_record
 from jmarl.logs.step_log import QueuedStep, StepLog
 from jmarl.logs.terminal import say, watched
+from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.stack import map_own, to_host
 from jmarl.processes import exchange
@@ -87,6 +88,7 @@ from jmarl.types import StackState, TeamState
 
 
 @raised_again()
+@explain_memory(lambda: [])
 def train_seeds(
     team: Team,
     reward: Reward,

@@ -76,6 +76,17 @@ def test_records_after_a_damaged_one_are_read_and_kept_at_a_resume(tmp_path, cap
     assert path.read_bytes() == data[:start] + data[end:]
 
 
+def test_every_step_is_written_after_a_resume_with_a_damaged_second_record(tmp_path):
+    """The gap that it leaves is not the distance of the records."""
+    path = tmp_path / "file"
+    fill(path, range(5))
+    data, (first, second) = bytearray(path.read_bytes()), [size for _, _, size, _ in steps_of(path)[:2]]
+    data[first + second // 2] ^= 255
+    path.write_bytes(data)
+    fill(path, range(5, 8), start_step=5)
+    assert [step for step, *_ in steps_of(path)] == [0, 2, 3, 4, 5, 6, 7]
+
+
 def test_a_full_file_keeps_steps_of_the_whole_run_and_held_out_ones(tmp_path, caplog):
     path = tmp_path / "file"
     file = CompletionsFile(path, 0, 4000)
