@@ -158,7 +158,7 @@ def dump_run(tree: dict[str, Any], comment: str = "") -> str:
 
 def cut_short(name: str) -> str:
     """Return the sentence for a file with settings of a run that lacks its end."""
-    return f"{name} is cut short, so settings of the run are lost: copy it again, or move it away and name the task by flags"
+    return f"{name} is cut short, so settings of the run are lost: copy it again, or, if you edited it, delete its first line"
 
 
 def _check_size(node: yaml.Node, name: str) -> None:

@@ -26,7 +26,7 @@ import copy
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -169,7 +169,7 @@ class RewardFunction:
         pool: Callable[..., Workers] | None = None,
         max_error_share: float = 0.5,
     ):
-        funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
+        funcs = [reward_funcs] if callable(reward_funcs) or not isinstance(reward_funcs, Iterable) else list(reward_funcs)
         self.weights = [1.0 / len(funcs) for _ in funcs] if weights is None else list(weights)
         per_func = [None] * len(funcs) if processors is None or callable(processors) else list(processors)
         if not funcs or num_agents < 1:

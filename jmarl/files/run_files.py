@@ -15,6 +15,7 @@ from jmarl.config.yaml_file import YamlFile, cut_short, read_yaml
 CONFIG_FILE = "config.yaml"
 BEST_FILE = "best.json"  # in the folder of checkpoints
 PACKAGES = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
+WRITTEN = {"temperature", "top_p", "top_k", "max_new_tokens"}  # the section `sampling` of a run has them
 DICTIONARIES = {"options", "wandb", "chat_template_kwargs"}  # settings that are mappings, not sections
 
 
@@ -28,12 +29,13 @@ def config_file_of(directory: Path) -> Path | None:
 
 def read_config(file: Path) -> YamlFile:
     """Return the settings in the config.yaml of a run. Raises ValueError if it is cut short, also if it was written before such
-    files had a last line: then it ends with wandb, or of a run begun in Python with the section run of train."""
+    files had a last line: then it begins with the team and ends with wandb, or of a run begun in Python with the section run of
+    train. A file that a user wrote needs neither."""
     content = read_yaml(file, inside=file.parent)
     tree, train = content.tree, content.tree.get("train") or {}
     last = "wandb" if "task" in tree else "run"
-    has_part, has_sections = bool({"team", "task", "train"} & tree.keys()), "sampling" in train
-    if not tree or (has_part and not train) or (has_sections and last not in (*tree, *train)):
+    of_run = "sampling" in train and ("team" in tree or (train["sampling"] or {}).keys() >= WRITTEN)
+    if not tree or ("team" in tree and not train) or (of_run and last not in (*tree, *train)):
         raise ValueError(cut_short(str(file)))
     return content
 

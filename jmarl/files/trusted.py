@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import sys
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ OTHERS = ("wandb", "replay_rollout")  # `wandb.init` takes a program and a serve
 WORD = re.compile(r"[\w-]*")  # a name in a table
 SHOWN = 200  # characters of a setting
 
+FORGET_S = 180 * 24 * 3600.0  # after which the record of a directory that is gone is removed
 _records: dict[str, dict[str, str]] = {}  # those of this process, which hold where none can be written
 
 
@@ -54,7 +56,8 @@ def is_code(entry: Any) -> bool:
     """Return whether the name of an environment, function or algorithm is none of jmarl's tables. An environment may be a
     mapping of its name and its options, which may name servers."""
     if isinstance(entry, Mapping):
-        return is_code(entry.get("name", "")) or "servers" in (entry.get("options") or ())
+        options = entry.get("options") or {}
+        return is_code(entry.get("name", "")) or not isinstance(options, Mapping) or "servers" in options
     return str(entry) not in OWN and not WORD.fullmatch(str(entry))
 
 
@@ -96,8 +99,8 @@ def is_trusted(directory: str | Path) -> bool:
 
 
 def record_trust(directory: str | Path, named: Mapping[str, Any]) -> None:
-    """Record that a directory is trusted, with the settings of its config.yaml that name code, and forget directories that are
-    gone. Where no record can be written, a warning says that later commands ask."""
+    """Record that a directory is trusted, with the settings of its config.yaml that name code, and forget directories that
+    are long gone. Where no record can be written, a warning says that later commands ask."""
     key = os.path.realpath(directory)
     digests = (_record(directory) or {}) | {name: _digest(value) for name, value in named.items()}
     try:
@@ -118,8 +121,11 @@ def record_trust(directory: str | Path, named: Mapping[str, Any]) -> None:
 
 
 def forget_gone(file: Path) -> None:
-    """Remove a record if its directory is gone. One that is damaged stays."""
+    """Remove an old record if its directory is gone: a younger one may be of a disk that is not mounted now. One that is
+    damaged stays."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if time.time() - file.stat().st_mtime < FORGET_S:
+            return
         directory = json.loads(file.read_bytes())["directory"]
         try:
             os.stat(directory)

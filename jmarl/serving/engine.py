@@ -24,7 +24,6 @@ from jmarl.config import Sampling
 from jmarl.hardware import dtype_on
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import place_agents
-from jmarl.models.stack import unstack
 from jmarl.sampling.generate import bucket
 from jmarl.sampling.stack_program import SampleProgram
 from jmarl.sampling.stop_texts import vocabulary
@@ -71,6 +70,7 @@ class Engine:
         self.programs = dict[Size, Future[Programs]]()
         self.calls = 0  # of `advance`
         self.changed = threading.Condition()
+        self.scoring = threading.Lock()  # one completion at a time: each needs a copy of an agent's weights
         self.stopping = self.has_news = False
         self.failure: BaseException | None = None  # that ended the thread
         self.compiler = ThreadPoolExecutor(1, "compiling")
@@ -116,13 +116,14 @@ class Engine:
     def likeliest(self, request: Request, ids: Sequence[int], first: int, count: int) -> list[dict[int, float]]:
         """Return the likeliest ids in the place of each token of a completion from `first` on, with their log-probabilities."""
         (stack, a), size = self.places[request.agent], self.size_of(request.agent, len(request.ids), len(ids))
-        model, params = self.team.stacks[stack].config, unstack(self.params[stack], a)
+        model = self.team.stacks[stack].config
         prompts, tokens = np.zeros((1, size.width), np.int32), np.zeros((1, 1, size.capacity), np.int32)
         prompts[0, : len(request.ids)], tokens[0, 0, : len(ids)] = request.ids, ids
         arrays = prompts, np.array([len(request.ids)]), tokens, request.temperature or 1.0
         dtype = dtype_on(platform_of(self.params[stack]), self.settings.compute_dtype)
-        best = likeliest(params, *arrays, model=model, dtype=dtype, count=min(MAX_TOP, model.vocab_size))
-        logprobs, highest = (x[first : len(ids), :count].tolist() for x in jax.device_get(best))
+        with self.scoring:
+            best = likeliest(self.params[stack], a, *arrays, model=model, dtype=dtype, count=min(MAX_TOP, model.vocab_size))
+            logprobs, highest = (x[first : len(ids), :count].tolist() for x in jax.device_get(best))
         return [dict(zip(*row, strict=True)) for row in zip(highest, logprobs, strict=True)]
 
     def start(self) -> None:

@@ -21,6 +21,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
 from jmarl.models.sharding import model_on, on_devices, state_specs
+from jmarl.models.stack import own_leaves
 from jmarl.randomness import EVAL
 from jmarl.sampling.choice import RowSampling, random_bits
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, prepare, row_keys
@@ -212,12 +213,23 @@ def _outside(slots: Slots, decoder: Decoder) -> Slots:
 
 @partial(jax.jit, static_argnames=("model", "dtype", "count"))
 def likeliest(
-    params: Params, prompts: Any, lengths: Any, tokens: Any, temperature: float, *, model: ModelConfig, dtype: str, count: int
+    stack: Params,
+    agent: int,
+    prompts: Any,
+    lengths: Any,
+    tokens: Any,
+    temperature: float,
+    *,
+    model: ModelConfig,
+    dtype: str,
+    count: int,
 ) -> tuple[Float[Array, "token count"], Int[Array, "token count"]]:
     """Return the highest log-probabilities at each token of one completion, as `score` computes them, and their ids.
 
-    params: of one agent. Other arrays as of `hidden_states`, with one prompt and one completion."""
-    params = decoder.cast(params, dtype)
+    stack: parameters [A, ...], of which the agent's are read. Other arrays as of `hidden_states`, with one prompt and one
+    completion."""
+    own, with_shared = own_leaves(stack)
+    params = decoder.cast(with_shared([x[agent] for x in own]), dtype)
     hidden, _ = hidden_states(params, model, prompts, lengths, tokens, "none")
 
     def highest(state: Array) -> tuple[Array, Array]:

@@ -140,10 +140,15 @@ def test_a_record_is_of_one_path_and_of_what_its_settings_name(tmp_path):
     assert asks(Path(shutil.copytree(run, tmp_path / "copy")))
     run.rename(tmp_path / "moved")
     assert asks(tmp_path / "moved")
-    (tmp_path / "state/jmarl/trusted/damaged.json").write_text("{")
+    records = tmp_path / "state/jmarl/trusted"
+    (records / "damaged.json").write_text("{")
     record_trust(tmp_path / "moved", {})
-    records = [file.read_text() for file in (tmp_path / "state/jmarl/trusted").iterdir()]
-    assert len(records) == 2 and not any(f'"{run}"' in text for text in records), "of a directory that is gone"
+    assert len([*records.iterdir()]) == 3, "the disk of a directory that is gone may come back"
+    for file in records.iterdir():
+        os.utime(file, (0, 0))
+    record_trust(tmp_path / "moved", {})
+    texts = [file.read_text() for file in records.iterdir()]
+    assert len(texts) == 2 and not any(f'"{run}"' in text for text in texts), "of a directory that is long gone"
 
 
 def test_a_record_that_is_damaged_or_of_another_user_is_none(tmp_path, monkeypatch):
@@ -221,6 +226,9 @@ def test_a_config_that_is_cut_short_is_refused_also_one_of_an_older_version(stra
     assert not is_cut(older), "which ends with the settings of W&B"
     algorithm = older.index("  algorithm: magrpo\n") + 1
     assert all(is_cut(older[:count]) for count in range(len(older) - 2) if count != algorithm)
+    for own in ("task: {environment: math}\n", "train: {sampling: {temperature: 0.5}}\n", "num_updates: 1\n"):
+        config.write_text(own)
+        assert read_config(config).tree, "a user wrote it"
     config.write_text("".join(whole[:9]))
     for command in [*RUNS.values(), "export --model RUN -o RUN/../exported"]:
         shutil.copytree(run, run.parent / "other", dirs_exist_ok=True)

@@ -128,7 +128,7 @@ def check_readable(path: Path) -> None:
         try:
             is_directory = stat.S_ISDIR(file.stat().st_mode)
         except PermissionError:
-            allowed, file = False, file.parent
+            allowed, is_directory, file = False, True, file.parent
         except OSError:  # it does not exist, such as a hub id
             return
         else:
@@ -141,7 +141,7 @@ def check_readable(path: Path) -> None:
                 f"the model {path} cannot be read: user {os.geteuid()} has no permission to read {file}; let its owner run "
                 f"chmod {mode} {file}, or copy the model"
             )
-        if file != path and file.suffix != ".safetensors":
+        if file != path and not is_directory and file.suffix != ".safetensors":
             with open_file(file) as opened:
                 checked_size(file, opened)
 
