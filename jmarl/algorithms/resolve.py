@@ -202,6 +202,8 @@ def _trace(name: str, part: str, f: Callable, *arguments: Any) -> Any:
     """Return the shapes of what f returns."""
     try:
         return jax.eval_shape(f, *arguments)
+    except jax.errors.UnexpectedTracerError as error:
+        raise ValueError(f"the {part} of {name!r} cannot be compiled: it keeps an array of one call for another") from error
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         raise ValueError(
             f"the {part} of {name!r} cannot be compiled: it reads values of an array ({type(error).__name__}): use jax.numpy "

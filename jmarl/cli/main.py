@@ -134,7 +134,7 @@ def sentence_of(error: Exception, verbose: bool) -> str:
 def warning_lines() -> Iterator[None]:
     """Show warnings, of Python and of jmarl's loggers, as lines like all others."""
     logger, handler = logging.getLogger("jmarl"), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: to_stderr(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: to_stderr(handler.format(record))  # type: ignore[method-assign]
     handler.addFilter(lambda record: record.name != "jmarl.remote")  # a server writes its own log
     logger.addHandler(handler)
     logger.propagate = False  # a library may have given the root logger a handler
@@ -161,7 +161,7 @@ def prepare_streams() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Parse the arguments, run the subcommand and return its exit code. Errors are raised; those of parsing exit."""
     if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:2], "--help"]
+        arguments = [*arguments[1:2], "--help"] if arguments[1:2] != ["help"] else ["--help"]
     if arguments[:1] == ["--print-completion"]:
         return print_completion(arguments[1:])
     parser = parser_for(arguments)
@@ -265,7 +265,7 @@ def check_output(path: str | Path, flag: str = "--output", is_file: bool = False
     existing = next(place for place in (output, *output.parents)[is_file:] if place.exists())
     if not existing.is_dir():
         raise ValueError(f"{flag} {path} cannot be made, {existing} is a file: choose another directory")
-    if not os.access(existing, os.W_OK):
+    if not os.access(output if is_file and output.exists() else existing, os.W_OK):  # /dev/stdout is in no folder of a user
         raise ValueError(f"{flag} {path}: {existing} cannot be written: choose another directory")
     if is_file:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,15 @@ class YamlFile(NamedTuple):
         return f"{self.name}, line {self.lines.get(path, 1)}"
 
 
+class CutShort(ValueError):
+    """A file with the settings of a run lacks its end."""
+
+    def __init__(self, name: str):
+        super().__init__(
+            f"{name} is cut short, so settings of the run are lost: copy it again, or, if you edited it, delete its first line"
+        )
+
+
 class Given(NamedTuple):
     """A value and where it was given."""
 
@@ -97,7 +106,7 @@ def read_yaml(path: str | Path, inside: Path | None = None) -> YamlFile:
 def parse_yaml(text: str, name: str) -> YamlFile:
     """Return the contents of a text. name: what errors call it. Raises as `read_yaml`."""
     if text.startswith(FIRST_LINE) and LAST_LINE not in text.splitlines():
-        raise ValueError(cut_short(name))
+        raise CutShort(name)
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -154,11 +163,6 @@ def dump_yaml(tree: dict[str, Any]) -> str:
 def dump_run(tree: dict[str, Any], comment: str = "") -> str:
     """Return the settings of a run as YAML, which is refused where it is cut short."""
     return f"{FIRST_LINE}\n{comment}{dump_yaml(tree)}{LAST_LINE}\n"
-
-
-def cut_short(name: str) -> str:
-    """Return the sentence for a file with settings of a run that lacks its end."""
-    return f"{name} is cut short, so settings of the run are lost: copy it again, or, if you edited it, delete its first line"
 
 
 def _check_size(node: yaml.Node, name: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.config.bounded_files import printable, read_json
-from jmarl.config.yaml_file import YamlFile, cut_short, read_yaml
+from jmarl.config.yaml_file import CutShort, YamlFile, read_yaml
 
 CONFIG_FILE = "config.yaml"
 BEST_FILE = "best.json"  # in the folder of checkpoints
@@ -36,7 +36,7 @@ def read_config(file: Path) -> YamlFile:
     last = "wandb" if "task" in tree else "run"
     of_run = "sampling" in train and ("team" in tree or (train["sampling"] or {}).keys() >= WRITTEN)
     if not tree or ("team" in tree and not train) or (of_run and last not in (*tree, *train)):
-        raise ValueError(cut_short(str(file)))
+        raise CutShort(str(file))
     return content
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from jmarl.config.bounded_files import check_inside, printable, read_json, read_tail
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
+from jmarl.config.yaml_file import CutShort
 from jmarl.files.run_files import Best, config_file_of, leaves, read_best, read_config
 from jmarl.files.trusted import is_trusted
 from jmarl.logs.metrics_writer import read_rows
@@ -181,18 +183,27 @@ def load_run(directory: Path, name: str) -> Run:
     rows = read_rows(directory / METRICS)
     attempts = load_attempts(directory)
     recorded = next((attempt["settings"] for attempt in reversed(attempts) if "settings" in attempt), {})
-    written = config_file_of(directory)
-    # As JSON, which has only texts as names: a report is made of it.
-    tree = json.loads(json.dumps(read_config(written).tree, default=str)) if written else {}
     return Run(
         name,
         directory,
         [row for row in rows if "eval/updates" not in row],
         [row for row in rows if "eval/updates" in row],
-        flat_settings(recorded, tree),
+        flat_settings(recorded, load_settings(directory)),
         attempts,
         read_best(directory),
     )
+
+
+def load_settings(directory: Path) -> dict[str, Any]:
+    """Return the tree in the config.yaml of a run; empty, with a warning, if it is cut short: its attempts have most of it."""
+    if not (written := config_file_of(directory)):
+        return {}
+    try:
+        # As JSON, which has only texts as names: a report is made of it.
+        return json.loads(json.dumps(read_config(written).tree, default=str))
+    except CutShort as error:
+        warnings.warn(f"{error}; the report shows the settings that the attempts of the run recorded", stacklevel=2)
+        return {}
 
 
 def flat_settings(recorded: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:

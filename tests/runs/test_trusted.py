@@ -22,6 +22,7 @@ from jmarl.files.run_files import leaves, read_config
 from jmarl.files.trusted import is_trusted, named_code, record_trust, require_trust
 from jmarl.models.hub import agents
 from jmarl.models.hub.agents import load_tokenizer
+from jmarl.report.page import write_report
 from tests.conftest import CHATML
 
 ENVIRONMENT = """
@@ -234,6 +235,9 @@ def test_a_config_that_is_cut_short_is_refused_also_one_of_an_older_version(stra
         shutil.copytree(run, run.parent / "other", dirs_exist_ok=True)
         assert main(command.replace("RUN", str(run)).split()) == 2
         assert "config.yaml is cut short, so settings of the run are lost" in capsys.readouterr().err
+    (run / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    with pytest.warns(UserWarning, match="config.yaml is cut short.*; the report shows the settings that the attempts"):
+        write_report([run], run.parent / "page.html")
 
 
 def test_a_command_that_is_trusted_once_does_not_ask_again(stranger, capsys):
@@ -345,9 +349,7 @@ def test_a_process_that_cannot_try_a_chat_template_is_said(copy_dir, monkeypatch
     (copy_dir / "chat_template.jinja").write_text("{{ 'of this test' }}")
     with monkeypatch.context() as patched:
         patched.setitem(agents.RENDER_LIMITS, "RLIMIT_AS", 1 << 20)
-        with pytest.raises(
-            OSError, match=r"no process can try the model's chat template \(.*\): let this account have more memory"
-        ):
+        with pytest.raises(OSError, match=r"no process can try the model's chat template \(.*\): give it memory"):
             load_tokenizer(copy_dir)
     monkeypatch.setattr(sys, "executable", "/nothing/python")
     with pytest.raises(OSError, match=r"chat template \(.*No such file or directory: '/nothing/python'\)"):

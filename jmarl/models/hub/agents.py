@@ -270,10 +270,9 @@ env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extens
 env.filters["tojson"] = lambda x, **options: json.dumps(x, **options)
 env.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
 text = re.sub(r"{%[-+]?\\s*(end)?generation\\s*[-+]?%}", "", sys.stdin.read())
-bytearray(1 << 24)  # without that much to spare, a lack of memory says nothing about the template
-print("begins", flush=True)
-for roles in (["user"], ["system", "user"], ["user", "assistant", "user"]):
-    messages = [{"role": role, "content": "text"} for role in roles]
+print(len(bytearray(1 << 24)), flush=True)  # it begins; without that much to spare, a lack of memory says nothing
+for roles in ("user", "system user", "user assistant user"):
+    messages = [{"role": role, "content": "text"} for role in roles.split()]
     try:
         env.from_string(text).render(messages=messages, add_generation_prompt=True, bos_token="<s>", eos_token="</s>")
     except MemoryError:
@@ -306,15 +305,12 @@ def ends(template: str) -> bool:
     command = [sys.executable, "-P", "-c", RENDER, json.dumps(RENDER_LIMITS), str(Path(jinja2.__file__).parents[1])]
     try:
         trial = subprocess.run(command, input=template.encode("utf-8", "replace"), capture_output=True, timeout=RENDER_S)
-    except subprocess.TimeoutExpired:
-        raise OSError(f"the trial of the model's chat template did not end in {RENDER_S} s: is the machine too busy?") from None
-    except OSError as error:
-        why = str(error)
-    else:
-        if trial.stdout:
-            return not trial.returncode
         why = trial.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"it ended with {trial.returncode}"
-    raise OSError(f"no process can try the model's chat template ({why}): let this account have more memory and processes")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        trial, why = None, f"no end in {RENDER_S} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+    if trial is None or not trial.stdout:
+        raise OSError(f"no process can try the model's chat template ({why}): give it memory, processes, time")
+    return not trial.returncode
 
 
 # --- other sources of models -------------------------------------------------------------------------------------------
