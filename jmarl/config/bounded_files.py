@@ -68,7 +68,7 @@ def bounded_text(path: Path, inside: Path | None = None, errors: str = "strict")
     with open_file(path, inside or path.parent) as file:
         data = file.read(checked_size(path, file))
     try:
-        return data.decode("utf-8-sig", errors)  # some editors begin a file with a mark
+        return data.decode("utf-8", errors).removeprefix("\ufeff")  # some editors begin a file with this mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{printable(path)} is not UTF-8 text: {error}") from error
 
