@@ -122,7 +122,7 @@ def _values(
         def values(prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
             return values_of(params, hidden_states(weights, model, prompts, lengths, tokens, "full")[0]).reshape(tokens.shape)
 
-        return on_rows(values, model.row_parts, *rows)
+        return on_rows(values, model.placement.row_parts, *rows)
 
     specs = state_specs(mesh, params), P("agent"), P("agent"), P("agent")
     return on_devices(per_agent(one_agent, mode), mesh, specs, P("agent"))(params, prompts, lengths, tokens)

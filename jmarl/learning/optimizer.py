@@ -145,7 +145,7 @@ def apply_gradients(
     numbers: the agent's own, by setting (`PER_AGENT`), in place of those of the settings; its learning rate multiplies the
     schedule. Traced ones are no part of the program. position: of the step in the schedule; None: the number of steps made so
     far. model: needed where a mesh divides its weights, and so the gradients."""
-    divided = model is not None and model.splits_weights
+    divided = model is not None and model.placement.splits_weights
     norm = sharding.norm(grads) if divided else optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     ok = finite if steps is None else finite & steps

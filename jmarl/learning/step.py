@@ -45,20 +45,20 @@ def gradients(
 ) -> tuple[Any, AgentMetrics]:
     """Return the gradients of one agent's loss and its metrics, accumulated over micro-batches: equal to those of one big
     batch."""
-    inputs = own_inputs(inputs, model.row_parts, objective)
+    inputs = own_inputs(inputs, model.placement.row_parts, objective)
     # Cast once, not once per micro-batch: float32 weights then need not stay in memory beside those of the compute dtype.
     weights, frozen = (x and cast_all_but_value_head(x, algorithm.compute_dtype) for x in (params, frozen))
 
     def loss(weights: Any, inputs: LossInputs) -> tuple[Float[Array, ""], AgentMetrics]:
         outputs = model_outputs(weights, frozen, inputs, model, algorithm)
         result = objective.loss(outputs, inputs.targets, algorithm)
-        return add_balance(result, outputs.load, parts * model.row_parts, algorithm.loss.router_aux_coef)
+        return add_balance(result, outputs.load, parts * model.placement.row_parts, algorithm.loss.router_aux_coef)
 
     def add(total: tuple[Any, AgentMetrics], part: tuple[Any, AgentMetrics]) -> tuple[Any, AgentMetrics]:
         return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, part)
 
     def over_devices(grads: Any, metrics: AgentMetrics) -> tuple[Any, AgentMetrics]:
-        return sum_gradients(grads, model), metrics if model.row_parts == 1 else lax.psum(metrics, "data")
+        return sum_gradients(grads, model), metrics if model.placement.row_parts == 1 else lax.psum(metrics, "data")
 
     grad, parts = jax.grad(loss, has_aux=True), algorithm.micro_batches
     parts = min(parts, len(inputs.prompts)) if objective.caps_parts else parts

@@ -28,7 +28,7 @@ class RopeScaling:
     beta_slow: float = 1.0
     truncate: bool = True
     short_factors: tuple[float, ...] = ()  # longrope, where no row has more than original_max_positions
-    long_factors: tuple[float, ...] = ()  # longrope, where one may have: see `ModelConfig.long_context`
+    long_factors: tuple[float, ...] = ()  # longrope, where one may have: see `Placement.long_context`
     amplitude: float = 1.0
     """Cosines and sines are multiplied by it (yarn and longrope)."""
     query_beta: float = 0.0
@@ -58,6 +58,28 @@ class DeltaSizes:
     def channels(self) -> int:
         """Number of channels of the convolution: queries, keys and values side by side."""
         return 2 * self.key_heads * self.key_size + self.heads * self.value_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How a run computes with a model: on which part of a mesh (see `models.sharding.model_on`), and in which context."""
+
+    row_parts: int = 1
+    """Devices that divide the rows of a batch."""
+    splits_weights: bool = False
+    """Whether each of them has a part of the hidden axis of the weights, which are gathered where they are used."""
+    fused_attention: bool = True
+    """Attend by a GPU's own kernel where there is one; not for arrays that are split over devices inside an agent."""
+    long_context: bool = False
+    """Compute with longrope's long factors, in all rows however short: one choice for a run, so that a row does not depend on
+    the lengths of others. See `ModelConfig.in_context`."""
+
+
+DESCRIBED = (
+    "family", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+    "max_positions", "rope_theta", "rope_scaling", "rms_eps", "tie_embeddings", "qkv_bias", "out_bias", "qk_norm",
+)  # fmt: skip
+"""The fields of which a checkpoint has each, as jmarl 0.1 wrote them; of others it has those that are not the default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,15 +168,8 @@ class ModelConfig:
     """Of recurrent layers, which mix tokens by the gated delta rule instead of attention. None: there are none."""
     delta_layers: tuple[bool, ...] = ()
     """Which layers are recurrent."""
-    fused_attention: bool = True
-    """Attend by a GPU's own kernel where there is one; not for arrays that are split over devices inside an agent."""
-    row_parts: int = 1
-    """On a mesh, see `models.sharding`: devices that divide the rows of a batch."""
-    splits_weights: bool = False
-    """On a mesh: whether each of them has a part of the hidden axis of the weights, which are gathered where they are used."""
-    long_context: bool = False
-    """Compute with longrope's long factors, in all rows however short: one choice for a run, so that a row does not depend on
-    the lengths of others. See `in_context`."""
+    placement: Placement = Placement()
+    """What a run adds: no part of the architecture."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -192,7 +207,7 @@ class ModelConfig:
     @property
     def context(self) -> int:
         """Number of tokens that a prompt and its completion may have."""
-        scaling, short = self.rope_scaling, self.has_two_contexts and not self.long_context
+        scaling, short = self.rope_scaling, self.has_two_contexts and not self.placement.long_context
         return scaling.original_max_positions if scaling and short else self.max_positions
 
     @property
@@ -203,15 +218,21 @@ class ModelConfig:
 
     def in_context(self, long: bool | Literal["auto"]) -> ModelConfig:
         """Return the architecture with `long_context`, if it has two contexts. auto: as it is."""
-        return self if long == "auto" or not self.has_two_contexts else dataclasses.replace(self, long_context=long)
+        return self if long == "auto" or not self.has_two_contexts else self.placed(long_context=long)
+
+    def placed(self, **fields: Any) -> ModelConfig:
+        """Return the architecture with these fields of its placement."""
+        return dataclasses.replace(self, placement=dataclasses.replace(self.placement, **fields))
 
     def describe(self) -> dict[str, Any]:
-        """Return the architecture as JSON; without the fields of programs, and without those that jmarl 0.1 did not have where
-        they change nothing, so that its checkpoints resume."""
-        fields, names = dataclasses.asdict(self), [field.name for field in dataclasses.fields(self)]
+        """Return the architecture as JSON, for checkpoints: without its placement, and without later fields than those of jmarl
+        0.1 where they change nothing, so that its checkpoints resume."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        later, programs = names[names.index("mlp_bias") :], names[names.index("fused_attention") :]
-        gone = {*programs, *(name for name in later if fields[name] == defaults[name])}
+        fields = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name != "placement" and (name in DESCRIBED or value != defaults[name])
+        }
         if (scaling := self.rope_scaling) is not None:
             fields["rope_scaling"] = scaling.describe()
-        return json.loads(json.dumps({name: value for name, value in fields.items() if name not in gone}))
+        return json.loads(json.dumps(fields))

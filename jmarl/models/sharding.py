@@ -198,8 +198,8 @@ def model_on(mesh: DeviceMesh | None, model: ModelConfig) -> ModelConfig:
         )
     parts = mesh.shape["data"]
     splits_weights = mesh.strategy == "fsdp" and parts > 1 and model.hidden_size % parts == 0
-    fused = model.fused_attention and mesh.shape["model"] == 1  # a GPU's own attention cannot be divided by the compiler
-    return dataclasses.replace(model, fused_attention=fused, row_parts=parts, splits_weights=splits_weights)
+    own_kernel = model.placement.fused_attention and mesh.shape["model"] == 1  # which the compiler cannot divide
+    return model.placed(fused_attention=own_kernel, row_parts=parts, splits_weights=splits_weights)
 
 
 def spec_of(*meanings: str | None) -> Any:
@@ -258,7 +258,7 @@ def gather(params: Any, model: ModelConfig, names: Sequence[str] | None = None) 
 
     names: of the weights to gather; None: all.
     """
-    if not model.splits_weights:
+    if not model.placement.splits_weights:
         return params
 
     def whole(path: tuple[Any, ...], x: Array) -> Array:
@@ -272,11 +272,11 @@ def gather(params: Any, model: ModelConfig, names: Sequence[str] | None = None) 
 
 def sum_gradients(grads: Any, model: ModelConfig) -> Any:
     """Return one agent's gradients, added up over the devices of `data`. Those of divided weights are, by `gather`."""
-    if model.row_parts == 1:
+    if model.placement.row_parts == 1:
         return grads
 
     def total(path: tuple[Any, ...], x: Array) -> Array:
-        return x if model.splits_weights and "D" in meanings_of(path) else lax.psum(x, "data")
+        return x if model.placement.splits_weights and "D" in meanings_of(path) else lax.psum(x, "data")
 
     return jax.tree_util.tree_map_with_path(total, grads)
 

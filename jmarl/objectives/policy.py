@@ -79,7 +79,7 @@ def batch_logprobs(params: Any, batch: Batch, model: ModelConfig, algorithm: Alg
     def logprobs(*rows: Array) -> PerToken:
         return score(weights, model, *rows, temperature=algorithm.temperature).logprobs
 
-    return on_rows(logprobs, model.row_parts, batch.prompts, batch.prompt_lengths, batch.tokens)
+    return on_rows(logprobs, model.placement.row_parts, batch.prompts, batch.prompt_lengths, batch.tokens)
 
 
 def penalizes_tokens(algorithm: Algorithm) -> bool:

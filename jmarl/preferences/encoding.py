@@ -255,7 +255,7 @@ def _token_numbers(
             hidden, _ = hidden_states(weights, model, prompts, lengths, tokens, "full")
             return numbers_of_tokens(Outputs(params, weights, hidden, tokens, model), values)
 
-        return on_rows(numbers, model.row_parts, *rows)
+        return on_rows(numbers, model.placement.row_parts, *rows)
 
     rows, agents = (batch.prompts, batch.prompt_lengths, batch.tokens), P("agent")
     specs = state_specs(mesh, params), agents, agents, agents

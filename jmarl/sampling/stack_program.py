@@ -104,12 +104,13 @@ def _sample_on_devices(
     """Sample rows, of which each device of a mesh has a part. rows: ids, lengths, keys and stop ids of all prompts."""
     model, mesh, settings = model_on(program.mesh, program.config), program.mesh, program.settings
     (count, group), dtype = rows[2].shape[1:], settings.compute_dtype
-    d = divide(count, group, model.row_parts)
+    row_parts = model.placement.row_parts
+    d = divide(count, group, row_parts)
     whole = mesh is None or mesh.shape["model"] == 1  # no array of a row is divided
     own_core = mesh is not None and mesh.size > 1 and whole
     tokens = rows[0].shape[-1] + settings.max_new_tokens
     layouts: dict[str, Any] = {
-        "panels": use_panels(program.platform, d.prompts * (group // d.over_group) // model.row_parts, dtype, own_core),
+        "panels": use_panels(program.platform, d.prompts * (group // d.over_group) // row_parts, dtype, own_core),
         "fused": past is None and whole and fuses_decoding(program.platform, dtype, model, tokens),
         "steps": steps_per_look(program.platform, settings.max_new_tokens),
         "chunk": steps_per_chunk(program.platform) if whole else 0,
@@ -118,7 +119,7 @@ def _sample_on_devices(
 
     def sample_on_device(params: Params, ids: Array, lengths: Array, keys: Array, stop: Array, before: Any) -> Completions:
         out = sample(params, model, settings, SampleInputs(ids, lengths, keys, stop, before, vocabulary), **layouts)
-        return out if model.row_parts == 1 else out._replace(steps=lax.pmax(out.steps, "data"))
+        return out if row_parts == 1 else out._replace(steps=lax.pmax(out.steps, "data"))
 
     of_prompts, of_rows = (jax.vmap(partial(f, d=d)) for f in (divided_prompts, divided))
     ids, lengths, keys, stop = rows

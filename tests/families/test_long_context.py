@@ -112,7 +112,7 @@ def test_a_run_takes_the_long_factors_if_a_held_out_prompt_needs_them(agent, dir
     assert saved["rope_scaling"]["short_factor"] == before["rope_parameters"]["short_factor"]
     again = cfg.replace(resume=True, num_updates=2)
     resumed = jmarl.train(Team.of([agent]), reward, rows[:1], again, eval_items=rows[1:])
-    assert int(resumed.state.step) == 2 and resumed.team.stacks[0].config.long_context
+    assert int(resumed.state.step) == 2 and resumed.team.stacks[0].config.placement.long_context
     teams = (result.team, settings()), (Team.of([agent]), settings(long_context=True))
     (texts, others) = (jmarl.generate(team, [[MANY]], x, params=jmarl.policies(result.state)) for team, x in teams)
     assert texts == others and texts[0][0]

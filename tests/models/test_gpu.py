@@ -191,7 +191,7 @@ def test_one_kernel_joins_its_parts_in_float32() -> None:
 def test_how_attention_is_computed_is_no_part_of_what_must_be_equal_on_resume(tiny_config, tiny_tokenizer) -> None:
     """Checkpoints of runs before there was a choice stay readable."""
     (described,) = describe_team([("a", tiny_config(), tiny_tokenizer)] * 2, shared_weights=False).describe()
-    assert "hidden_size" in described["config"] and "fused_attention" not in described["config"]
+    assert "hidden_size" in described["config"] and "placement" not in described["config"]
 
 
 def test_steps_divide_the_new_tokens() -> None:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
+from jmarl.cli.main import main
 from jmarl.config import SECTION_OF, TrainConfig, flat
+from jmarl.envs.rewards import make_reward
 from jmarl.files.attempt import is_complete
 from jmarl.files.changes import ADVISED, MAY_CHANGE, CannotGoOn, check_changes
 from jmarl.files.checkpoint import saved_steps
 from jmarl.files.lock import locked
 from jmarl.files.run_directory import resolve_resume
+from jmarl.runs.train import train
+from jmarl.team import make_team
 from tests.runs.test_faults import ITEMS, Signalling, assert_equal_runs, flip, rows_of, run
-from tests.runs.training_process import KINDS
+from tests.runs.training_process import BASE, KINDS, first_words, tiny_agents
 
 ROOT = Path(__file__).resolve().parents[2] / "jmarl"
 # What an error in the middle of a run says, where, and the settings that it advises.
@@ -104,6 +109,25 @@ def test_a_changed_option_of_an_environment_is_named_unless_allowed():
     with pytest.raises(CannotGoOn, match=code):
         check_changes(cfg, old, new, 4)
     assert check_changes(cfg.replace(resume=True, allow_changed="environment"), old, new, 4).keys() == {"environment"}
+
+
+@pytest.mark.long
+def test_a_run_of_an_earlier_version_resumes_and_plays(tmp_path, capsys):
+    """Agents with critics of their own, and completions that began early: its state after two updates, and the
+    rows of all four."""
+    with tarfile.open(Path(__file__).with_name("run_of_2026_11_28.tar.xz")) as file:
+        file.extractall(tmp_path, filter="data")
+    written, team = tmp_path / "run", make_team(tiny_agents(2, width=8))
+    rows, env = rows_of(written), make_reward(first_words, num_agents=2)
+    more = dict(algorithm="ippo", async_steps=1, num_updates=4, max_new_tokens=32, resume=True, progress=False)
+    result = train(team[0], env, ITEMS, TrainConfig.of(**BASE | more, output_dir=str(written)), params=team[1])
+    assert len(result.rewards) == 2 and len(rows) == 4 and min(row["off_policy"] for row in rows[1:]) > 0
+    for old, new in zip(rows, rows_of(written), strict=True):
+        assert {name: new[name] for name in old} == pytest.approx(old, rel=1e-3, abs=1e-5)
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps(ITEMS[0]))
+    assert main(f"play --model {written} --data {data} --reward tests.runs.training_process:first_words".split()) == 0
+    assert "agent 1" in capsys.readouterr().out
 
 
 # --- every kind of run ---------------------------------------------------------------------------------------------------

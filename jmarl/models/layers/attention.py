@@ -103,7 +103,7 @@ def causal_attention(num_tokens: int, cfg: ModelConfig | None = None) -> Attenti
 
 def group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int, cfg: ModelConfig) -> Attention:
     """Return the attention of `completion_states`, whose tokens are P times S prompt tokens and G rows of T."""
-    cap, fused = cfg.attention_cap, cfg.fused_attention and cfg.attention_cap is None
+    cap, fused = cfg.attention_cap, cfg.placement.fused_attention and cfg.attention_cap is None
     window = cfg.sliding_window if cfg.sliding_window and cfg.sliding_window < s + t else None  # else it hides nothing
 
     def attend_group(window: int | None, q: Queries, k: Keys, v: Keys, length: Int[Array, ""]) -> Queries:
@@ -185,7 +185,7 @@ def rope_frequencies(cfg: ModelConfig, kind: str = "full") -> Float[Array, " hal
     if cfg.rope_scaling is None:
         return 1.0 / cfg.rope_theta**exponents
     if cfg.rope_scaling.kind == "longrope":
-        factors = cfg.rope_scaling.long_factors if cfg.long_context else cfg.rope_scaling.short_factors
+        factors = cfg.rope_scaling.long_factors if cfg.placement.long_context else cfg.rope_scaling.short_factors
         return 1.0 / (jnp.array(factors) * cfg.rope_theta**exponents)
     return SCALED[cfg.rope_scaling.kind](cfg.rope_scaling, cfg.rope_theta, exponents)
 
