@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.algorithms.constraints import facts
-from jmarl.algorithms.run_constraints import HELD_OUT
+from jmarl.algorithms.constraints import HELD_OUT, facts
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import require
 from jmarl.envs.base import Environment
