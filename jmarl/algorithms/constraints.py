@@ -7,7 +7,7 @@ caller adds.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +26,20 @@ USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "long_prompts", "co
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
 IN_ITS_PLACE = {"num_prompts": "set batch_size, the number of pairs or texts of an update, and "}
 
+USES: dict[tuple[str, ...], Callable[[AlgorithmRow], Any]] = {  # settings among `DEFAULTS` -> whether a row uses them
+    ("mask_overlong",): lambda row: row.data == "rollouts",
+    ("ema_decay",): lambda row: row.baseline == "ema",
+    ("gae_lambda", "critic_learning_rate", "value_clip"): lambda row: row.critic,
+    ("separate_critic", "value_coef"): lambda row: row.critic == "own",
+    ("critic_type",): lambda row: row.critic and not row.per_token,
+    ("batch_size",): lambda row: row.data != "rollouts",
+    ("bc_weight", "world_model_weight"): lambda row: row.data == "texts",
+    ("reference_free",): lambda row: row.margin in ("own", "joint"),
+    ("num_candidates", "pair_selection", "pairs_per_prompt"): lambda row: row.makes_pairs,
+    REWARD_MODEL: lambda row: row.learned,
+    ROUNDS: lambda row: row.rounds,
+}
+
 
 def facts(cfg: TrainConfig, **more: Any) -> SimpleNamespace:
     """Return what constraints read: the settings, the row of the algorithm, the completions of a prompt (group) with the
@@ -37,21 +51,7 @@ def facts(cfg: TrainConfig, **more: Any) -> SimpleNamespace:
 
 def used_settings(row: AlgorithmRow) -> set[str]:
     """Return the settings among `DEFAULTS` that a row uses."""
-    names = {*row.options.values()}
-    if row.data == "rollouts":
-        names.add("mask_overlong")
-        names |= {"ema_decay"} if row.baseline == "ema" else set()
-        if row.critic:
-            names |= {"gae_lambda", "critic_learning_rate", "value_clip"}
-            names |= {"separate_critic", "value_coef"} if row.critic == "own" else set()
-            names |= set() if row.per_token else {"critic_type"}
-        return names
-    names |= {"batch_size"}
-    names |= {"bc_weight", "world_model_weight"} if row.data == "texts" else set()
-    names |= {"reference_free"} if row.margin in ("own", "joint") else set()
-    names |= {"num_candidates", "pair_selection", "pairs_per_prompt"} if row.makes_pairs else set()
-    names |= {*REWARD_MODEL} if row.learned else set()
-    return names | ({*ROUNDS} if row.rounds else set())
+    return {*row.options.values(), *(name for names, uses in USES.items() if uses(row) for name in names)}
 
 
 def users(setting: str) -> str:
@@ -299,6 +299,8 @@ EXPERIMENT: list[Constraint] = [
      "algorithm={s.algorithm!r} learns from given {s.row.data}: set data, and no reward or environment"),
     ("algorithm", lambda s: s.plays or s.row.trains_team,
      "algorithm={s.algorithm!r} trains no team: use jmarl.preferences.reward_model.fit_reward_model"),
+    ("models", lambda s: s.plays or s.data is not None or s.team.size == 1,
+     "sft in environments trains one model, and the team has {s.team.size}: train each on its own data"),
 ]
 
 # --- given data

@@ -71,21 +71,19 @@ def check_agents(cfg: TrainConfig, num_agents: int) -> None:
     require(table.AGENTS, facts_of_agents(cfg, num_agents))
 
 
-def facts_of_agents(cfg: TrainConfig, num_agents: int) -> SimpleNamespace:
-    """Return what constraints read of settings and a number of agents."""
+def facts_of_agents(cfg: TrainConfig, num_agents: int, **more: Any) -> SimpleNamespace:
+    """Return what constraints read of settings and a number of agents, and more."""
     learning = learning_agents(cfg.run, num_agents)
     updates = updates_per_agent(cfg.run, num_agents) if learning else 0
-    return facts(cfg, num_agents=num_agents, learning=learning, updates=updates)
+    return facts(cfg, num_agents=num_agents, learning=learning, updates=updates, **more)
 
 
 def check_team(team: Team, cfg: TrainConfig) -> None:
     """Raise a ValueError for an algorithm, per-agent settings or other models of the team that do not fit it."""
-    counts = [len(spec.members) for spec in team.stacks]
-    mesh, s = sharding.mesh_for(cfg.run.mesh, counts, cfg.run.strategy), facts_of_agents(cfg, team.num_agents)
-    s.team = team
-    s.divides_agents = mesh is not None and mesh.size > mesh.shape["agent"]
-    s.processes = exchange.count()
-    s.divides_rows = mesh is not None and mesh.shape["data"] > 1
+    mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks], cfg.run.strategy)
+    divides_agents = mesh is not None and mesh.size > mesh.shape["agent"]
+    more = {"divides_agents": divides_agents, "divides_rows": mesh is not None and mesh.shape["data"] > 1}
+    s = facts_of_agents(cfg, team.num_agents, team=team, processes=exchange.count(), **more)
     require(table.TEAM, s)
     for spec in team.stacks:
         sharding.model_on(mesh, spec.config)  # refuses what a mesh cannot divide

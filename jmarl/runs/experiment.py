@@ -218,8 +218,6 @@ def examples_of(cfg: ExperimentConfig) -> tuple[list[Any], list[Any]]:
 
 def _solutions(cfg: ExperimentConfig) -> tuple[list[Any], list[Any]]:
     """Return the solutions of the environments' tasks, to train on and held out."""
-    if cfg.team.size > 1:
-        raise ValueError(f"sft in environments trains one model, and the team has {cfg.team.size}: train each on its own data")
     if isinstance(cfg.task.held_out, str):
         raise ValueError(f"held_out={cfg.task.held_out!r} is for given texts: set the number of held-out tasks")
     env = _environment_task(cfg.task, cfg.team, cfg.train.episodes.num_turns, cfg.train.run.seed).env
