@@ -17,7 +17,7 @@ Where to add what:
   of columns in `experiments/README.md`;
 - a setting and its flag: a field of a section in `config/`; one that a row of the table has a default for, also there;
 - a rule that two settings must obey: a row of `config/constraints.py`, or of `algorithms/constraints.py` if it depends on the
-  algorithm, or of `algorithms/run_constraints.py` if it depends on the team, the seeds or the data.
+  algorithm, the team, the seeds or the data.
 """
 
 import difflib

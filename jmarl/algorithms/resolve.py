@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -58,10 +58,30 @@ class Algorithm:
         """Keyword arguments of the loss."""
         return dict(self.loss_options)
 
+    def loss_of(self, *arrays: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the loss of arrays, as the row computes it, and its metrics."""
+        return self.row.loss(*arrays, **self.options)
+
     @property
-    def has_value_head(self) -> bool:
-        """Whether values come from a second head of the agent itself."""
-        return self.row.critic == "own" and not self.critic.separate_critic
+    def critic_kind(self) -> Literal["head", "own", "central"] | None:
+        """Where values come from: a second head of the agent itself (head), a critic of each agent (own) or one of the team
+        (central). None: there are none."""
+        return "head" if self.row.critic == "own" and not self.critic.separate_critic else self.row.critic
+
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether the return of a greedy completion is subtracted from the returns."""
+        return self.row.baseline == "greedy"
+
+    @property
+    def compares_scores(self) -> bool:
+        """Whether pairs are compared by the scores of a value head, as of a reward model, and not by log-probabilities."""
+        return self.row.margin == "score"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether log-probabilities of pairs are compared with those under the initial weights."""
+        return self.row.data == "pairs" and not self.compares_scores and not self.preference.reference_free
 
     @property
     def value_kind(self) -> str:
@@ -168,7 +188,7 @@ def check_row(algorithm: Algorithm) -> None:
     row, name, options = algorithm.row, algorithm.name, algorithm.options
     if row.data == "pairs":
         margins = jax.ShapeDtypeStruct((2,), jnp.float32)
-        check_loss(name, lambda *arrays: row.loss(*arrays, **options), margins, margins)
+        check_loss(name, algorithm.loss_of, margins, margins)
     if row.data != "rollouts":
         return
     returns, valid = jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.bool_)
@@ -179,7 +199,7 @@ def check_row(algorithm: Algorithm) -> None:
     tokens = jax.ShapeDtypeStruct((2,) if per_token else (1, 1, 2), jnp.float32)
     with_options = "".join(f", {option}={value!r}" for option, value in options.items())
     try:
-        check_loss(name, lambda *arrays: row.loss(*arrays, **options), *[tokens] * 4)
+        check_loss(name, algorithm.loss_of, *[tokens] * 4)
     except ValueError as error:
         call = f"loss(logp, old_logp, advantages, weights{with_options})"
         raise ValueError(f"{error}. It is called as {call}, with arrays of jax [tokens]") from error

@@ -114,8 +114,7 @@ def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Po
         label = re.sub(r"[^\w.=,+-]+", "_", ",".join(choice.label for choice in choices))[:150]
         directory = f"{root}/{label}" if choices else root
         cfg = read_configuration(args, point | {"output_dir": directory, "resume": False, "resume_step": None}).experiment
-        row = find_row(cfg.train.algorithm)
-        if len(seeds) > 1 and row.data == "rollouts" and not row.learned and not cfg.wandb:
+        if len(seeds) > 1 and find_row(cfg.train.algorithm).data == "rollouts" and not cfg.wandb:
             points.append(Point(point, cfg.replace(seeds=seeds), seeds, True))
             continue
         for seed in seeds or (cfg.train.run.seed,):

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jmarl.algorithms import find_row
+from jmarl.algorithms.constraints import used_settings
 from jmarl.comlrl.config import trainer_config
 from jmarl.comlrl.peer_settings import Devices, RolloutConfig, critic_settings
 from jmarl.config import Count, NotNegative, Positive, Range, TrainConfig, check
@@ -144,12 +145,11 @@ class LearnedRewardConfig(PreferenceConfig):
         return settings | {"beta": beta, "reward_updates": self.reward_updates or updates}
 
     def update_settings(self) -> dict[str, Any]:
-        settings, row = super().update_settings(), find_row(self.policy_algorithm)
-        used = {"critic_type": bool(row.critic) and not row.per_token, "separate_critic": row.critic == "own"}
-        critic = critic_settings(self, settings["num_minibatches"]) if row.critic else {}
+        settings, used = super().update_settings(), used_settings(find_row(self.policy_algorithm))
+        critic = critic_settings(self, settings["num_minibatches"]) if "value_clip" in used else {}
         names = ("critic_learning_rate", "value_coef", "value_clip")
         settings |= {name: critic.get(name) for name in names}
-        return settings | {name: getattr(self, name) if is_used else None for name, is_used in used.items()}
+        return settings | {name: getattr(self, name) if name in used else None for name in ("critic_type", "separate_critic")}
 
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ A row is (setting, condition, sentence). The condition is a function of a record
 says what is wrong where the condition does not hold: a text with fields of the record in braces, or a function that writes it
 of the record. One that begins with "must be" gets the setting and its value in front. The rows below are about settings of one
 class of this room, and are read when it is made; those that depend on the algorithm, the team or the data are in
-`algorithms.constraints` and `algorithms.run_constraints`.
+`algorithms.constraints`.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
     # A checkpoint of an older version lacks newer settings, which then have their defaults.
     defaults = flat(TrainConfig()) | {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in SECTIONS}
     old_config = json.loads(json.dumps({k: x for k, x in defaults.items() if x is not dataclasses.MISSING})) | old["config"]
-    changes = {k: f"{k}: {old_config.get(k)!r} -> {config[k]!r}" for k in config if old_config.get(k) != config[k]}
+    changes = changed(dict.fromkeys(config) | old_config, config)
     errors = [text for name, text in changes.items() if name not in MAY_CHANGE | ADVISED]
     for name in ("team", "critics"):
         errors += [f"{name}: {change}" for change in team_changes(old.get(name, []), json.loads(json.dumps(new[name])))]
@@ -56,15 +56,13 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
     if old.get("initial", new.get("initial")) != new.get("initial"):
         errors.append("initial: other weights before training, which are the reference")
     others = json.loads(json.dumps({name: x for name, x in new.items() if name not in WITH_OWN_WORDS}))
-    errors += [f"{name}: {old[name]!r} -> {x!r}" for name, x in others.items() if old.get(name, x) != x]
+    errors += changed(old, others).values()
     # A checkpoint of an older version lacks newer fingerprints, or entries of them: those are not compared.
     given = {name: (old.get(name, new.get(name, {})), new.get(name, {})) for name in (*CHANGES, "options")}
     fingerprints = {name: difference(name, *given[name]) for name in ("data", "reward", "held_out")}
-    (before, now), (options_before, options) = given["environment"], given["options"]
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    texts = [f"{name} {before.get(name)!r} -> {now.get(name)!r}" for name in changed]
-    changed = [name for name in options_before.keys() & options.keys() if options_before[name] != options[name]]
-    texts += [f"{name} {options_before[name]!r} -> {options[name]!r}" for name in sorted(changed)]
+    before, now = given["environment"]
+    names = dict.fromkeys({**before, **now})
+    texts = [*changed(names | before, names | now, "{}").values(), *sorted(changed(*given["options"], "{}").values())]
     if "reward functions" not in given["reward"][1]:  # the environment is not one of a reward: this code is its own
         texts = [*filter(None, [fingerprints.pop("reward").removeprefix("reward: ")]), *texts]
     fingerprints["environment"] = f"environment: {', '.join(texts)}" if texts else ""
@@ -84,11 +82,15 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
             "the code with this whole number cannot be seen, so it may also be a counter: define it in a file",
             stacklevel=2,
         )
-    before, now = (x.get("error_handling", {}) for x in (old, new))
-    errors_now = {name: f"{name} of rewards: {before[name]!r} -> {now[name]!r}" for name in before.keys() & now.keys()}
-    changes |= {name: text for name, text in errors_now.items() if before[name] != now[name]}
+    changes |= changed(old.get("error_handling", {}), new.get("error_handling", {}), "{} of rewards:")
     recorded = {name: text for name, text in changes.items() if name not in UNRECORDED}
     return recorded | {name: text for name, text in fingerprints.items() if text}
+
+
+def changed(old: Mapping[str, Any], new: Mapping[str, Any], label: str = "{}:") -> dict[str, str]:
+    """Return a line for each entry that both have and that differs. label: with {} in the place of its name."""
+    both = {name: (old[name], x) for name, x in new.items() if name in old}
+    return {name: f"{label.format(name)} {was!r} -> {x!r}" for name, (was, x) in both.items() if was != x}
 
 
 def team_changes(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:

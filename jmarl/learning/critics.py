@@ -44,12 +44,12 @@ from jmarl.types import TRACES, Batch, StackState
 
 def critic_algorithm(algorithm: Algorithm) -> Algorithm:
     """Return how critics learn: without a KL term, with their own learning rate; a central one makes one step per batch."""
-    if algorithm.row.critic is None:
+    if algorithm.critic_kind is None:
         return algorithm
     settings: dict[str, Any] = dict(
         learning_rate=algorithm.critic.critic_learning_rate or algorithm.optimizer.learning_rate, target_kl=None
     )
-    if algorithm.row.critic == "central":
+    if algorithm.critic_kind == "central":
         settings |= dict(num_epochs=1, num_minibatches=1)
     loss = dataclasses.replace(algorithm.loss, kl_coef=0.0, kl_target=None)
     return dataclasses.replace(algorithm, loss=loss).with_optimizer(**settings)
@@ -64,11 +64,11 @@ def make_critics(
     They start from their agents, whose params are copied, or from the team's critic model. With LoRA the adapters are copied
     and the base is shared. seed: of new adapters over the critic model."""
     model = team.critic
-    if algorithm.row.critic is None or algorithm.has_value_head:
+    if algorithm.critic_kind in (None, "head"):
         if model is not None:
             raise ValueError(f"the team has a critic model, but algorithm={algorithm.name!r} has no critic besides its agents")
         return (), []
-    if algorithm.row.critic == "central":
+    if algorithm.critic_kind == "central":
         first = team.stacks[0]
         mesh = mesh_of_one_model(first.mesh)
         fields = first.generation_config if model is None else model.generation_config

@@ -57,7 +57,7 @@ def bytes_of_state(model: ModelConfig, algorithm: Algorithm) -> int:
     """Return about the bytes of one agent's state, and of its own critic: weights, moments, reference."""
     optimizer = algorithm.optimizer.optimizer
     moments = MOMENTS[optimizer if isinstance(optimizer, str) else optimizer[0]]
-    copies = 1 + (algorithm.row.critic == "own" and not algorithm.has_value_head)
+    copies = 1 + (algorithm.critic_kind == "own")
     if algorithm.lora.lora_rank:
         base = (2 if algorithm.compute_dtype == "bfloat16" else 4) * num_params(model)
         return base + copies * 4 * (1 + moments) * num_trained(model, algorithm.lora)

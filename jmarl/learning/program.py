@@ -311,7 +311,7 @@ def make_program(
     algorithm, numbers = settings_of_stack(algorithm, run, members, team_size)
     objective = critic_objective(algorithm) if critic else objective_of(algorithm)
     seeds, first = seeds or [run.seed], [roles[0] for roles in members]
-    always = critic and algorithm.row.critic == "central"
+    always = critic and algorithm.critic_kind == "central"
     learns = always or any(agent not in run.frozen_agents for roles in members for agent in roles)
 
     def active(step: Any) -> np.ndarray | None:

@@ -47,4 +47,4 @@ def make_setup(
 
 def mesh_of_critics(algorithm: Algorithm, mesh: DeviceMesh | None) -> DeviceMesh | None:
     """Return the mesh of the critics: the agents' for own critics, the same devices as those of one model for a central one."""
-    return mesh if algorithm.row.critic == "own" else mesh_of_one_model(mesh)
+    return mesh_of_one_model(mesh) if algorithm.critic_kind == "central" else mesh

@@ -19,7 +19,7 @@ def update_team(setup: Setup, state: TeamState, batches: Batches) -> tuple[TeamS
     Returns the new state and the metrics of each stack, [A] each, on the device. The metrics of a central critic come last;
     those of a stack's own critics are among the metrics of the stack, as `critic_...`.
     """
-    step, own = state.step + 1, setup.algorithm.row.critic == "own"  # computed now: after the update it would wait for it
+    step, own = state.step + 1, setup.algorithm.critic_kind == "own"  # computed now: after the update it would wait for it
     critics, critic_metrics, values = [], [], []
     for program, critic, critic_batch in zip(setup.critic_programs, state.critics, batches.critics, strict=True):
         critic, metrics = program(critic, critic_batch, state.step)
@@ -28,11 +28,11 @@ def update_team(setup: Setup, state: TeamState, batches: Batches) -> tuple[TeamS
         critic_metrics.append(metrics)
     stacks, stack_metrics = [], []
     for i, (program, stack, batch) in enumerate(zip(setup.programs, state.stacks, batches.stacks, strict=True)):
-        if own and critics and values[i] is not None:
+        if own and values[i] is not None:
             batch = batch._replace(values=values[i])
         stack, metrics = program(stack, batch, state.step)
         metrics.pop("values", None)
-        if own and critics:
+        if own:
             metrics |= {f"critic_{name}": x for name, x in critic_metrics[i].items() if name != "frozen"}
         stacks.append(stack)
         stack_metrics.append(metrics)

@@ -19,13 +19,13 @@ OF_DATA = {"rollouts": POLICY, "pairs": PAIRS, "texts": TEXTS}
 
 def objective_of(algorithm: Algorithm) -> Objective:
     """Return what the agents minimize."""
-    if algorithm.has_value_head:
+    if algorithm.critic_kind == "head":
         return ACTOR_CRITIC_OF_PASS if reuses_values(algorithm) else ACTOR_CRITIC
     return OF_DATA[algorithm.row.data]
 
 
 def critic_objective(algorithm: Algorithm) -> Objective:
     """Return what critics besides the agents minimize."""
-    if algorithm.row.critic == "central":
+    if algorithm.critic_kind == "central":
         return CENTRAL_CRITIC
     return OWN_CRITIC_OF_PASS if reuses_values(algorithm) else OWN_CRITIC

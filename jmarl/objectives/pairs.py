@@ -36,7 +36,7 @@ def pair_token_weights(mask: Bool[Array, "*pair token"], algorithm: Algorithm) -
     All 1 (the sum of log-probabilities), 1 / length for ipo (their mean), or 1 behind the last token (a score; T is then one
     longer)."""
     count = mask.sum(-1, keepdims=True)
-    if algorithm.row.margin == "score":
+    if algorithm.compares_scores:
         return (jnp.arange(mask.shape[-1]) == count).astype(jnp.float32)
     weights = mask.astype(jnp.float32)
     return weights / jnp.maximum(count, 1) if algorithm.ipo else weights
@@ -67,7 +67,7 @@ def completion_numbers(
 
 def pairs_loss(outputs: Outputs, targets: PairTargets, algorithm: Algorithm) -> tuple[Float[Array, ""], Metrics]:
     """Return the loss of pairs and its metrics, additive over parts of a batch."""
-    return loss_of_numbers(token_numbers(outputs, algorithm.row.margin == "score"), targets, algorithm)
+    return loss_of_numbers(token_numbers(outputs, algorithm.compares_scores), targets, algorithm)
 
 
 def loss_of_numbers(
@@ -76,7 +76,7 @@ def loss_of_numbers(
     """Return the loss of log-probabilities or values of tokens, and its metrics."""
     numbers = completion_numbers(token_numbers, targets)
     margins = numbers[:, 0] - numbers[:, 1] + targets.team_margin
-    loss, metrics = algorithm.row.loss(margins, targets.share, **algorithm.options)
+    loss, metrics = algorithm.loss_of(margins, targets.share)
     metrics |= {"chosen": numbers[:, 0], "rejected": numbers[:, 1]}
     return loss, {name: masked.total(targets.share * x, targets.share > 0) for name, x in metrics.items()} | {"loss": loss}
 

@@ -102,14 +102,14 @@ def make_advantages(
     batch: Batch, running: Running, penalty: PerToken, mask: TokenMask, algorithm: Algorithm
 ) -> tuple[Float[Array, "prompt group token_or_1"], Metrics]:
     """Return advantages of one agent's batch, and metrics. penalty: subtracted from token rewards."""
-    if algorithm.row.per_token:
+    if algorithm.value_kind == "token":
         return token_advantages(batch, running, penalty, mask, algorithm)
     row, valid = algorithm.row, mask.any(-1)
     returns = batch.rewards - penalty.sum(-1)
     finite = jnp.isfinite(returns)
     groups = batch.groups if has_own_groups(row.grouping, returns.shape[1]) else None
     expected = running.baseline[batch.roles] if row.baseline == "ema" else batch.values[..., 0]
-    if row.critic and algorithm.value_kind == "q":
+    if algorithm.value_kind == "q":
         expected = advantages.per_group(masked.mean, expected, finite, groups)
     advantage = advantages.estimate(
         row.estimator,
@@ -209,7 +209,7 @@ def token_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Return the loss of tokens [P, G, T] or [M] and their part of its metrics."""
     settings = algorithm.loss
-    loss, metrics = algorithm.row.loss(logp, targets.old_logprobs, targets.advantages, targets.weights, **algorithm.options)
+    loss, metrics = algorithm.loss_of(logp, targets.old_logprobs, targets.advantages, targets.weights)
     if settings.entropy_coef:
         loss = loss - settings.entropy_coef * jnp.sum(targets.weights * entropy)
     if settings.kl_coef:

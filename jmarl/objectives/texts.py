@@ -45,7 +45,7 @@ def token_loss(
     The mean negative log-probability of what agents wrote (behavior cloning) and of what answered them (a world model),
     weighted."""
     cloning, predicting = algorithm.bc_weight, algorithm.world_model_weight
-    loss, _ = algorithm.row.loss(logp, cloning * targets.cloned + predicting * targets.predicted)
+    loss, _ = algorithm.loss_of(logp, cloning * targets.cloned + predicting * targets.predicted)
     metrics = {"nll": -jnp.sum(targets.cloned * logp), "entropy": jnp.sum(targets.cloned * entropy)}
     if predicting:
         metrics["nll_world"] = -jnp.sum(targets.predicted * logp)

@@ -132,7 +132,7 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
     updates = {(kind, i): lowered for kind, i, lowered in lower_team(setup, state, zero_batches(setup, state, widths))}
     for i in range(len(team.stacks)):
         programs[name("sampling", i)] = early[i]
-        if setup.algorithm.row.baseline == "greedy":
+        if setup.algorithm.has_greedy_baseline:
             greedy = dataclasses.replace(cfg.sampling, temperature=0.0)
             programs[name("greedy sampling", i)] = samplers(cfg.episodes.num_prompts, greedy, 1, GREEDY)[i]
         programs |= {name(kind, i): updates[kind, i] for kind in ("update", "update of critics") if (kind, i) in updates}

@@ -193,7 +193,7 @@ def pair_batches(team: Team, examples: Examples, count: int, algorithm: Algorith
     """Return each stack's batch of up to `count` pairs.
 
     Single completions in place of pairs can be scored, but not learned from."""
-    longer = int(algorithm.row.margin == "score")  # a score is read behind the last token
+    longer = int(algorithm.compares_scores)  # a score is read behind the last token
     reference = np.zeros((team.num_agents, count, len(examples.tokens[0][0].rows)), np.float32)
     if examples.reference is not None:
         reference[:, : len(examples.tokens)] = examples.reference.swapaxes(0, 1)
@@ -265,7 +265,7 @@ def _token_numbers(
 def token_numbers(params: Any, spec: StackSpec, batch: Data, algorithm: Algorithm) -> jax.Array:
     """Return the log-probabilities (at temperature 1) or values [A, P, G, T] of a stack's batch, on the devices of params."""
     batch = batch if spec.mesh is None else place_agents(batch, spec.mesh)
-    values, mode = algorithm.row.margin == "score", algorithm.optimizer.per_agent
+    values, mode = algorithm.compares_scores, algorithm.optimizer.per_agent
     dtype = algorithm.compute_dtype  # only these: a program does not depend on the learning rate
     return _token_numbers(params, batch, model=spec.config, values=values, dtype=dtype, mode=mode, mesh=spec.mesh)
 
@@ -295,9 +295,9 @@ def example_scores(team: Team, params: Sequence[Any], examples: Examples, size: 
 def with_reference(
     team: Team, params: Sequence[Any], tokens: Sequence[Sequence[AgentTokens]], size: int, algorithm: Algorithm
 ) -> Examples:
-    """Return pairs with their log-probabilities under params, the reference; without if the loss has no reference."""
+    """Return examples, pairs with their log-probabilities under params, the reference, if the loss has one."""
     examples = Examples(tokens)
-    if not tokens or algorithm.row.margin == "score" or algorithm.preference.reference_free:
+    if not tokens or not algorithm.has_reference:
         return examples
     return Examples(tokens, example_scores(team, params, examples, size, algorithm))
 

@@ -73,24 +73,24 @@ def batches_with_values(
     `zeros` has stand-ins.
     """
     team, algorithm = setup.team, setup.algorithm
-    row, kind = algorithm.row, algorithm.value_kind
-    if row.critic is None:
-        return to_batches(team, rollout, row.grouping, rollout.expected), ()
+    kind = algorithm.value_kind
+    if algorithm.critic_kind is None:
+        return to_batches(team, rollout, algorithm.row.grouping, rollout.expected), ()
     if kind == "token":
         return batches_with_token_values(setup, state, rollout, values_of, penalize)
-    if row.critic == "central":
+    if algorithm.critic_kind == "central":
         return batches_with_joint_values(setup, state.critics[0], rollout)
     values = [own_values(setup, state, turn, values_of) for turn in rollout.turns]
     played, _ = with_returns(rollout, [x.mean(-1) for x in values], setup)
     batches = to_batches(team, played, values=values)
-    if algorithm.has_value_head:
+    if algorithm.critic_kind == "head":
         return tuple(critic_positions(batch, kind, prompts_only=False) for batch in batches), ()
     return batches, tuple(critic_positions(critic_batch(batch), kind, prompts_only=True) for batch in batches)
 
 
 def own_critics(setup: Setup, state: TeamState) -> Iterable[tuple[StackSpec, StackState]]:
     """Return the stacks of critics of the agents' own: the agents themselves if they have value heads."""
-    if setup.algorithm.has_value_head:
+    if setup.algorithm.critic_kind == "head":
         return zip(setup.team.stacks, state.stacks, strict=True)
     return zip(setup.critics, state.critics, strict=True)
 
@@ -111,7 +111,7 @@ def batches_with_token_values(
         if penalizes_tokens(algorithm) and stack.frozen is not None:  # a stack that never learns has no reference
             batch = penalize(batch, stack, spec, algorithm)
         batches.append(batch)
-    return tuple(batches), () if algorithm.has_value_head else tuple(map(critic_batch, batches))
+    return tuple(batches), () if algorithm.critic_kind == "head" else tuple(map(critic_batch, batches))
 
 
 def batches_with_joint_values(
@@ -132,11 +132,11 @@ def with_returns(rollout: Rollout, node_values: Sequence[np.ndarray], setup: Set
 
     node_values: per turn [N, P]. Values of inactive agents are ignored.
     """
-    row, lam = setup.algorithm.row, setup.algorithm.gae_lambda
-    if row.critic == "central" and lam < 1:
+    central, lam = setup.algorithm.critic_kind == "central", setup.algorithm.gae_lambda
+    if central and lam < 1:
         check_joint(rollout, lam)
     rewards, parents = [turn.rewards for turn in rollout.turns], [turn.parents for turn in rollout.turns]
-    if row.critic == "own":
+    if not central:
         node_values = [np.where(turn.acts, x, np.nan) for x, turn in zip(node_values, rollout.turns, strict=True)]
     targets = discounted(rewards, parents, setup.cfg.episodes.gamma, [x.T for x in node_values], lam)
     returns = [credit_completions(x, turn) for x, turn in zip(targets, rollout.turns, strict=True)]

@@ -31,9 +31,9 @@ def zero_batches(setup: Setup, state: TeamState, widths: Sequence[int]) -> Batch
     widths: length of the prompts of the first turn of each stack, as they are padded.
     """
     rollout, algorithm = zero_rollout(setup, widths), setup.algorithm
-    if algorithm.row.baseline == "greedy":
+    if algorithm.has_greedy_baseline:
         rollout = rollout._replace(expected=rollout.returns)
-    if algorithm.row.critic == "central":
+    if algorithm.critic_kind == "central":
         return Batches(to_batches(setup.team, rollout, values=rollout.returns))
     return Batches(*batches_with_values(setup, state, rollout, zero_values, zero_penalty))
 

@@ -1,6 +1,6 @@
 """Check the arguments of a run before anything is loaded or sampled, and return its environment.
 
-The conditions and sentences are rows of `algorithms.constraints` and `algorithms.run_constraints`, which are read here.
+The conditions and sentences are rows of `algorithms.constraints`, which are read here.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from jmarl.algorithms import ALGORITHMS, Algorithm, AlgorithmRow, check_row, find_row, resolve, row_of_loss
-from jmarl.algorithms.constraints import CENTRAL, LEARNS, LEARNS_REWARD, MAKES_PAIRS, MICRO_BATCHES, SAMPLES, facts
-from jmarl.algorithms.run_constraints import AGENTS, FILES, GIVEN_DATA, ITEMS, REWARD_ENVIRONMENT, SHARED, STACK, TEAM
+from jmarl.algorithms import constraints as table
+from jmarl.algorithms.constraints import facts
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import BEST, require
 from jmarl.envs import import_name
@@ -40,87 +40,69 @@ def find_own_algorithms(algorithm: str, rl_algorithm: str | None = None) -> None
         ALGORITHMS[name] = row if isinstance(row, AlgorithmRow) else row_of_loss(row)
 
 
-def check_run(items: Sequence[Mapping], cfg: TrainConfig, wandb_config: Mapping | None) -> Algorithm:
-    """Return the resolved algorithm of a run. Raises an error for settings and items that would fail later."""
-    algorithm = check_settings(cfg)
-    require([ITEMS, FILES], facts(cfg, items=items, wandb=wandb_config))
-    return algorithm
+def check_run(items: Sequence[Mapping], cfg: TrainConfig, wandb_config: Mapping | None) -> None:
+    """Raise a ValueError for settings and items of a run that would fail later."""
+    check_settings(cfg)
+    require([table.ITEMS, table.FILES], facts(cfg, items=items, wandb=wandb_config))
 
 
-def check_settings(cfg: TrainConfig) -> Algorithm:
-    """Return the resolved algorithm of a run. Experiments call this before they load models.
-
-    Raises:
-        ValueError: settings conflict with each other, this machine or the output directory.
-    """
-    s = facts(cfg)
-    require([SAMPLES, *BEST], s)
+def check_settings(cfg: TrainConfig) -> None:
+    """Raise a ValueError for settings that conflict with each other, this machine or the output directory. Experiments call
+    this before they load models."""
+    require([table.SAMPLES, *BEST], facts(cfg))
     algorithm = resolve(cfg)
+    s = facts(cfg, **vars(algorithm.preference), micro_batches=algorithm.optimizer.micro_batches)
     if s.row.data != "rollouts":
-        s = with_resolved(s, algorithm)
-        require(MAKES_PAIRS, s)
+        require(table.MAKES_PAIRS, s)
     if s.row.learned:
-        require(LEARNS_REWARD, s)
+        require(table.LEARNS_REWARD, s)
         exchange.require_one("algorithms that train a reward model")
-        check_settings(policy_config(cfg))
-        return algorithm
-    require([*LEARNS, *CENTRAL], s)
+        return check_settings(policy_config(cfg))
+    require([*table.LEARNS, *table.CENTRAL], s)
     check_row(algorithm)
     if cfg.run.mesh not in ("auto", "data=all"):
         sharding.make_mesh(cfg.run.mesh)
     exchange.from_first(partial(check_directory, cfg))
-    return algorithm
-
-
-def with_resolved(s: SimpleNamespace, algorithm: Algorithm) -> SimpleNamespace:
-    """Return facts with the settings of pairs and micro-batches that the algorithm has."""
-    return SimpleNamespace(**{**vars(s), **vars(algorithm.preference), "micro_batches": algorithm.optimizer.micro_batches})
 
 
 def check_agents(cfg: TrainConfig, num_agents: int) -> None:
     """Raise a ValueError for settings of single agents that do not fit a team of this size. Experiments call it before they
     load models."""
-    require(AGENTS, facts_of_agents(cfg, num_agents))
+    require(table.AGENTS, facts_of_agents(cfg, num_agents))
 
 
-def facts_of_agents(cfg: TrainConfig, num_agents: int) -> SimpleNamespace:
-    """Return what constraints read of settings and a number of agents."""
+def facts_of_agents(cfg: TrainConfig, num_agents: int, **more: Any) -> SimpleNamespace:
+    """Return what constraints read of settings and a number of agents, and more."""
     learning = learning_agents(cfg.run, num_agents)
     updates = updates_per_agent(cfg.run, num_agents) if learning else 0
-    return facts(cfg, num_agents=num_agents, learning=learning, updates=updates)
+    return facts(cfg, num_agents=num_agents, learning=learning, updates=updates, **more)
 
 
 def check_team(team: Team, cfg: TrainConfig) -> None:
     """Raise a ValueError for an algorithm, per-agent settings or other models of the team that do not fit it."""
-    counts = [len(spec.members) for spec in team.stacks]
-    mesh, s = sharding.mesh_for(cfg.run.mesh, counts, cfg.run.strategy), facts_of_agents(cfg, team.num_agents)
-    s.team = team
-    s.divides_agents = mesh is not None and mesh.size > mesh.shape["agent"]
-    s.processes = exchange.count()
-    s.divides_rows = mesh is not None and mesh.shape["data"] > 1
-    require(TEAM, s)
+    mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks], cfg.run.strategy)
+    divides_agents = mesh is not None and mesh.size > mesh.shape["agent"]
+    more = {"divides_agents": divides_agents, "divides_rows": mesh is not None and mesh.shape["data"] > 1}
+    s = facts_of_agents(cfg, team.num_agents, team=team, processes=exchange.count(), **more)
+    require(table.TEAM, s)
     for spec in team.stacks:
         sharding.model_on(mesh, spec.config)  # refuses what a mesh cannot divide
         for roles in spec.members:
             s.roles = list(roles)
-            require(SHARED, s)
+            require(table.SHARED, s)
         s.order = spec.order
-        require(STACK, s)
+        require(table.STACK, s)
 
 
 def environment_of(team: Team, reward: Reward, cfg: TrainConfig) -> Environment:
     """Return the environment of a run, see `as_environment`. Raises ValueError if num_turns does not fit it, or if the name of
     a reward function is taken."""
     env = as_environment(team, reward, cfg.episodes.num_turns)
+    s = facts(cfg, num_agents=team.num_agents, env=env, max_turns=getattr(env, "max_turns", 1))
     if isinstance(env, RewardEnvironment):
-        given = {"formatters": env.num_agents, "num_agents": team.num_agents, "transition": env.transition}
-        require(REWARD_ENVIRONMENT, SimpleNamespace(num_turns=cfg.episodes.num_turns, **given))
+        require(table.REWARD_ENVIRONMENT, s)
         env.reward.check_names()
-    turns = getattr(env, "max_turns", 1)
-    if cfg.episodes.num_turns < turns:
-        raise ValueError(
-            f"num_turns={cfg.episodes.num_turns}, and an episode of this environment has up to {turns}: set num_turns={turns}"
-        )
+    require([table.TURNS], s)
     return env
 
 
@@ -148,10 +130,10 @@ def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> Algorithm:
     Raises:
         ValueError: settings conflict with each other, this machine or the output directory.
     """
-    s = facts(cfg, wandb=wandb_config)
-    require([*GIVEN_DATA, *BEST], s)
+    require([*table.GIVEN_DATA, *BEST], facts(cfg, wandb=wandb_config))
     algorithm = resolve(cfg)
-    require([MICRO_BATCHES], with_resolved(s, algorithm))
+    batch_size, micro_batches = algorithm.preference.batch_size, algorithm.optimizer.micro_batches
+    require([table.MICRO_BATCHES], facts(cfg, batch_size=batch_size, micro_batches=micro_batches))
     check_row(algorithm)
     exchange.from_first(partial(check_directory, cfg))
     return algorithm

@@ -9,11 +9,10 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from jmarl.algorithms import find_row
-from jmarl.algorithms.run_constraints import EXPERIMENT
+from jmarl.algorithms.constraints import EXPERIMENT, facts
 from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig, check_argument
 from jmarl.config.constraints import require
 from jmarl.envs import import_name, make
@@ -50,21 +49,9 @@ def learns_from_completions(cfg: ExperimentConfig) -> bool:
     """Return whether the team learns from its own completions; else from given pairs or texts. Raises ValueError if the
     algorithm, the task and the team do not fit."""
     find_own_algorithms(cfg.train.algorithm, cfg.train.preference.rl_algorithm)
-    row = find_row(cfg.train.algorithm)
-    plays = cfg.task.data is None or cfg.task.reward is not None
-    if not plays and row.data == "rollouts":
-        raise ValueError(
-            f"algorithm={cfg.train.algorithm!r} learns from completions of the prompts in data, which need a reward: set "
-            "reward to module:function"
-        )
-    if cfg.task.min_reward is not None and row.data != "texts":
-        raise ValueError(f"min_reward={cfg.task.min_reward} has no effect for algorithm={cfg.train.algorithm!r}: it is for sft")
-    plays = plays and not (cfg.task.data is None and row.data == "texts")  # what the environments' solvers write
-    require(EXPERIMENT, SimpleNamespace(**{**vars(cfg), **vars(cfg.task), "plays": plays}))
-    if plays and row.data != "rollouts" and not row.makes_pairs:
-        raise ValueError(
-            f"algorithm={cfg.train.algorithm!r} learns from given {row.data}: set data, and no reward or environment"
-        )
+    solved = cfg.task.data is None and find_row(cfg.train.algorithm).data == "texts"  # what the environments' solvers write
+    plays = cfg.task.reward is not None or (cfg.task.data is None and not solved)
+    require(EXPERIMENT, facts(cfg.train, **{**vars(cfg), **vars(cfg.task), "plays": plays}))
     if plays or cfg.task.data is not None:
         check_agents(cfg.train, cfg.team.size)
     return plays
@@ -105,10 +92,6 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
 
 def _fit(cfg: ExperimentConfig) -> FitResult:
     """Train on given pairs or texts."""
-    if not find_row(cfg.train.algorithm).trains_team:
-        raise ValueError(
-            f"algorithm={cfg.train.algorithm!r} trains no team: use jmarl.preferences.reward_model.fit_reward_model"
-        )
     check_fit(cfg.train, None)
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
@@ -235,8 +218,6 @@ def examples_of(cfg: ExperimentConfig) -> tuple[list[Any], list[Any]]:
 
 def _solutions(cfg: ExperimentConfig) -> tuple[list[Any], list[Any]]:
     """Return the solutions of the environments' tasks, to train on and held out."""
-    if cfg.team.size > 1:
-        raise ValueError(f"sft in environments trains one model, and the team has {cfg.team.size}: train each on its own data")
     if isinstance(cfg.task.held_out, str):
         raise ValueError(f"held_out={cfg.task.held_out!r} is for given texts: set the number of held-out tasks")
     env = _environment_task(cfg.task, cfg.team, cfg.train.episodes.num_turns, cfg.train.run.seed).env

@@ -170,7 +170,7 @@ def run_training(
     wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
     cfg, team = run.cfg, run.team
-    writes_models = run.setup.algorithm.row.margin != "score"  # their directories would not hold the head of a reward model
+    writes_models = not run.setup.algorithm.compares_scores  # their directories would not hold the head of a reward model
     with open_run(cfg, state, run.identity, wandb_config) as opened, CLOCK.running():
         if exchange.is_first():
             record_choices(cfg, partial(python_config, cfg, team, run.task.env, run.task.items))

@@ -104,7 +104,7 @@ def programs_of_run(
         yield from refill_team(team, params, state.pending, request, request_of(following, *settings)[1], refill_stack.lower)
     else:
         yield from lowered
-    if setup.algorithm.row.baseline == "greedy":
+    if setup.algorithm.has_greedy_baseline:
         yield from samplers(tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)
     if cfg.episodes.num_turns == 1:
         yield from updates_of(setup, state, zero_batches(setup, state, [ids.shape[-1] for ids, _ in encoded]))

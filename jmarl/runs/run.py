@@ -81,8 +81,7 @@ def identity_of(setup: Setup, state: TeamState, env: Environment | None, data: M
     state: at step 0. data: fingerprints of items and held-out items.
     """
     algorithm = setup.algorithm
-    has_reference = algorithm.row.margin in ("own", "joint") and not algorithm.preference.reference_free
-    compared = has_reference and not algorithm.lora.lora_rank
+    compared = algorithm.has_reference and not algorithm.lora.lora_rank
     identity = {
         "team": setup.team.describe(),
         "critics": Team(setup.critics).describe(),

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import with_fastest_updates
-from jmarl.algorithms.constraints import facts
-from jmarl.algorithms.run_constraints import SEEDS
+from jmarl.algorithms.constraints import SEEDS, facts
 from jmarl.columns import EPISODES, INTERVAL, RUNS
 from jmarl.config import TrainConfig, check_argument, flat
 from jmarl.config.constraints import require

@@ -202,9 +202,9 @@ def join_requests(requests: Sequence[SampleRequest], mesh: DeviceMesh | None) ->
 def batches_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -> Batches:
     """Return the batches of all runs for one update. Values and random keys are those of each run."""
     algorithm = runs.setup.algorithm
-    reads_state = algorithm.row.critic is not None and (penalizes_tokens(algorithm) or not reuses_values(algorithm))
+    reads_state = algorithm.critic_kind is not None and (penalizes_tokens(algorithm) or not reuses_values(algorithm))
     needed = map_stacks(state, lambda stack: stack._replace(opt_state=(), grads=None))
-    if not (penalizes_tokens(algorithm) or algorithm.has_value_head):  # only critics are read
+    if not (penalizes_tokens(algorithm) or algorithm.critic_kind == "head"):  # only critics are read
         needed = needed._replace(stacks=tuple(stack._replace(params=(), reference=None, base=None) for stack in needed.stacks))
     batches = [
         rollout_batches(setup, state_of_run(needed, i, runs) if reads_state else state, rollout)

@@ -82,12 +82,12 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, devices: Sequence
     algorithm = dataclasses.replace(policy_algorithm(cfg), divides_rows=divides_rows)
     params = with_adapters(team, params, cfg)
     critics, critic_params = make_critics(team, params, algorithm, cfg.run.seed)
-    if algorithm.has_value_head:
+    if algorithm.critic_kind == "head":
         params = [with_value_head(stack) for stack in params]
-    if algorithm.row.margin == "score":  # params of an earlier fit have a head
+    if algorithm.compares_scores:  # params of an earlier fit have a head
         params = [stack if "value" in stack else with_value_head(stack) for stack in params]
-    state, own = initial_state(team, params, algorithm, cfg.run), algorithm.row.critic == "own"
-    learns = [stack.opt_state != () for stack in state.stacks] if own else [True]  # frozen agents have frozen critics
+    state, central = initial_state(team, params, algorithm, cfg.run), algorithm.critic_kind == "central"
+    learns = [True] if central else [stack.opt_state != () for stack in state.stacks]  # frozen agents have frozen critics
     critic_states = tuple(
         init_stack(
             sharding.place(weights, spec.mesh),

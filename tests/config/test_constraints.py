@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import jmarl
-from jmarl.algorithms import ALGORITHMS, constraints, run_constraints
+from jmarl.algorithms import ALGORITHMS, constraints
 from jmarl.config import TrainConfig, flat
 from jmarl.config import constraints as own_constraints
 from jmarl.config.experiment import TaskConfig, TeamConfig
@@ -23,10 +23,10 @@ PROPERTIES = {  # of the classes
 }  # fmt: skip
 FACTS = {  # what callers add
     "row", "group", "group_name", "items", "wandb", "learning", "updates", "team", "divides_agents",
-    "divides_rows", "processes", "order", "transition", "plays",
+    "divides_rows", "processes", "order", "env", "max_turns", "plays",
     "seeds", "saves", "single_run",
 }  # fmt: skip
-TABLES = (own_constraints, constraints, run_constraints)
+TABLES = (own_constraints, constraints)
 
 
 def rows():

@@ -83,40 +83,39 @@ def named_by(function: types.FunctionType) -> list[Any]:
     return code + [x for x in objects if not isinstance(x, types.FunctionType | type) and is_of_user(type(x).__module__)]
 
 
-def constants_of(function: types.FunctionType) -> dict[str, Any]:
-    """Return the constants that a function reads: the source of those of its module, and the values of its closure and
-    defaults."""
-    inside = codes(function.__code__)
-    names = {name for code in inside for name in code.co_names}
-    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
-    defaults = dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
-    changed = _written("STORE_DEREF", inside) | _filled(inside)
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    closure = {name: _content(cell) for name, cell in cells if name not in changed}
-    closure = {name: value for name, value in closure.items() if not is_whole(value)}
-    values = {**closure, **defaults, **(function.__kwdefaults__ or {})}
-    own = {name: value for name, value in values.items() if value is not None and is_plain(value)}
-    return _read_from(_assignments(_source(function.__module__)), names) | own
+def values_of(function: types.FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the constants that a function reads, and what else it reads.
 
-
-def variables_of(function: types.FunctionType) -> dict[str, Any]:
-    """Return what else a function reads: whole numbers and objects of its closure that no code writes, objects among its
-    defaults, its attributes, and the plain values of a notebook that it names."""
-    code, own = function.__code__, constants_of(function)
-    inside = codes(code)
-    written = _written("STORE_DEREF", inside) | _filled(inside)
-    around = function.__qualname__.partition(".<locals>")[0] + "."
-    written |= {name for where, name in writes_in(source_of(code)).variables if where.startswith(around)}
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    values = {name: _content(cell) for name, cell in cells if name not in written}
+    Constants are the source of those of its module, and the plain values of its closure and defaults. Else: whole numbers and
+    objects of its closure that no code writes, objects among its defaults, and the plain values of a notebook that it names."""
+    code, inside, source = function.__code__, codes(function.__code__), _source(function.__module__)
+    names = {name for part in inside for name in part.co_names}
     arguments = code.co_varnames[: code.co_argcount]
-    values |= dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
-    values |= function.__kwdefaults__ or {}
-    if is_of_user(function.__module__) and not _source(function.__module__):
-        names = {name for part in inside for name in part.co_names} - _written("STORE_GLOBAL", inside)
+    defaults = dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
+    defaults |= function.__kwdefaults__ or {}
+    changed = _written("STORE_DEREF", inside) | _filled(inside)
+    closure = {name: value for name, value in closure_of(function).items() if name not in changed}
+    given = {name: value for name, value in closure.items() if not is_whole(value)} | defaults
+    constants = {name: value for name, value in given.items() if value is not None and is_plain(value)}
+    constants = _read_from(_assignments(source), names) | constants
+    around = function.__qualname__.partition(".<locals>")[0] + "."
+    written = {name for where, name in writes_in(source_of(code)).variables if where.startswith(around)}
+    values = {name: value for name, value in closure.items() if name not in written} | defaults
+    if is_of_user(function.__module__) and not source:
+        names -= _written("STORE_GLOBAL", inside)
         in_module = {name: function.__globals__[name] for name in sorted(names & function.__globals__.keys())}
         values |= {name: value for name, value in in_module.items() if isinstance(value, PLAIN | tuple) and is_plain(value)}
-    return {name: value for name, value in values.items() if name not in own}
+    return constants, {name: value for name, value in values.items() if name not in constants}
+
+
+def closure_of(function: Any) -> dict[str, Any]:
+    """Return the variables of a function's closure; None for one without a value yet."""
+    contents, names = {}, getattr(getattr(function, "__code__", None), "co_freevars", ())  # none of a class
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True):
+        contents[name] = None
+        with contextlib.suppress(ValueError):
+            contents[name] = cell.cell_contents
+    return contents
 
 
 def _is_called(cls: type, function: types.FunctionType, reads: set[str]) -> bool:
@@ -220,13 +219,6 @@ def _filled(inside: Iterable[types.CodeType]) -> set[str]:
             if step.opname == "LOAD_DEREF" and following.argval in FILLS:
                 names.add(str(step.argval))
     return names
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable without a value yet
-        return None
 
 
 def _read_from(assignments: Mapping[str, tuple[str, frozenset[str]]], names: set[str]) -> dict[str, str]:

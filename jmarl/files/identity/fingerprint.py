@@ -39,9 +39,9 @@ from jmarl.files.identity.constants import (
     GENERATED,
     Code,
     attributes_of,
+    closure_of,
     code_of,
     codes,
-    constants_of,
     functions_of,
     is_of_user,
     is_plain,
@@ -50,7 +50,7 @@ from jmarl.files.identity.constants import (
     named_by,
     options_of,
     state_of,
-    variables_of,
+    values_of,
 )
 
 PLAIN = bool | int | float | str
@@ -166,9 +166,10 @@ class _Walk:
             self.functions += functions
         more: list[Any] = []
         for function in functions:
-            for name, constant in constants_of(function).items():
+            constants, variables = values_of(function)
+            for name, constant in constants.items():
                 self.add(f"{name} of {_name(function)}", repr(_canonical(constant)))
-            variables = {} if function.__name__ in GENERATED else variables_of(function)
+            variables = {} if function.__name__ in GENERATED else variables
             self.add_values(variables, f"{{}} of {_name(function)}", function)
             more += variables.values()
         if is_of_user(getattr(value, "__module__", None)):
@@ -177,7 +178,7 @@ class _Walk:
             more += attributes.values()
         bases = value.__mro__[1:] if isinstance(value, type) and is_of_user(value.__module__) else ()
         bases = [base for base in bases if is_of_user(base.__module__)]
-        return [*_closure(value), *(x for function in functions for x in named_by(function)), *more, *bases]
+        return [*closure_of(value).values(), *(x for function in functions for x in named_by(function)), *more, *bases]
 
     def parts_of_object(self, value: Any) -> Iterable[Any]:
         """Add the digests of an object: an environment, a reward, a model that is called, settings. Returns what it has."""
@@ -286,15 +287,6 @@ def error_handling(env: Any) -> dict[str, Any]:
     return {"on_error": reward.on_error, "timeout": reward.timeout, "max_error_share": reward.max_error_share}
 
 
-def _closure(function: Any) -> list[Any]:
-    """Return the values of a function's closure that are set."""
-    contents = []
-    for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # a variable without a value yet
-            contents.append(cell.cell_contents)
-    return contents
-
-
 def _name(function: Any) -> str:
     return f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 
@@ -307,7 +299,7 @@ def _source(function: Any) -> str:
     """Return the source and constants of a function or class of the user; for one of this library the constants of its closure,
     so that a new version of the library is no difference."""
     if _is_of_jmarl(function):
-        return repr([x for x in _closure(function) if isinstance(x, PLAIN)])
+        return repr([x for x in closure_of(function).values() if isinstance(x, PLAIN)])
     code = getattr(function, "__code__", None)  # the constants distinguish two lambdas in one line of source
     constants = repr([x for c in codes(code) for x in c.co_consts if isinstance(x, int | float)]) if code else ""
     try:

@@ -98,13 +98,13 @@ class _Reader(ast.NodeVisitor):
         if not isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Attribute):
             key = node.slice.value if isinstance(node.slice, ast.Constant) else None
             in_dict = node.value.attr == "__dict__" and isinstance(key, str)
-            self._add(*((node.value.value, str(key)) if in_dict else _attribute(node.value)))
+            self._add(node.value.value, str(key) if in_dict else node.value.attr)
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         called, texts = node.func, [x.value for x in node.args if isinstance(x, ast.Constant) and isinstance(x.value, str)]
         if isinstance(called, ast.Attribute) and called.attr in FILLS and isinstance(called.value, ast.Attribute):
-            self._add(*_attribute(called.value))
+            self._add(called.value.value, called.value.attr)
         elif (isinstance(called, ast.Name) and called.id in ("setattr", "delattr")) or (
             isinstance(called, ast.Attribute) and called.attr == "__setattr__"
         ):
@@ -115,10 +115,6 @@ class _Reader(ast.NodeVisitor):
         if LOCALS in self.path and not self.constructs:
             is_own = isinstance(base, ast.Name) and base.id == self.own[0] != ""
             self.attributes.add(Write(".".join(self.path[:-1]), self.own[1] if is_own else "", name))
-
-
-def _attribute(node: ast.Attribute) -> tuple[ast.expr, str]:
-    return node.value, node.attr
 
 
 def _assignments(body: list[ast.stmt]) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import Algorithm, find_row
-from jmarl.algorithms.constraints import facts
-from jmarl.algorithms.run_constraints import HELD_OUT
+from jmarl.algorithms.constraints import HELD_OUT, facts
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import require
 from jmarl.learning.choose import Work
@@ -79,7 +78,8 @@ def data_source(setup: Setup, task: Task, state: TeamState) -> Source:
     team, algorithm, cfg = setup.team, setup.algorithm, setup.cfg
     with CLOCK.phase("reference" if algorithm.row.data == "pairs" else "data"):
         params = policies(state)
-        examples, held_out = (add_reference(team, params, part, algorithm) for part in task.examples)
+        size = batch_size(algorithm)
+        examples, held_out = (with_reference(team, params, part.tokens, size, algorithm) for part in task.examples)
 
     def draw(step: int, state: TeamState) -> DataExperience:
         with CLOCK.phase("data"):
@@ -101,7 +101,7 @@ GIVEN = Kind(check, longest, data_source)
 
 def encode(team: Team, params: Sequence[Any], data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> Examples:
     """Return sampled pairs as token ids, with their log-probabilities under params, the reference."""
-    return add_reference(team, params, Examples(encode_tokens(team, data, cfg)), algorithm)
+    return with_reference(team, params, encode_tokens(team, data, cfg), batch_size(algorithm), algorithm)
 
 
 def encode_tokens(team: Team, data: Sequence, cfg: TrainConfig) -> list[list[AgentTokens]]:
@@ -127,13 +127,6 @@ def needs_long_context(team: Team, data: Sequence, cfg: TrainConfig) -> bool:
     limits = [spec.config.context if spec.config.has_two_contexts else NO_LIMIT for spec in team.agent_specs]
     rows = encode_tokens(team.in_context(long=True), data, cfg)
     return any(part.length > limits[n] for parts in rows for n, part in enumerate(parts))
-
-
-def add_reference(team: Team, params: Sequence[Any], examples: Examples, algorithm: Algorithm) -> Examples:
-    """Return examples, pairs with their log-probabilities under params, the reference."""
-    if algorithm.row.data == "texts":
-        return examples
-    return with_reference(team, params, examples.tokens, batch_size(algorithm), algorithm)
 
 
 def examples_at(step: int, count: int, size: int, seed: int) -> list[int]:
@@ -189,7 +182,7 @@ def evaluate_on_data(team: Team, params: Sequence[Any], held_out: Examples, algo
     margins = scores[..., 0] - scores[..., 1]  # [M, N]
     margins = margins.sum(1, keepdims=True) if algorithm.row.margin == "joint" else margins
     weights = jnp.full(margins.size, 1 / margins.size, jnp.float32)
-    loss, metrics = to_host(algorithm.row.loss(jnp.asarray(margins.ravel()), weights, **algorithm.options))
+    loss, metrics = to_host(algorithm.loss_of(jnp.asarray(margins.ravel()), weights))
     return {"loss": float(loss), "accuracy": float(metrics["accuracy"].mean()), "margin": float(margins.mean())}
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.algorithms.constraints import facts
-from jmarl.algorithms.run_constraints import HELD_OUT
+from jmarl.algorithms.constraints import HELD_OUT, facts
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import require
 from jmarl.envs.base import Environment
@@ -180,7 +179,7 @@ def play_step(
         tasks: the tasks of the step.
         further: round of dynamic sampling (1, 2, ...) -> its tasks; None: no dynamic sampling.
     """
-    team, row, cfg = setup.team, setup.algorithm.row, setup.cfg
+    team, algorithm, cfg = setup.team, setup.algorithm, setup.cfg
 
     def play_round(draw: int) -> Rollout:
         round_tasks = further(draw) if further and draw else tasks
@@ -189,8 +188,8 @@ def play_step(
 
     rollout = play_round(0)
     if cfg.episodes.dynamic_sampling and further:
-        rollout = replace_uninformative(team, rollout, play_round, cfg.episodes.dynamic_sampling, row.grouping)
-    if row.baseline == "greedy":
+        rollout = replace_uninformative(team, rollout, play_round, cfg.episodes.dynamic_sampling, algorithm.row.grouping)
+    if algorithm.has_greedy_baseline:
         rollout = rollout._replace(expected=greedy_baseline(sample, team, tasks, env, cfg, step, rollout))
     return rollout._replace(tasks=tasks)
 

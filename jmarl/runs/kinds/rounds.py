@@ -75,16 +75,17 @@ class Rounds:
     ):
         self.team, self.initial, self.items, self.env, self.algorithm, self.cfg = team, initial, items, env, algorithm, cfg
         self.settings: Any = algorithm.preference  # resolved: the settings of rounds are not None
-        self.updates: int = self.settings.round_updates if algorithm.row.rounds else cfg.run.num_updates
+        self.updates: int = cfg.run.num_updates
         self.pairs: dict[int, list[Pair]] = {}  # of the rounds that are still drawn from
         self.examples: dict[int, Examples] = {}  # the same, encoded when they are drawn from
         directory = Path(cfg.run.output_dir)
         self.folder = directory / "pairs" if cfg.run.output_dir else None
         self.history = self.comparator = None
-        if self.settings.comparator == "history":  # in files if the run can be resumed
-            folder = directory / "history" if cfg.run.saves or cfg.run.resume else None
-            self.history = History(self.settings.comparator_lag, folder, self.updates)
         if algorithm.row.rounds:
+            self.updates = self.settings.round_updates
+            if self.settings.comparator == "history":  # in files if the run can be resumed
+                folder = directory / "history" if cfg.run.saves or cfg.run.resume else None
+                self.history = History(self.settings.comparator_lag, folder, self.updates)
             self.comparator = Comparator(team, cfg, self.settings.comparator, initial, self.history)
 
     def new_round(self, step: int, state: TeamState) -> Round | None:
@@ -156,7 +157,7 @@ class Rounds:
     def items_of(self, round_: int) -> list[tuple[int, list[dict]]]:
         """Return the items of a round in the parts that are sampled together, each with its number for the random keys."""
         size, count = self.cfg.episodes.num_prompts, len(self.items)
-        if self.algorithm.row.rounds:
+        if self.comparator is not None:
             tasks = tasks_of(round_, count, self.settings.round_prompts or size, self.cfg.run.seed)
             starts = range(0, len(tasks), size)
             return [(round_ * len(starts) + n, [self.items[i] for i in tasks[a : a + size]]) for n, a in enumerate(starts)]
@@ -293,8 +294,7 @@ def make_rounds(setup: Setup, task: Task, state: TeamState) -> Rounds:
 
 def copies_for_rounds(initial: Sequence[Any], algorithm: Algorithm) -> list[Any]:
     """Return copies of each stack's parameters, for rounds that use them as reference or comparator; else []."""
-    settings = algorithm.preference
-    if settings.comparator != "initial" and (algorithm.row.learned or settings.reference_free):
+    if algorithm.preference.comparator != "initial" and not algorithm.has_reference:
         return []
     return [map_own(jnp.copy, stack) for stack in initial]
 
