@@ -19,6 +19,7 @@ from jmarl.learning.setup import Setup, make_setup
 from jmarl.learning.team_update import lower_team
 from jmarl.models.config import ModelConfig
 from jmarl.models.weights import num_params
+from jmarl.team import Team
 from jmarl.types import Batches, TeamState
 
 GIB = 2**30
@@ -40,22 +41,30 @@ class Work(NamedTuple):
     trained: int  # parameters
 
     @classmethod
-    def of(cls, setup: Setup, batches: Batches) -> "Work":
-        """Return the work of an update of the team's largest model, on each device of its mesh."""
-        cfg, episodes, algorithm, stacks = setup.cfg, setup.cfg.episodes, setup.algorithm, setup.team.stacks
-        model, mesh = max((spec.config for spec in stacks), key=num_params), stacks[0].mesh
-        shapes = [(*batch.prompts.shape, *batch.tokens.shape[2:]) for batch in batches.stacks]
-        tokens = max(count * (width + size * new) for _, count, width, size, new in shapes)
+    def of(cls, team: Team, cfg: TrainConfig, tokens: int, rows: int) -> "Work":
+        """Return the work of the team's largest model, on each device of its mesh.
+
+        rows: of an optimizer step, at least. Only powers of two are tried, by which several turns are split too.
+        """
+        model = max((spec.config for spec in team.stacks), key=num_params)
+        mesh = team.stacks[0].mesh
         row_parts = 1 if mesh is None else mesh.shape["data"]
-        # Several turns have any number of rows, at least those of the first; in chains each row has a prompt of its own. Only
-        # powers of two are tried, by which they are split too.
-        group = 1 if episodes.num_turns > 1 and episodes.branching == "tree" else episodes.num_generations
-        rows = episodes.num_prompts * group if algorithm.row.data == "rollouts" else algorithm.preference.batch_size or 1
         rows = -(-rows // row_parts)
         # Each micro-batch of an update with dropout has noise of its own, so their number would change the result.
         parts = 1 if cfg.lora.lora_dropout or rows % cfg.optimizer.num_minibatches else rows // cfg.optimizer.num_minibatches
         divided = 1 if mesh is None or mesh.strategy == "ddp" else mesh.shape["data"]
         return cls(model, tokens // row_parts, parts, 0 if cfg.lora.lora_rank else num_params(model) // divided)
+
+
+def work_of(setup: Setup, batches: Batches) -> Work:
+    """Return the work of an update on the batches of a run."""
+    episodes, algorithm = setup.cfg.episodes, setup.algorithm
+    shapes = [(*batch.prompts.shape, *batch.tokens.shape[2:]) for batch in batches.stacks]
+    tokens = max(count * (width + size * new) for _, count, width, size, new in shapes)
+    # Several turns have any number of rows, at least those of the first; in chains each row has a prompt of its own.
+    group = 1 if episodes.num_turns > 1 and episodes.branching == "tree" else episodes.num_generations
+    rows = episodes.num_prompts * group if algorithm.row.data == "rollouts" else algorithm.preference.batch_size or 1
+    return Work.of(setup.team, setup.cfg, tokens, rows)
 
 
 class Candidate(NamedTuple):
@@ -187,7 +196,7 @@ def choose(
             peaks[key] = size + max((temporaries(compile_update(lowered)) for _, _, lowered in programs), default=0)
         return peaks[key]
 
-    work = Work.of(setup, batches)
+    work = work_of(setup, batches)
     ranked = candidates(work, all_options(work, setup.cfg, [setup.algorithm.compute_dtype]))
 
     def best_within(room: int) -> Proof:

@@ -22,9 +22,9 @@ from jaxtyping import Array, Float, Int, Shaped
 from jmarl.algorithms import Algorithm
 from jmarl.memory import are_shapes
 from jmarl.models import decoder, lora
+from jmarl.models.agent import Agent
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of, with_value_head
-from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.rows import on_rows
 from jmarl.models.sharding import (

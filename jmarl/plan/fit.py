@@ -9,7 +9,7 @@ from jax.stages import Compiled, Lowered
 
 from jmarl.algorithms import on_platform, resolve
 from jmarl.config import TrainConfig
-from jmarl.learning.choose import MAX_PROOFS, Work, all_options, candidates, choose, is_open, proofs
+from jmarl.learning.choose import MAX_PROOFS, all_options, candidates, choose, is_open, proofs, work_of
 from jmarl.learning.meshes import mesh_that_fits
 from jmarl.models.sharding import largest_agent_axis
 from jmarl.plan.devices import GIB, Gpu, compile_devices, compile_for
@@ -87,7 +87,7 @@ def prove_on(
         plans.append(make_plan(team, cfg.replace(**settings), gpu, prompt_tokens, eval_items, False, num_devices))
         return plans[-1].peak.peak
 
-    work = Work.of(setup, rollout_batches(setup, shapes, zero_rollout(setup, widths_of(team, prompt_tokens))))
+    work = work_of(setup, rollout_batches(setup, shapes, zero_rollout(setup, widths_of(team, prompt_tokens))))
     options = all_options(work, cfg, [*dict.fromkeys([cfg.sampling.compute_dtype, "bfloat16"])])
     for proof in proofs(candidates(work, options), state, room, peak_of, MAX_PROOFS):
         yield proof.settings, plans[-1], proof.fits

@@ -14,8 +14,8 @@ from jax.stages import Compiled
 from jmarl.config import TrainConfig
 from jmarl.files.checkpoint import nbytes
 from jmarl.learning.choose import bytes_on_device
+from jmarl.models.agent import Agent
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import steps_per_look
 from jmarl.models.sharding import DeviceMesh
 from jmarl.plan.devices import GIB, NETWORK, Gpu, compile_devices, compile_for

@@ -12,6 +12,7 @@ from typing import Any
 
 from jmarl.algorithms import ALGORITHMS, Algorithm, AlgorithmRow, check_row, find_row, resolve, row_of_loss
 from jmarl.algorithms.constraints import CENTRAL, LEARNS, LEARNS_REWARD, MAKES_PAIRS, MICRO_BATCHES, SAMPLES, facts
+from jmarl.algorithms.resolve import policy_config
 from jmarl.algorithms.run_constraints import AGENTS, FILES, GIVEN_DATA, ITEMS, REWARD_ENVIRONMENT, SHARED, STACK, TEAM
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import BEST, require
@@ -23,7 +24,6 @@ from jmarl.files.run_directory import check_directory
 from jmarl.learning.per_agent import learning_agents, updates_per_agent
 from jmarl.models import sharding
 from jmarl.preferences.pairs import Pair, Trajectory
-from jmarl.preferences.reward_model import policy_config
 from jmarl.processes import exchange
 from jmarl.team import Team
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jmarl.algorithms import Algorithm, find_row, resolve
+from jmarl.algorithms.resolve import policy_config
 from jmarl.config import TrainConfig
 from jmarl.hardware import memory_pool
 from jmarl.learning.critics import critic_algorithm, make_critics
@@ -21,9 +22,8 @@ from jmarl.learning.per_agent import initial_state, settings_of_stack, with_adap
 from jmarl.learning.setup import Setup, make_setup
 from jmarl.logs.terminal import say
 from jmarl.models import sharding
+from jmarl.models.agent import Agent
 from jmarl.models.heads import with_value_head
-from jmarl.models.hub.agents import Agent
-from jmarl.preferences.reward_model import policy_config
 from jmarl.processes import exchange
 from jmarl.team import Team, on_mesh, sort_into_stacks, stack_agents
 from jmarl.types import TeamState

@@ -6,11 +6,12 @@ an objective, a log, and constraints of its settings (`algorithms/constraints.py
 """
 
 from jmarl.algorithms import find_row
+from jmarl.runs.kinds.rollouts import ROLLOUTS
 from jmarl.runs.run import Kind, Task
 
 
 def kind_of(algorithm: str, task: Task) -> Kind:
-    """Return the kind of a run; the others are not imported."""
+    """Return the kind of a run. Those on preferences are imported only by runs of them."""
     row = find_row(algorithm)
     if task.env is None:
         from jmarl.runs.kinds.given import GIVEN
@@ -24,6 +25,4 @@ def kind_of(algorithm: str, task: Task) -> Kind:
         from jmarl.runs.kinds.rounds import ROUNDS
 
         return ROUNDS
-    from jmarl.runs.kinds.rollouts import ROLLOUTS
-
     return ROLLOUTS

@@ -16,7 +16,7 @@ from jmarl.config import TrainConfig, flat
 from jmarl.files.checkpoint import saved_steps
 from jmarl.files.own_files import set_aside
 from jmarl.files.run_directory import CannotGoOn, checkpoints_of
-from jmarl.models.hub.agents import Agent
+from jmarl.models.agent import Agent
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import to_host, unstack
 from jmarl.preferences.reward_model import FOLDER, Fit, LearnedReward, fit_reward_model, save_reward_model
