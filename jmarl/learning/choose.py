@@ -17,12 +17,12 @@ from jax.stages import Compiled, Lowered
 from jmarl.config import TrainConfig
 from jmarl.learning.setup import Setup, make_setup
 from jmarl.learning.team_update import lower_team
+from jmarl.memory import GIB, temporaries
 from jmarl.models.config import ModelConfig
 from jmarl.models.weights import num_params
 from jmarl.team import Team
 from jmarl.types import Batches, TeamState
 
-GIB = 2**30
 MAX_PROOFS = 12
 SHARE = 0.95  # of the memory that an update may need; batches and gaps between arrays are not counted
 SLACK = 1.1  # settings that the formula puts this far above that are not compiled
@@ -221,12 +221,6 @@ def line_of(proof: Proof, room: int) -> str:
     text += f": the update needs {proof.peak / GIB:.1f} of {room / GIB:.1f} GiB"
     advice = "set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95, lora_rank, or num_prompts and max_new_tokens lower"
     return text if proof.fits else f"{text}, the least of all that was tried, and may not fit: {advice}"
-
-
-def temporaries(compiled: Compiled) -> int:
-    """Return the bytes that a program needs besides its arguments."""
-    memory: Any = compiled.memory_analysis()
-    return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
 def bytes_on_device(tree: Any) -> int:

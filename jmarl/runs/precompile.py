@@ -125,11 +125,8 @@ def first_part(
 
 def longest_prompts(setup: Setup, items: Sequence[dict], env: Environment) -> list[int]:
     """Return the length of the longest prompt of each stack in the first turn on the first items, as it is padded."""
-    team, cfg = setup.team, setup.cfg
-    _, prompts = env.reset(copies(items[:MEASURED_ITEMS]), Randomness(cfg.run.seed, 0, TRAIN).environment_rng())
-    check_number_of_agents(team, prompts)
-    encoded = pad(team, tokenize_first_turn(team, prompts, cfg.sampling, cfg.episodes))
-    return [ids.shape[-1] for ids, _ in encoded]
+    request = first_part(setup, env, items[:MEASURED_ITEMS], setup.cfg.sampling, 1, TRAIN)
+    return [ids.shape[-1] for ids, _ in request.encoded]
 
 
 def choose_updates(kind: Kind, setup: Setup, state: TeamState, task: Task) -> Setup:
