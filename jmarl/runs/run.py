@@ -32,7 +32,7 @@ class Task(NamedTuple):
 class Run:
     """A run that is checked, with settings that are resolved. A reward model that is trained on the way is a run of its own."""
 
-    kind: "Kind"
+    kind: "Kind"  # where its experience comes from
     setup: Setup  # team, critics, algorithm and settings, none of which is auto
     task: Task  # checked: an `Environment`, and lists of the items that it plays
     identity: dict[str, Any]  # what must not change when it resumes: team, critics, environment, data, reward; JSON values
@@ -49,12 +49,6 @@ class Run:
         return self.setup.cfg
 
 
-def unchanged(setup: Setup, state: TeamState, task: Task) -> TeamState:
-    """Return a state as it is."""
-    del setup, task
-    return state
-
-
 class Kind(NamedTuple):
     """Where the experience of a run comes from, as functions, and its log."""
 
@@ -69,7 +63,7 @@ class Kind(NamedTuple):
     source: Callable[[Run, TeamState], Source]
     """(run, state at step 0) -> the source of experience, which copies what it needs of the state"""
     log: type[StepLog]
-    begin: Callable[[Setup, TeamState, Task], TeamState] = unchanged
+    begin: Callable[[Setup, TeamState, Task], TeamState] = lambda setup, state, task: state
     """(setup, state, task) -> the state at step 0 with what the source keeps in it"""
 
 

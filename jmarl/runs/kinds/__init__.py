@@ -1,8 +1,8 @@
 """Kinds of runs: rollouts, given data, preference rounds, a learned reward. They differ by where experience comes from: each
 is one file with its checks, its largest experience, its batches and its source (`Kind` in `runs/run.py`).
 
-May import all that a run needs. Open `rollouts.py` first. A kind whose updates have another form also needs a batch (`types`),
-an objective, a log, and constraints of its settings (`algorithms/constraints.py`).
+May import all that a run needs. Open `rollouts.py` first. A new kind is a file and a case of `kind_of`; if its updates have
+another form, also a batch (`types`), an objective, a log, and constraints of its settings (`algorithms/constraints.py`).
 """
 
 from jmarl.algorithms import find_row
