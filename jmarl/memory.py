@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.stages import Lowered
+from jax.stages import Compiled, Lowered
 
 GIB = 2**30
 
@@ -35,11 +35,15 @@ class ProgramCall(NamedTuple):
 
 def _estimate(lowered: Lowered) -> float | None:
     """Return the GiB that a program needs on each device, if the platform reports it."""
-    sizes = lowered.compile().memory_analysis()
-    if sizes is None:
-        return None
-    arguments, outputs = sizes.argument_size_in_bytes, sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return (arguments + outputs + sizes.temp_size_in_bytes) / GIB
+    compiled = lowered.compile()
+    sizes = compiled.memory_analysis()
+    return None if sizes is None else (sizes.argument_size_in_bytes + temporaries(compiled)) / GIB
+
+
+def temporaries(compiled: Compiled) -> int:
+    """Return the bytes that a program needs besides its arguments."""
+    memory: Any = compiled.memory_analysis()
+    return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
 class OutOfDeviceMemory(MemoryError):
@@ -78,6 +82,11 @@ def shapes_of(tree: Any) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if isinstance(x, jax.Array) else None)
 
     return jax.tree.map(shape, tree)
+
+
+def are_shapes(tree: Any) -> bool:
+    """Return whether a pytree has shapes in place of arrays."""
+    return isinstance(jax.tree.leaves(tree)[0], jax.ShapeDtypeStruct)
 
 
 def _message(xla_error: str, estimates: Sequence[tuple[float | None, ProgramCall]]) -> str:

@@ -22,10 +22,9 @@ from jaxtyping import Bool, Int
 
 from jmarl.config import Run, TrainConfig, check_argument
 from jmarl.config.paths import expand_home
+from jmarl.models.agent import Agent
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import without_value_head
-from jmarl.models.hub.agents import Agent, open_agent, save_pretrained
-from jmarl.models.hub.peft import merge, save_adapter
 from jmarl.models.hub.tokenize import decode, stop_ids
 from jmarl.models.lora import AdapterKind, describe, model_of
 from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, state_shardings
@@ -104,10 +103,11 @@ class Team:
     def load(cls, models: Sequence[str | Path], *, shared_weights: bool = False) -> Team:
         """Load a team from one name, directory, .gguf file or hub id per agent; equal models are read once.
 
-        Weights are read when they are needed, and then divided over devices at once (`hub.agents.open_agent`).
-
-        shared_weights: all agents are roles of one set of parameters.
+        Weights are read when they are needed, and then divided over devices at once (`hub.agents.open_agent`). shared_weights:
+        all agents are roles of one set of parameters.
         """
+        from jmarl.models.hub.agents import open_agent  # what loads and saves is no part of a step
+
         if isinstance(models, str | Path):
             raise TypeError(f"give one model per agent, such as [{str(models)!r}] * 2, got {models!r}")
         if any(not isinstance(model, str | Path) for model in models):
@@ -170,13 +170,11 @@ def describe_tokenizer(spec: StackSpec) -> dict[str, Any]:
     Text is encoded and decoded in place of comparing files, whose form depends on the version of `transformers`."""
     tokenizer = spec.tokenizer
     rows = [tokenizer.encode(PROBE, add_special_tokens=special, verbose=False) for special in (True, False)]
-    texts = decode(tokenizer, rows)
-    roles = ("bos_token", "eos_token", "pad_token", "unk_token")
     return {
         "template": _short_digest(repr(tokenizer.chat_template)),
         "ends": list(spec.stop),
-        "special_tokens": {role: getattr(tokenizer, role) for role in roles},
-        "encoding": _short_digest(repr((rows, texts))),
+        "special_tokens": {x: getattr(tokenizer, x) for x in ("bos_token", "eos_token", "pad_token", "unk_token")},
+        "encoding": _short_digest(repr((rows, decode(tokenizer, rows)))),
     }
 
 
@@ -269,10 +267,9 @@ def stack_agents(stacks: Sequence[StackSpec], agents: Sequence[Agent], lora: boo
 
     lora: agents of a stack share one copy of their parameters, which must be equal.
     """
-    stack = share_params if lora else stack_params
     shardings = [None if spec.mesh is None else partial(state_shardings, spec.mesh) for spec in stacks]
-    models = [[agents[roles[0]].params for roles in spec.members] for spec in stacks]
-    return [stack(params, sharding) for params, sharding in zip(models, shardings, strict=True)]
+    models = ([agents[roles[0]].params for roles in spec.members] for spec in stacks)
+    return list(map(share_params if lora else stack_params, models, shardings))
 
 
 def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool = False) -> tuple[Team, list[Any]]:
@@ -329,8 +326,7 @@ def on_mesh(team: Team, run: Run, devices: Sequence[Any] | None = None) -> Team:
 def moved(team: Team, params: Sequence[Any] | None, run: Run) -> tuple[Team, list[Any]]:
     """Return a team and its `initial_params` on the devices that the settings of a run name; the arrays given are kept."""
     team = on_mesh(team, run)
-    params = initial_params(team, params)
-    return team, [copy_to(stack, spec.mesh) for stack, spec in zip(params, team.stacks, strict=True)]
+    return team, [copy_to(x, spec.mesh) for x, spec in zip(initial_params(team, params), team.stacks, strict=True)]
 
 
 def policies(state: TeamState) -> list[Any]:
@@ -341,9 +337,10 @@ def policies(state: TeamState) -> list[Any]:
 
 def agents_of(team: Team, params: Sequence[Any]) -> list[Agent]:
     """Return the agents, on the host and with merged adapters: as `load_agent` reads them from the files of `save_team`."""
-    params = initial_params(team, params)
+    from jmarl.models.hub.peft import merge
+
     agents: list[Any] = [None] * team.num_agents
-    for spec, stack in zip(team.stacks, params, strict=True):
+    for spec, stack in zip(team.stacks, initial_params(team, params), strict=True):
         for a, roles in enumerate(spec.members):
             merged = merge(spec.config, to_host(unstack(stack, a)))
             for agent in roles:
@@ -361,6 +358,9 @@ def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
     With LoRA adapters are merged into the weights, and also written for `peft` to `agent_0/adapter/`, … All agents are written
     under temporary names first, so that an error changes no old files. Only then those of an older model are replaced.
     """
+    from jmarl.models.hub.agents import save_pretrained
+    from jmarl.models.hub.peft import merge, save_adapter
+
     params = initial_params(team, params)
     root, renames = Path(expand_home(directory)), list[tuple[Path, Path]]()  # temporary and final directory
 

@@ -73,7 +73,7 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
     "lazy", "shadows", "models.hub", "models.families", "envs", "sandbox", "remote", "rl.returns", "rollout.counterfactual",
-    "evaluation.statistics", "evaluation.zero_shot",
+    "evaluation.statistics", "evaluation.zero_shot", "models.agent",
     "preferences.pairs", "preferences.formats",
     "logs.metrics_writer", "logs.log_file", "logs.tables",
     "logs.samples", "logs.sinks", "logs.terminal", "logs.completions_file",

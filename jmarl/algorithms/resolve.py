@@ -158,6 +158,11 @@ def resolve(cfg: TrainConfig) -> Algorithm:
     )
 
 
+def policy_config(cfg: TrainConfig) -> TrainConfig:
+    """Return the settings for training the team on the scores of a reward model."""
+    return cfg.replace(algorithm=cfg.preference.rl_algorithm or DEFAULTS["rl_algorithm"], preference=Preference())
+
+
 def on_platform(cfg: C, platform: str) -> C:
     """Return settings without auto, as far as the platform says it. On GPUs remat and micro_batches stay: what fits depends on
     the run."""

@@ -7,7 +7,7 @@ the update of a central critic.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +16,13 @@ from jax.stages import Compiled, Lowered
 
 from jmarl.config import TrainConfig
 from jmarl.learning.setup import Setup, make_setup
+from jmarl.learning.team_update import lower_team
+from jmarl.memory import GIB, temporaries
 from jmarl.models.config import ModelConfig
 from jmarl.models.weights import num_params
 from jmarl.team import Team
+from jmarl.types import Batches, TeamState
 
-GIB = 2**30
 MAX_PROOFS = 12
 SHARE = 0.95  # of the memory that an update may need; batches and gaps between arrays are not counted
 SLACK = 1.1  # settings that the formula puts this far above that are not compiled
@@ -52,6 +54,17 @@ class Work(NamedTuple):
         parts = 1 if cfg.lora.lora_dropout or rows % cfg.optimizer.num_minibatches else rows // cfg.optimizer.num_minibatches
         divided = 1 if mesh is None or mesh.strategy == "ddp" else mesh.shape["data"]
         return cls(model, tokens // row_parts, parts, 0 if cfg.lora.lora_rank else num_params(model) // divided)
+
+
+def work_of(setup: Setup, batches: Batches) -> Work:
+    """Return the work of an update on the batches of a run."""
+    episodes, algorithm = setup.cfg.episodes, setup.algorithm
+    shapes = [(*batch.prompts.shape, *batch.tokens.shape[2:]) for batch in batches.stacks]
+    tokens = max(count * (width + size * new) for _, count, width, size, new in shapes)
+    # Several turns have any number of rows, at least those of the first; in chains each row has a prompt of its own.
+    group = 1 if episodes.num_turns > 1 and episodes.branching == "tree" else episodes.num_generations
+    rows = episodes.num_prompts * group if algorithm.row.data == "rollouts" else algorithm.preference.batch_size or 1
+    return Work.of(setup.team, setup.cfg, tokens, rows)
 
 
 class Candidate(NamedTuple):
@@ -156,20 +169,19 @@ def with_settings(setup: Setup, settings: Mapping[str, Any]) -> Setup:
 
 def choose(
     setup: Setup,
-    work: Work,
-    state: int,
+    state: TeamState,
+    batches: Batches,
+    size: int,
     rooms: Sequence[int],
-    updates: Callable[[Setup], Iterable[Lowered]],
     compile_update: Callable[[Lowered], Compiled] = Lowered.compile,
 ) -> tuple[Setup, str]:
     """Choose the fastest settings with which the updates fit; if none do, those with the lowest peak.
 
     Args:
       setup: of the run. What is not auto in its settings is kept.
-      work: one update.
-      state: bytes that stay on the device.
+      state, batches: of the largest update; arrays may be shapes.
+      size: bytes that stay on the device.
       rooms: bytes that it has. Another number is tried where nothing fits into the one before.
-      updates: returns the programs of the updates of a setup.
       compile_update: for the device of the run.
 
     Returns:
@@ -180,14 +192,15 @@ def choose(
     def peak_of(settings: dict[str, Any]) -> int:
         key = tuple(settings.values())
         if key not in peaks:
-            programs = updates(with_settings(setup, without_dtype(settings)))
-            peaks[key] = state + max((temporaries(compile_update(lowered)) for lowered in programs), default=0)
+            programs = lower_team(with_settings(setup, without_dtype(settings)), state, batches)
+            peaks[key] = size + max((temporaries(compile_update(lowered)) for _, _, lowered in programs), default=0)
         return peaks[key]
 
+    work = work_of(setup, batches)
     ranked = candidates(work, all_options(work, setup.cfg, [setup.algorithm.compute_dtype]))
 
     def best_within(room: int) -> Proof:
-        tried = proofs(ranked, state, room, peak_of)
+        tried = proofs(ranked, size, room, peak_of)
         return min(tried, key=lambda proof: (not proof.fits, proof.peak))
 
     room, best = rooms[0], best_within(rooms[0])
@@ -208,12 +221,6 @@ def line_of(proof: Proof, room: int) -> str:
     text += f": the update needs {proof.peak / GIB:.1f} of {room / GIB:.1f} GiB"
     advice = "set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95, lora_rank, or num_prompts and max_new_tokens lower"
     return text if proof.fits else f"{text}, the least of all that was tried, and may not fit: {advice}"
-
-
-def temporaries(compiled: Compiled) -> int:
-    """Return the bytes that a program needs besides its arguments."""
-    memory: Any = compiled.memory_analysis()
-    return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
 def bytes_on_device(tree: Any) -> int:

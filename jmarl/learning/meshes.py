@@ -9,7 +9,8 @@ import jax
 
 from jmarl.algorithms import Algorithm, find_row
 from jmarl.config import TrainConfig
-from jmarl.learning.choose import GIB, SHARE, Work, all_options, candidates
+from jmarl.learning.choose import SHARE, Work, all_options, candidates
+from jmarl.memory import GIB
 from jmarl.models.config import ModelConfig
 from jmarl.models.lora import num_trained
 from jmarl.models.rows import divide

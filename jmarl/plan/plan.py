@@ -14,8 +14,9 @@ from jax.stages import Compiled
 from jmarl.config import TrainConfig
 from jmarl.files.checkpoint import nbytes
 from jmarl.learning.choose import bytes_on_device
+from jmarl.memory import temporaries
+from jmarl.models.agent import Agent
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import steps_per_look
 from jmarl.models.sharding import DeviceMesh
 from jmarl.plan.devices import GIB, NETWORK, Gpu, compile_devices, compile_for
@@ -139,16 +140,15 @@ def plan_program(
 ) -> ProgramPlan:
     """Count one program. state: bytes that stay in memory, the program's own part included. per_host: see `Program`."""
     memory: Any = compiled.memory_analysis()
-    temporaries = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    arguments = memory.argument_size_in_bytes
+    sizes = memory.argument_size_in_bytes, temporaries(compiled), state + temporaries(compiled)
     if gpu is None:
-        return ProgramPlan(name, arguments, temporaries, state + temporaries, None, 0.0, 0.0, 0.0)
+        return ProgramPlan(name, *sizes, None, 0.0, 0.0, 0.0)
     text: Any = compiled.as_text()
     cost = Program(text, unknown_trips=new_tokens // steps_per_look("gpu", new_tokens), per_host=per_host).cost()
     speed = gpu.bfloat16 if "bf16" in text else gpu.float32
     exchange = (cost.exchanged - cost.crossed) / gpu.link + cost.crossed / NETWORK
     times = calls * cost.operations / speed, calls * cost.bytes / gpu.bandwidth, calls * exchange
-    return ProgramPlan(name, arguments, temporaries, state + temporaries, cost, *times)
+    return ProgramPlan(name, *sizes, cost, *times)
 
 
 def plan_checkpoint(state: TeamState, resident: int, programs: list[ProgramPlan], cfg: TrainConfig) -> ProgramPlan:

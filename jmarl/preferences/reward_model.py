@@ -19,18 +19,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl.algorithms import DEFAULTS, Algorithm, resolve
+from jmarl.algorithms import Algorithm, resolve
 from jmarl.columns import join_numbers
-from jmarl.config import Preference, TrainConfig, per_agent_values
+from jmarl.config import TrainConfig, per_agent_values
 from jmarl.config.paths import expand_home
 from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.files.interrupt import Interrupted
 from jmarl.files.run_directory import resolve_auto
+from jmarl.models.agent import Agent
 from jmarl.models.heads import without_value_head
-from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
-from jmarl.models.hub.hf_format import Tensor, read_finite
+from jmarl.models.hub.agents import load_agent, save_pretrained
+from jmarl.models.hub.hf_format import read_finite
 from jmarl.models.hub.peft import merge
 from jmarl.models.hub.tokenize import by_agent
+from jmarl.models.hub.weight_files import Tensor
 from jmarl.models.lora import model_of
 from jmarl.models.stack import to_host, unstack
 from jmarl.preferences.encoding import (
@@ -219,8 +221,3 @@ class LearnedReward:
 
     def observe(self, after: Sequence[Any]) -> Any:
         raise ValueError("a reward model scores single turns: set num_turns to 1")
-
-
-def policy_config(cfg: TrainConfig) -> TrainConfig:
-    """Return the settings for training the team on the scores."""
-    return cfg.replace(algorithm=cfg.preference.rl_algorithm or DEFAULTS["rl_algorithm"], preference=Preference())

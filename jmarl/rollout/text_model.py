@@ -11,7 +11,7 @@ import numpy as np
 
 from jmarl.config import Chat, Sampling, as_chat
 from jmarl.envs.chat_api import Unavailable
-from jmarl.models.hub.agents import Agent
+from jmarl.models.agent import Agent
 from jmarl.randomness import Randomness
 from jmarl.sampling.generate import SampleRequest, pad, sample_team, texts_of, tokenize, tokens_of
 from jmarl.team import make_team

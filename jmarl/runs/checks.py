@@ -13,6 +13,7 @@ from typing import Any
 from jmarl.algorithms import ALGORITHMS, Algorithm, AlgorithmRow, check_row, find_row, resolve, row_of_loss
 from jmarl.algorithms import constraints as table
 from jmarl.algorithms.constraints import facts
+from jmarl.algorithms.resolve import policy_config
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import BEST, require
 from jmarl.envs import import_name
@@ -23,7 +24,6 @@ from jmarl.files.run_directory import check_directory
 from jmarl.learning.per_agent import learning_agents, updates_per_agent
 from jmarl.models import sharding
 from jmarl.preferences.pairs import Pair, Trajectory
-from jmarl.preferences.reward_model import policy_config
 from jmarl.processes import exchange
 from jmarl.team import Team
 

@@ -26,7 +26,7 @@ from jmarl.envs.messages import SimulatedEnvironment, as_text_environment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import Fault, LockStep, reset_once, solve_once, step_once
 from jmarl.files.interrupt import Interrupted
-from jmarl.models.hub.agents import Agent
+from jmarl.models.agent import Agent
 from jmarl.preferences.pairs import Trajectory
 from jmarl.randomness import DRAW
 from jmarl.runs.train import fit

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jmarl.evaluation.evaluate import Evaluation
-from jmarl.models.hub.agents import Agent
+from jmarl.models.agent import Agent
 from jmarl.team import Team, agents_of, policies, save_team
 from jmarl.types import TeamState
 

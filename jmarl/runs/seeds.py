@@ -48,7 +48,7 @@ from jmarl.files.run_directory import (
 )
 from jmarl.files.run_files import next_commands, shown
 from jmarl.files.saving import Saves, write_models
-from jmarl.learning.choose import Work, update_settings, with_settings
+from jmarl.learning.choose import update_settings, with_settings
 from jmarl.learning.setup import Setup
 from jmarl.logs import samples
 from jmarl.logs.completions_file import TRAIN
@@ -66,9 +66,9 @@ from jmarl.rollout.together import CallersEnvironment
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.checks import check_settings, find_own_algorithms
 from jmarl.runs.first_words import first_words
-from jmarl.runs.kinds.rollouts import check, check_valid, play_step, tasks_at
+from jmarl.runs.kinds.rollouts import ROLLOUTS, check, check_valid, play_step, tasks_at
 from jmarl.runs.loop import LoopResult, run_loop
-from jmarl.runs.precompile import Updates, keep_programs, longest_prompts, longest_update
+from jmarl.runs.precompile import choose_updates, keep_programs
 from jmarl.runs.records import TrainResult
 from jmarl.runs.run import Run, Task, identity_of
 from jmarl.runs.stacked_seeds import (
@@ -80,7 +80,7 @@ from jmarl.runs.stacked_seeds import (
     play_together,
     state_of_run,
 )
-from jmarl.runs.start import choose_mesh, choose_updates, start
+from jmarl.runs.start import choose_mesh, start
 from jmarl.shadows import explaining
 from jmarl.team import Team, check_arguments, initial_params
 from jmarl.types import StackState, TeamState
@@ -111,7 +111,7 @@ def train_seeds(
     check_arguments(team, cfg, reward)
     with CLOCK.running(), watched("preparing the runs", cfg.run.progress, CLOCK.reader()):
         run, runs, states = prepare_seeds(cfg, team, Task(reward, items, eval_items), seeds, params=params)
-        source, cfg = run.make_source(states[0]), run.cfg
+        source, cfg = run.kind.source(run, states[0]), run.cfg
     with contextlib.ExitStack() as opened, CLOCK.running():
         writer = None
         if cfg.run.output_dir:
@@ -129,7 +129,7 @@ def train_seeds(
         watches = [Watch(directory, writer) for directory, writer in places]
         log = SeedsLog(team, runs.cfgs[0], logs, writer)
         saves = Saves(cfg.run, savers, state_of=lambda state, i: state_of_run(state, i, runs))
-        result = run_loop(run.setup, state, source, log, saves)
+        result = run_loop(run, state, source, log, saves)
         result = result._replace(unsaved=result.unsaved or next(filter(None, [watch.lost() for watch in watches]), ""))
         with CLOCK.phase("checkpoint"):
             results = [result_of_run(runs, result, i, log) for i in range(len(runs.cfgs))]
@@ -159,7 +159,11 @@ def prepare_seeds(
     setup, states = start_seeds(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs)
     identity = identity_of(setup, states[0], task.env, data)
     runs = choose_for_all(Runs(setup._replace(cfg=cfg), tuple(cfgs), mesh), states[0], task)
-    return Run(runs.joint_setup, task, identity, lambda _: seeds_source(runs, task)), runs, states
+    kind = ROLLOUTS._replace(
+        make_batches=lambda _, state, rollouts: batches_together(runs, state, rollouts),
+        source=lambda run, _: seeds_source(runs, run.task),
+    )
+    return Run(kind, runs.joint_setup, task, identity, cfg), runs, states
 
 
 def start_seeds(team: Team, params: Sequence[Any], cfgs: Sequence[TrainConfig]) -> tuple[Setup, list[TeamState]]:
@@ -186,14 +190,9 @@ def choose_for_all(runs: Runs, state: TeamState, task: Task) -> Runs:
     if runs.mesh is not None:
         runs = dataclasses.replace(runs, setup=with_settings(runs.setup, update_settings(with_fastest_updates(runs.setup.cfg))))
 
-    def longest() -> tuple[Work, Updates]:
-        work, updates = longest_update(runs.joint_setup, joined, longest_prompts(runs.setup, task.items, task.env))
-        return work, lambda setup: updates(dataclasses.replace(runs, setup=setup).joint_setup)
-
-    joined = joined_shapes(state, runs)
-    setup = choose_updates(runs.setup, joined, longest)
-    cfgs = tuple(cfg.replace(**update_settings(setup.cfg)) for cfg in runs.cfgs)
-    return dataclasses.replace(runs, setup=setup, cfgs=cfgs)
+    chosen = update_settings(choose_updates(ROLLOUTS, runs.joint_setup, joined_shapes(state, runs), task).cfg)
+    cfgs = tuple(cfg.replace(**chosen) for cfg in runs.cfgs)
+    return dataclasses.replace(runs, setup=with_settings(runs.setup, chosen), cfgs=cfgs)
 
 
 def result_of_run(runs: Runs, result: LoopResult, i: int, log: SeedsLog) -> TrainResult:
@@ -292,7 +291,7 @@ def seeds_source(runs: Runs, task: Task) -> Source:
             check_result(result)
         return results
 
-    return Source(play, partial(batches_together, runs), evaluate if task.held_out else None)
+    return Source(play, evaluate if task.held_out else None)
 
 
 # --- the logs of all runs --------------------------------------------------------------------------------------------------

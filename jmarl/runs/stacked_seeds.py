@@ -25,9 +25,9 @@ from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.objectives.policy import penalizes_tokens
 from jmarl.objectives.values import reuses_values
 from jmarl.processes import exchange
+from jmarl.rollout.critic_values import rollout_batches
 from jmarl.rollout.together import run_together
 from jmarl.rollout.turns import Rollout
-from jmarl.runs.kinds.rollouts import rollout_batches
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
 from jmarl.sampling.stack_program import GROUP_CACHE
 from jmarl.team import StackSpec, Team, map_stacks

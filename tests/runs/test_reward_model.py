@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jmarl.algorithms import resolve
+from jmarl.algorithms.resolve import policy_config
 from jmarl.config import TrainConfig, flat
 from jmarl.envs.base import Answer
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
@@ -26,7 +27,6 @@ from jmarl.preferences.reward_model import (
     fit_reward_model,
     joint_pair,
     load_reward_model,
-    policy_config,
     save_reward_model,
 )
 from jmarl.runs.checks import check_settings

@@ -21,13 +21,14 @@ import warnings
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 
 from jmarl.config.bounded_files import checked_size, open_file
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
+from jmarl.models.agent import Agent
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.config_json import config_from_hf, config_to_hf
 from jmarl.models.hub.hf_format import read_params, stored_params, tensor_views
@@ -45,23 +46,6 @@ CACHE_FORMAT = 1  # raise it when the conversion changes, so that old caches are
 HUB_FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", "tokenizer*.json",
              "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*",
              "generation_config.json"]  # fmt: skip
-
-
-class Agent(NamedTuple):
-    """A loaded agent, from `load_agent(name)`. `Team.of([agent, agent])` is a team of two with its weights."""
-
-    name: str
-    config: ModelConfig
-    params: dict[str, Any]  # the decoder's parameters: nested dicts of numpy float32 arrays; of `open_agent`, of `StoredLeaf`
-    tokenizer: Any  # a transformers fast tokenizer
-    generation_config: Mapping[str, Any] = {}
-    """The fields of generation_config.json, which are written again when the agent is saved. Of these jmarl reads eos_token_id,
-    a list of ids that end a completion besides those of the tokenizer."""
-
-    @property
-    def stop(self) -> tuple[int, ...]:
-        """Token ids that end a completion."""
-        return stop_ids(self.tokenizer, self.generation_config.get("eos_token_id", ()))
 
 
 def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None = None) -> Agent:

@@ -20,7 +20,8 @@ import numpy as np
 from jmarl.models.config import ModelConfig
 from jmarl.models.families import FAMILIES, Family
 from jmarl.models.hub.config_json import config_from_hf, refuse
-from jmarl.models.hub.hf_format import HEAD, Tensor, filed_tensors, params_from_tensors
+from jmarl.models.hub.hf_format import HEAD, filed_tensors, params_from_tensors
+from jmarl.models.hub.weight_files import Tensor
 
 GGUF = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}  # llama.cpp's name -> ours
 SCALING = {  # keys of `rope_scaling` in a config.json -> in the metadata

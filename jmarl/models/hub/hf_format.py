@@ -17,6 +17,7 @@ import numpy as np
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.families import FAMILIES
+from jmarl.models.hub.weight_files import Tensor
 from jmarl.models.weights import LAYERS, PARTS, WEIGHTS, layers_with, param_shapes, sizes_of, weights_of
 
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
@@ -51,14 +52,6 @@ class Filed(NamedTuple):
 
     shape: tuple[int, ...]
     slots: tuple[Slot, ...]
-
-
-class Tensor(NamedTuple):
-    """A tensor of a checkpoint file, not read yet."""
-
-    shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]
-    file: str = ""  # for errors; empty: the checkpoint's name says it
 
 
 def filed_tensors(cfg: ModelConfig) -> dict[str, Filed]:

@@ -20,7 +20,6 @@ from jmarl.models.hub.config_json import config_from_hf
 from jmarl.models.hub.hf_format import (
     EMBED,
     HEAD,
-    Tensor,
     params_from_tensors,
     stacked_experts,
     tensors_from_params,
@@ -28,6 +27,7 @@ from jmarl.models.hub.hf_format import (
     text_name,
 )
 from jmarl.models.hub.special_tokens import tokenizer_for
+from jmarl.models.hub.weight_files import Tensor
 
 FAST = "AutoTokenizer.from_pretrained(...) of a model with a tokenizer.json"
 

@@ -5,18 +5,25 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jmarl.config.bounded_files import read_json
-from jmarl.models.hub.hf_format import Tensor
 
 DTYPES = ("F32", "F16", "BF16")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Tensor(NamedTuple):
+    """A tensor of a checkpoint file, not read yet."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+    file: str = ""  # for errors; empty: the checkpoint's name says it
 
 
 def read_fields(path: Path) -> dict[str, Any]:
