@@ -144,11 +144,7 @@ def returns_of(
     gamma, mode = game.episodes.gamma, game.episodes.cross_credit
     if game.episodes.forks:
         mode = "counterfactual"
-        branches = [
-            counterfactual.Branches(answer, turn.rewards, turn.texts, turn.parents)
-            for answer, turn in zip(answers, turns, strict=True)
-        ]
-        joint_returns = counterfactual.returns(branches, game.env, gamma, game.rng)
+        joint_returns = counterfactual.returns(turns, answers, game.env, gamma, game.rng)
     else:
         joint_returns = discounted([turn.rewards for turn in turns], [turn.parents for turn in turns], gamma)
     returns = [credit_completions(x, turn, mode) for turn, x in zip(turns, joint_returns, strict=True)]
