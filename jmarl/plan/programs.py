@@ -14,21 +14,21 @@ from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
 from jmarl.algorithms import on_platform
-from jmarl.config import TrainConfig
+from jmarl.config import Sampling, TrainConfig
 from jmarl.learning.choose import update_settings, with_settings
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import lower_team
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
+from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import state_shardings
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.zeros import zero_batches, zero_prompts
 from jmarl.runs.start import start
-from jmarl.sampling.generate import SampleRequest, bucket, sample_team
-from jmarl.sampling.refill import empty_pending, refill_stack, refill_team
-from jmarl.sampling.stack_program import sample_stack
+from jmarl.sampling.generate import SampleRequest, bucket, lower_samplers
+from jmarl.sampling.refill import empty_rows, lower_step
 from jmarl.team import StackSpec, Team, map_stacks, stack_agents
 from jmarl.types import StackState, TeamState
 
@@ -87,22 +87,31 @@ def shapes_of_run(team: Team, cfg: TrainConfig, devices: Sequence[Any], prompt_t
     )
     # What is auto on a GPU stays so: this process has none, for which `start` resolved it.
     setup = with_settings(setups[0], update_settings(cfg))
-    return setup, with_pending(setup, shapes._replace(step=step), prompt_tokens)
+    return setup, with_early_rows(setup, shapes._replace(step=step), prompt_tokens)
 
 
-def with_pending(setup: Setup, state: TeamState, prompt_tokens: int) -> TeamState:
+def with_early_rows(setup: Setup, state: TeamState, prompt_tokens: int) -> TeamState:
     """Return the state of a run with async_steps with the shapes of completions that have begun; of others, the same."""
-    cfg, group = setup.cfg, setup.cfg.episodes.num_generations
+    cfg, place = setup.cfg, jax.tree.leaves(state.stacks)[0].sharding
     if not cfg.episodes.async_steps:
         return state
-    pending, leaf = [], jax.tree.leaves(state.stacks)[0]
-    platform = next(iter(leaf.sharding.device_set)).platform
-    prompts = zero_prompts(setup.team, cfg.episodes.num_prompts, widths_of(setup.team, prompt_tokens))
-    for spec, encoded in zip(setup.team.stacks, prompts, strict=True):
-        shapes = jax.eval_shape(partial(empty_pending, encoded, group, spec.config, cfg.sampling, platform, spec.stops))
-        place = leaf.sharding if spec.mesh is None else NamedSharding(spec.mesh.mesh, P("agent"))
-        pending.append(jax.tree.map(lambda x, place=place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes))
-    return state._replace(pending=tuple(pending))
+    request = zero_request(setup, prompt_tokens, cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations)
+    rows = jax.eval_shape(partial(empty_rows, setup.team, request, platform_of(state.stacks)))
+
+    def on(spec: StackSpec, shapes: Any) -> Any:
+        own = place if spec.mesh is None else NamedSharding(spec.mesh.mesh, P("agent"))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own), shapes)
+
+    return state._replace(pending=tuple(map(on, setup.team.stacks, rows)))
+
+
+def zero_request(
+    setup: Setup, prompt_tokens: int, prompts: int, settings: Sampling, group: int, purpose: int = TRAIN
+) -> SampleRequest:
+    """Return what a run requests in the first turn on so many prompts, of zeros. Other arguments as of `SampleRequest`."""
+    count = prompts // num_parts(prompts, setup.cfg.episodes)
+    encoded = zero_prompts(setup.team, count, widths_of(setup.team, prompt_tokens))
+    return SampleRequest(encoded, settings, Randomness(0, 0, purpose), group, np.arange(count, dtype=np.uint32))
 
 
 def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_items: int = 0) -> Programs:
@@ -113,25 +122,20 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
     critic, and passes that only compute values or the penalties of a reward.
     """
     team, cfg = setup.team, setup.cfg
-    params, widths, programs = [lora.model_of(stack) for stack in state.stacks], widths_of(team, prompt_tokens), Programs()
-
-    def request_of(prompts: int, settings: Any, group: int, purpose: int) -> SampleRequest:
-        count = prompts // num_parts(prompts, cfg.episodes)
-        encoded = zero_prompts(team, count, widths)
-        return SampleRequest(encoded, settings, Randomness(0, 0, purpose), group, np.arange(count, dtype=np.uint32))
+    params, programs = [lora.model_of(stack) for stack in state.stacks], Programs()
 
     def samplers(*arguments: Any) -> Sequence[Lowered]:
-        return sample_team(team, params, request_of(*arguments), sample_stack.lower)
+        return lower_samplers(team, params, zero_request(setup, prompt_tokens, *arguments))
 
     def name(kind: str, i: int) -> str:
         return kind if len(team.stacks) == 1 else f"{kind} of stack {i}"
 
-    request = request_of(cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations, TRAIN)
-    lowered = sample_team(team, params, request, sample_stack.lower)
-    early = refill_team(team, params, state.pending, request, request, refill_stack.lower) if state.pending else lowered
-    updates = {(kind, i): lowered for kind, i, lowered in lower_team(setup, state, zero_batches(setup, state, widths))}
+    request = zero_request(setup, prompt_tokens, cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations)
+    sampling = lower_step(team, state, request, request)
+    batches = zero_batches(setup, state, widths_of(team, prompt_tokens))
+    updates = {(kind, i): lowered for kind, i, lowered in lower_team(setup, state, batches)}
     for i in range(len(team.stacks)):
-        programs[name("sampling", i)] = early[i]
+        programs[name("sampling", i)] = sampling[i]
         if setup.algorithm.row.baseline == "greedy":
             greedy = dataclasses.replace(cfg.sampling, temperature=0.0)
             programs[name("greedy sampling", i)] = samplers(cfg.episodes.num_prompts, greedy, 1, GREEDY)[i]

@@ -15,25 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Lowered
 
 from jmarl.config import Sampling
 from jmarl.envs.base import Environment
-from jmarl.envs.calls.copies import copies
 from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import lower_team
 from jmarl.models import lora
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
-from jmarl.rollout.chunks import num_parts
-from jmarl.rollout.play import acting_mask, agents_to_sample, check_number_of_agents, keeps_caches
-from jmarl.rollout.turns import take_rows_of_nodes
+from jmarl.rollout.play import first_request
 from jmarl.rollout.zeros import zero_batches
-from jmarl.sampling.generate import Encoded, SampleRequest, pad, sample_team, tokenize_first_turn
-from jmarl.sampling.refill import refill_stack, refill_team
-from jmarl.sampling.stack_program import sample_stack
+from jmarl.sampling.generate import SampleRequest, lower_samplers
+from jmarl.sampling.refill import lower_step
 from jmarl.types import Batches, TeamState
 
 MEASURED_ITEMS = 64  # whose prompts are looked at for the longest
@@ -80,34 +75,19 @@ def programs_of_run(
     team, cfg = setup.team, setup.cfg
     params = [lora.model_of(stack) for stack in state.stacks]
 
-    def request_of(items: Sequence[dict], settings: Sampling, group: int, purpose: int) -> tuple[Encoded, SampleRequest]:
-        """Return the encoded prompts of items, and the request for the first part of them."""
-        randomness = Randomness(cfg.run.seed, 0, purpose)
-        _, prompts = env.reset(copies(items), randomness.environment_rng())
-        check_number_of_agents(team, prompts)
-        encoded, ids = (
-            pad(team, tokenize_first_turn(team, prompts, settings, cfg.episodes)),
-            np.arange(len(items), dtype=np.uint32),
-        )
-        keep, acts = keeps_caches(cfg.episodes, settings, turn=0), agents_to_sample(acting_mask(prompts))
-        size = len(items) // num_parts(len(items), cfg.episodes)
-        part = take_rows_of_nodes(team, encoded, slice(size))
-        return encoded, SampleRequest(part, settings, randomness, group, ids[:size], keep_cache=keep, acts=acts)
+    def request_of(items: Sequence[dict], settings: Sampling, group: int, purpose: int = TRAIN) -> SampleRequest:
+        return first_request(team, items, env, settings, cfg.episodes, group, Randomness(cfg.run.seed, 0, purpose))
 
-    def samplers(items: Sequence[dict], settings: Sampling, group: int, purpose: int) -> tuple[Lowered, ...]:
-        return sample_team(team, params, request_of(items, settings, group, purpose)[1], sample_stack.lower)
+    def samplers(*arguments: Any) -> tuple[Lowered, ...]:
+        return lower_samplers(team, params, request_of(*arguments))
 
-    settings = cfg.sampling, cfg.episodes.num_generations, TRAIN
-    encoded, request = request_of(tasks, *settings)
-    lowered = sample_team(team, params, request, sample_stack.lower)
-    if state.pending:
-        yield from refill_team(team, params, state.pending, request, request_of(following, *settings)[1], refill_stack.lower)
-    else:
-        yield from lowered
+    settings = cfg.sampling, cfg.episodes.num_generations
+    request = request_of(tasks, *settings)
+    yield from lower_step(team, state, request, request_of(following, *settings) if cfg.episodes.async_steps else request)
     if setup.algorithm.row.baseline == "greedy":
         yield from samplers(tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)
     if cfg.episodes.num_turns == 1:
-        yield from updates_of(setup, state, zero_batches(setup, state, [ids.shape[-1] for ids, _ in encoded]))
+        yield from updates_of(setup, state, zero_batches(setup, state, [ids.shape[-1] for ids, _ in request.encoded]))
     if eval_items:
         yield from samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)
 
@@ -140,7 +120,6 @@ def work_of_rollouts(setup: Setup, state: TeamState, widths: Sequence[int]) -> W
 def longest_prompts(setup: Setup, items: Sequence[dict], env: Environment) -> list[int]:
     """Return the length of the longest prompt of each stack in the first turn on the first items, as it is padded."""
     team, cfg = setup.team, setup.cfg
-    _, prompts = env.reset(copies(items[:MEASURED_ITEMS]), Randomness(cfg.run.seed, 0, TRAIN).environment_rng())
-    check_number_of_agents(team, prompts)
-    encoded = pad(team, tokenize_first_turn(team, prompts, cfg.sampling, cfg.episodes))
-    return [ids.shape[-1] for ids, _ in encoded]
+    items, randomness = items[:MEASURED_ITEMS], Randomness(cfg.run.seed, 0, TRAIN)
+    request = first_request(team, items, env, cfg.sampling, cfg.episodes, 1, randomness)
+    return [ids.shape[-1] for ids, _ in request.encoded]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.stages import Lowered
 from jaxtyping import Bool, Int, Integer
 
 from jmarl.config import Chat, Episodes, Sampling, as_chat
@@ -68,9 +69,13 @@ class SampleRequest(NamedTuple):
 Sampler = Callable[[SampleRequest], tuple[Completions, ...]]  # returns the completions of each stack
 
 
-def sample_team(
-    team: Team, params: Sequence[Any], request: SampleRequest, call: Callable[..., Any] = sample_stack
-) -> tuple[Any, ...]:
+def lower_samplers(team: Team, params: Sequence[Any], request: SampleRequest) -> tuple[Lowered, ...]:
+    """Return the programs of `sample_team`, without running them."""
+    stacks = enumerate(zip(team.stacks, params, request.encoded, strict=True))
+    return tuple(_call_stack(i, *stack, request, sample_stack.lower) for i, stack in stacks)
+
+
+def sample_team(team: Team, params: Sequence[Any], request: SampleRequest) -> tuple[Completions, ...]:
     """Return the completions of each stack.
 
     With `meanwhile` the programs run in a thread, and the work of the host in the caller's: what the user writes, such as
@@ -80,14 +85,11 @@ def sample_team(
         team: the team.
         params: parameters [A, ...] of each stack.
         request: what to sample.
-        call: `sample_stack`, or `sample_stack.lower`, which returns the program without running it.
     """
     stacks = [*enumerate(zip(team.stacks, params, request.encoded, strict=True))]
-    if call is not sample_stack:
-        return tuple(_call_stack(i, *stack, request, call) for i, stack in stacks)
     with explain_memory(lambda: [sampling_call(team, params, request, i) for i, _ in stacks]):
         if request.meanwhile is None:
-            return jax.block_until_ready(tuple(_call_stack(i, *stack, request, call) for i, stack in stacks))
+            return jax.block_until_ready(tuple(_call_stack(i, *stack, request, sample_stack) for i, stack in stacks))
         return _sample_meanwhile([_call_stack(i, *stack, request, compiled_call) for i, stack in stacks], request.meanwhile)
 
 

@@ -36,7 +36,7 @@ def for_gpus(monkeypatch):
     """Programs as they are traced and lowered where the devices are GPUs."""
     for module in (generate, optimizer):
         monkeypatch.setattr(module, "platform_of", lambda tree: "gpu")
-    for module, name in ((programs, "sample_stack"), (program, "_update")):
+    for module, name in ((generate, "sample_stack"), (program, "_update")):
         jitted = getattr(module, name)
 
         def lower(*args, jitted=jitted, **static):
