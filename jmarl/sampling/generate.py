@@ -20,7 +20,6 @@ from jmarl.memory import ProgramCall, explain_memory
 from jmarl.models.hub.cut import cut_prompt
 from jmarl.models.hub.prompt_warnings import warn_of_prompts
 from jmarl.models.hub.tokenize import decode, encode_prompts, follow_ups
-from jmarl.models.platforms import platform_of
 from jmarl.models.stack import to_host
 from jmarl.randomness import Randomness
 from jmarl.sampling.sampler import RowIds
@@ -129,9 +128,7 @@ def stack_program(i: int, spec: StackSpec, weights: Any, request: SampleRequest)
     agents, (seed, step, purpose, *_) = np.array(spec.members), request.randomness
     seed = np.repeat(seed, agents.size // np.size(seed)) if np.ndim(seed) else seed
     row_ids = RowIds(seed, step, purpose, i, agents, request.prompt_ids, request.turn)
-    platform, layout = platform_of(weights), (request.keep_cache, spec.mesh)
-    program = SampleProgram(spec.config, request.settings, agents.shape[1], request.group, platform, *layout)
-    return program, row_ids
+    return SampleProgram.of(spec, request.settings, request.group, weights, request.keep_cache), row_ids
 
 
 def on_host(completions: Completions) -> Completions:
@@ -148,7 +145,7 @@ def choose_acting(spec: StackSpec, acts: Bool[np.ndarray, " team_agent"]) -> Act
     sets, roles = np.flatnonzero(active.any(1)), np.flatnonzero(active.any(0))
     if len(roles) and spec.mesh is not None and spec.mesh.shape["agent"] > 1:
         sets = np.arange(len(active))
-    return None if (len(sets), len(roles)) == active.shape else Acting(sets, roles)
+    return None if (len(sets), len(roles)) == active.shape else (sets, roles)
 
 
 def pad(team: Team, rows: Rows) -> Encoded:

@@ -40,15 +40,18 @@ from jmarl.sampling.slots import (
     Slots,
     begin,
     decode_chunk,
+    empty_slots,
     fewer_slots,
     finish_in_fewer_slots,
+    for_decoder,
+    from_decoder,
     num_live,
     prompts_of_view,
     put_slots,
     select_slots,
     take_prompts,
 )
-from jmarl.sampling.stack_program import Prompts, SampleProgram, stop_of_prompts, with_dtype
+from jmarl.sampling.stack_program import Prompts, SampleProgram, stop_of_prompts
 from jmarl.sampling.stop_texts import vocabulary
 from jmarl.team import Team
 from jmarl.types import PLAIN, TRACES, Completions, TeamState, Vocabulary
@@ -74,26 +77,9 @@ def empty_pending(
     """Return slots of which none is taken. prompts: for their shapes only; the other arguments as for `refill_stack`."""
     ids, lengths = prompts
     a, p, width = ids.shape
-    rows, new, dtype = p * group, settings.max_new_tokens, dtype_on(platform, settings.compute_dtype)
-    fused = fuses_decoding(platform, dtype, model)
-
-    def empty(make: Callable[..., Any], count: int, capacity: int) -> Any:
-        return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), make(model, count, capacity, dtype, fused))
-
-    numbers = jnp.zeros((a, rows), jnp.int32)
-    slots = Slots(
-        row=numbers,
-        t=numbers,
-        token=numbers,
-        live=numbers > 0,
-        clock=None,
-        cache=empty(decoding.empty_cache, rows, new),
-        prompts=empty(decoding.empty_keys, p, width),
-        prompt_mask=jnp.zeros((a, p, width), bool),
-        seen=jnp.zeros((a, rows, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
-        text=numbers if settings.stop else None,
-    )
-    out = flat_rows(empty_completions((a, p, group, new), stop_of_prompts(stop, a, p)))
+    dtype = dtype_on(platform, settings.compute_dtype)
+    slots = empty_slots(model, settings, dtype, fuses_decoding(platform, dtype, model), (a, p * group, p, width))
+    out = flat_rows(empty_completions((a, p, group, settings.max_new_tokens), stop_of_prompts(stop, a, p)))
     return Pending(slots, out, jnp.zeros(a, jnp.int32), (jnp.zeros(ids.shape, jnp.int32), jnp.zeros(lengths.shape, jnp.int32)))
 
 
@@ -125,7 +111,6 @@ def refill_stack(
         program: the static settings.
     """
     TRACES["refill"] += 1
-    program = with_dtype(program)
     group, settings, mesh, agents = program.group, program.settings, program.mesh, len(prompts[0][0])
     model = model_on(mesh, program.config)
     width = max(ids.shape[-1] for ids, _ in (*prompts, pending.prompts))
@@ -197,11 +182,10 @@ def to_slots(pending: Pending, width: int, group: int, decoder: Decoder) -> Slot
     """Return the slots of pending rows as a decoder reads them, with prompts padded to this width, and a clock at 0.
 
     group: completions per prompt; rows are numbered prompt by prompt."""
-    slots = pending.slots
-    caches = slots.cache, decoding.resize(slots.prompts, width, decoder.fused), pad_last(slots.prompt_mask, width)
-    cache, prompts, mask = jax.tree.map(lambda x: x[0], caches) if len(slots.row) == 1 else caches
-    prompts, mask = take_prompts(decoder, prompts, mask, slots.row // group)
-    return slots._replace(clock=jnp.int32(0), cache=cache, prompts=prompts, prompt_mask=mask)
+    prompts, mask = decoding.resize(pending.slots.prompts, width, decoder.fused), pad_last(pending.slots.prompt_mask, width)
+    slots = for_decoder(pending.slots._replace(prompts=prompts, prompt_mask=mask))
+    prompts, mask = take_prompts(decoder, slots.prompts, slots.prompt_mask, slots.row // group)
+    return slots._replace(clock=jnp.int32(0), prompts=prompts, prompt_mask=mask)
 
 
 def to_pending(slots: Slots, first: int, decoder: Decoder) -> Slots:
@@ -210,9 +194,8 @@ def to_pending(slots: Slots, first: int, decoder: Decoder) -> Slots:
     first: number of the next step's first prompt. All rows under way follow prompts of that step."""
     numbers = jnp.arange(first, decoder.first_tokens.shape[1])
     prompts, mask = prompts_of_view(decoder, jnp.broadcast_to(numbers, (len(slots.row), first)))
-    caches = slots.cache if decoder.fused else decoding.roll(slots.cache, -slots.clock), prompts, mask
-    cache, prompts, mask = jax.tree.map(lambda x: x[None], caches) if len(slots.row) == 1 else caches
-    return slots._replace(clock=None, cache=cache, prompts=prompts, prompt_mask=mask)
+    cache = slots.cache if decoder.fused else decoding.roll(slots.cache, -slots.clock)
+    return from_decoder(slots._replace(clock=None, cache=cache, prompts=prompts, prompt_mask=mask))
 
 
 def cut(pending: Pending, width: int, fused: bool) -> Pending:

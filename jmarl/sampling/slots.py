@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Int, UInt32
 
 from jmarl.config import Sampling
 from jmarl.models import decoding
+from jmarl.models.config import ModelConfig
 from jmarl.models.layers.delta import DeltaState
 from jmarl.sampling.choice import RowSampling, next_token
 from jmarl.types import Completions, Vocabulary
@@ -67,6 +68,44 @@ class Slots(NamedTuple):
     prompt_mask: Bool[Array, "..."]  # [A, P, S]; without A for a single agent
     seen: Bool[Array, "agent slot vocab"] | None  # ids in each row; None without a repetition penalty
     text: Int[Array, "agent slot"] | None  # state in the automaton of stop texts; None without them
+
+
+def empty_slots(model: ModelConfig, settings: Sampling, dtype: str, fused: bool, shape: tuple[int, int, int, int]) -> Slots:
+    """Return slots of which none is taken, without a clock; also a single agent has an agent axis.
+
+    shape: numbers of agents, slots and prompts, and the length of a prompt."""
+    a, count, prompts, width = shape
+
+    def empty(make: Callable[..., Any], count: int, capacity: int) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), make(model, count, capacity, dtype, fused))
+
+    numbers = jnp.zeros((a, count), jnp.int32)
+    return Slots(
+        row=numbers,
+        t=numbers,
+        token=numbers,
+        live=numbers > 0,
+        clock=None,
+        cache=empty(decoding.empty_cache, count, settings.max_new_tokens),
+        prompts=empty(decoding.empty_keys, prompts, width),
+        prompt_mask=jnp.zeros((a, prompts, width), bool),
+        seen=jnp.zeros((a, count, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
+        text=numbers if settings.stop else None,
+    )
+
+
+def for_decoder(slots: Slots) -> Slots:
+    """Return slots as a decoder reads them: caches of a single agent have no agent axis."""
+    caches = slots.cache, slots.prompts, slots.prompt_mask
+    cache, prompts, mask = jax.tree.map(lambda x: x[0], caches) if len(slots.row) == 1 else caches
+    return slots._replace(cache=cache, prompts=prompts, prompt_mask=mask)
+
+
+def from_decoder(slots: Slots) -> Slots:
+    """Invert `for_decoder`."""
+    caches = slots.cache, slots.prompts, slots.prompt_mask
+    cache, prompts, mask = jax.tree.map(lambda x: x[None], caches) if len(slots.row) == 1 else caches
+    return slots._replace(cache=cache, prompts=prompts, prompt_mask=mask)
 
 
 def fewer_slots(rows: int, new_tokens: int, prompts: int, width: int) -> tuple[int, ...]:
