@@ -34,7 +34,7 @@ from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_c
 from jmarl.models.sharding import model_on, on_devices, state_specs
 from jmarl.randomness import TRAIN
 from jmarl.sampling.generate import SampleRequest, lower_samplers, sample_team, stack_program
-from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, make_draws, prepare, row_keys
+from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, prepare, row_keys
 from jmarl.sampling.slots import (
     Decoder,
     Slots,
@@ -141,7 +141,6 @@ def refill(
     """Return `refill_stack` for prefilled prompts. inputs: of this step and the next. steps: steps of a chunk."""
     (a, p, group), vocab = inputs.keys.shape, decoder.view.params["embed"].shape[-2]
     rows = p // 2 * group  # of a step
-    draws = make_draws(inputs, settings)
     seen = ids_in_prompts(inputs, vocab).reshape(a, -1, vocab) if settings.repetition_penalty != 1 else None
     stop = jnp.broadcast_to(inputs.stop, (a, p, inputs.stop.shape[-1]))[:, p // 2 :]
     following = flat_rows(empty_completions((a, p // 2, group, settings.max_new_tokens), stop))
@@ -161,10 +160,10 @@ def refill(
     def chunk(state: tuple[Slots, Completions, Array]) -> tuple[Slots, Completions, Array]:
         slots, out, begun = state
         slots, begun = fill(decoder, slots, begun, seen)
-        return *decode_chunk(decoder, draws, slots, out, steps), begun
+        return *decode_chunk(decoder, slots, out, steps), begun
 
     def finish(slots: Slots, out: Completions) -> tuple[Slots, Completions]:
-        last, out = finish_in_fewer_slots(decoder, draws, slots, out, fewer, steps, step_goes_on)
+        last, out = finish_in_fewer_slots(decoder, slots, out, fewer, steps, step_goes_on)
         return put_slots(decoder, last, slots), out
 
     slots = to_slots(pending, inputs.prompts.shape[-1], group, decoder)

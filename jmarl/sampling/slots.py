@@ -43,12 +43,7 @@ class Decoder(NamedTuple):
     states: Any  # per layer, the states of prompts that rows begin with; None of layers that attend
     first_tokens: Int[Array, "agent prompt group"]  # the prompts' last, which are not prefilled: `decode` gives all logits
     fused: bool
-
-
-class Draws(NamedTuple):
-    """What the tokens of rows are drawn with."""
-
-    bits: UInt32[Array, "token agent row 2"]
+    bits: UInt32[Array, "token agent row 2"]  # with which rows choose their tokens
     stop: Int[Array, "agent row stop"]  # ids that end each row
     sampling: Sampling
     vocabulary: Vocabulary
@@ -127,20 +122,20 @@ def fewer_slots(rows: int, new_tokens: int, prompts: int, width: int) -> tuple[i
     return tuple(n for n in numbers if n * (width + new_tokens) <= most)
 
 
-def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions, steps: int) -> tuple[Slots, Completions]:
+def decode_chunk(decoder: Decoder, slots: Slots, out: Completions, steps: int) -> tuple[Slots, Completions]:
     """Decode some tokens of the rows in all slots, and write them to `out`, whose arrays are [A, row, ...]."""
-    capacity, agents = len(draws.bits), jnp.arange(len(slots.row))[:, None]
+    capacity, agents = len(decoder.bits), jnp.arange(len(slots.row))[:, None]
     layers = [(weights, prompts) for (weights, _), prompts in zip(decoder.view.layers, slots.prompts, strict=True)]
     view = decoder.view._replace(layers=layers, prefix_mask=slots.prompt_mask)
     places = slots.t + jnp.arange(steps)[:, None, None]
-    bits, stop = draws.bits[jnp.minimum(places, capacity - 1), agents, slots.row], draws.stop[agents, slots.row]
-    own = jax.tree.map(lambda x: x[agents, slots.row], draws.own)
+    bits, stop = decoder.bits[jnp.minimum(places, capacity - 1), agents, slots.row], decoder.stop[agents, slots.row]
+    own = jax.tree.map(lambda x: x[agents, slots.row], decoder.own)
 
     def add_token(slots: Slots, bits: Array) -> tuple[Slots, tuple[Array, ...]]:
         _, t, token, live, clock, cache, _, _, seen, text = slots
         logits, cache = decoder.decode(view, cache, token[..., None], t, clock, live)
         (chosen, logp, truncated), ended, seen, text = next_token(
-            logits[:, :, 0], bits, t, seen, text, stop, draws.sampling, draws.vocabulary, own
+            logits[:, :, 0], bits, t, seen, text, stop, decoder.sampling, decoder.vocabulary, own
         )
         ended &= live
         following = slots._replace(
@@ -169,7 +164,6 @@ def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions,
 
 def finish_in_fewer_slots(
     decoder: Decoder,
-    draws: Draws,
     slots: Slots,
     out: Completions,
     numbers: Sequence[int],
@@ -187,11 +181,11 @@ def finish_in_fewer_slots(
         return goes_on(state[0]) & (num_live(state[0].live) > limit)
 
     def finish(fewer: Slots, out: Completions) -> tuple[Slots, Completions]:
-        last, out = finish_in_fewer_slots(decoder, draws, fewer, out, following, steps, goes_on)
+        last, out = finish_in_fewer_slots(decoder, fewer, out, following, steps, goes_on)
         return put_slots(decoder, last, fewer), out
 
     fewer = take_slots(decoder, slots, jnp.argsort(~slots.live, axis=1)[:, :n])  # stable: in the order of their rows
-    fewer, out = lax.while_loop(some_live, lambda state: decode_chunk(decoder, draws, *state, steps), (fewer, out))
+    fewer, out = lax.while_loop(some_live, lambda state: decode_chunk(decoder, *state, steps), (fewer, out))
     if following:
         fewer, out = lax.cond(goes_on(fewer), finish, lambda *state: state, fewer, out)
     return fewer, out

@@ -27,7 +27,6 @@ from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_
 from jmarl.sampling.scoring import hidden_states
 from jmarl.sampling.slots import (
     Decoder,
-    Draws,
     Slots,
     begin,
     decode_chunk,
@@ -129,7 +128,7 @@ def _on_devices(f: Any, program: PoolProgram) -> Any:
 
 
 def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram, vocabulary: Vocabulary) -> Pool:
-    decoder, inputs, settings, model = _prepared(params, joining.ids, joining.lengths, program)
+    decoder, inputs, settings, model = _prepared(params, joining.ids, joining.lengths, pool, program)
     slots, (a, count) = for_decoder(pool.slots)._replace(clock=pool.slots.clock[0]), joining.takes.shape
     numbers = jnp.zeros((a, count), jnp.int32)
     prompts, mask = prompts_of_view(decoder, numbers)
@@ -169,16 +168,16 @@ def _advance(
 ) -> Pool:
     ids = jnp.zeros((len(free), 1, program.width), jnp.int32)
     # XLA removes the prefill of this empty prompt: nothing reads what follows from it.
-    decoder, _, settings, _ = _prepared(params, ids, jnp.ones_like(ids[..., 0]), program)
+    decoder, *_ = _prepared(params, ids, jnp.ones_like(ids[..., 0]), pool, program)
+    decoder = decoder._replace(stop=pool.stop, vocabulary=vocabulary, own=pool.own)
     slots = for_decoder(pool.slots)._replace(clock=pool.slots.clock[0])
-    draws = Draws(jnp.moveaxis(pool.bits, 0, 1), pool.stop, settings, vocabulary, pool.own)
     slots = slots._replace(live=slots.live & ~free)
-    slots, out = decode_chunk(decoder, draws, slots, pool.out, steps_per_chunk(program.sample.platform))
+    slots, out = decode_chunk(decoder, slots, pool.out, steps_per_chunk(program.sample.platform))
     return pool._replace(slots=_with_clocks(slots), out=out)
 
 
 def _prepared(
-    params: Params, ids: Any, lengths: Any, program: PoolProgram
+    params: Params, ids: Any, lengths: Any, pool: Pool, program: PoolProgram
 ) -> tuple[Decoder, SampleInputs, Sampling, ModelConfig]:
     """Prefill one prompt of each parameter set, and return the decoder and what else the programs need."""
     sample = program.sample
@@ -186,7 +185,8 @@ def _prepared(
     inputs = SampleInputs(jnp.asarray(ids), jnp.asarray(lengths), jnp.zeros((*lengths.shape, 1)), jnp.zeros(1, jnp.int32))
     panels = use_panels(sample.platform, program.slots, settings.compute_dtype, mesh is not None and mesh.size > 1)
     fused = fuses_decoding(sample.platform, settings.compute_dtype, model)
-    return prepare(params, model, settings, inputs, panels, fused), inputs, settings, model
+    bits = jnp.moveaxis(pool.bits, 0, 1)
+    return prepare(params, model, settings, inputs, panels, fused, bits), inputs, settings, model
 
 
 def _with_clocks(slots: Slots) -> Slots:
