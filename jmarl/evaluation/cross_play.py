@@ -28,7 +28,6 @@ from jmarl.evaluation.environment import Reward, as_environment
 from jmarl.evaluation.zero_shot import CrossPlay, Texts
 from jmarl.models.hub.agents import Agent, load_tokenizer, open_agent
 from jmarl.models.hub.tokenize import decode, encode_prompts
-from jmarl.models.platforms import platform_of
 from jmarl.processes import exchange
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import joint_actions
@@ -143,7 +142,7 @@ def sample_texts(
         numbers = np.array([[players[i].number] for i in indices])  # [A, 1]
         stack = np.array([players[i].stack for i in indices])
         keys = RowIds(cfg.run.seed, 0, EVAL, stack, numbers, np.arange(len(prompts[0])))
-        program = SampleProgram(spec.config, settings, 1, group, platform_of(params), mesh=spec.mesh)
+        program = SampleProgram.of(spec, settings, group, params)
         known = vocabulary(spec, settings.stop_texts)
         done.append(sample_stack(params, encoded, keys, spec.stops, vocabulary=known, program=program))
     tokens = tokens_of(team, done, len(prompts[0]))

@@ -36,7 +36,7 @@ def update_team(setup: Setup, state: TeamState, batches: Batches) -> tuple[TeamS
             metrics |= {f"critic_{name}": x for name, x in critic_metrics[i].items() if name != "frozen"}
         stacks.append(stack)
         stack_metrics.append(metrics)
-    new = TeamState(step, tuple(stacks), tuple(critics), state.pending)
+    new = state._replace(step=step, stacks=tuple(stacks), critics=tuple(critics))
     return new, stack_metrics if own else stack_metrics + critic_metrics
 
 

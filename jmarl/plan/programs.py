@@ -18,14 +18,15 @@ from jmarl.learning.choose import update_settings, with_settings
 from jmarl.learning.setup import Setup
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
+from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import state_shardings
-from jmarl.randomness import Randomness
+from jmarl.randomness import TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.zeros import zero_prompts
 from jmarl.runs.precompile import programs_of_run
 from jmarl.runs.start import start
 from jmarl.sampling.generate import SampleRequest, bucket
-from jmarl.sampling.refill import empty_pending
+from jmarl.sampling.refill import empty_rows
 from jmarl.team import StackSpec, Team, map_stacks, stack_agents
 from jmarl.types import StackState, TeamState
 
@@ -85,22 +86,31 @@ def shapes_of_run(team: Team, cfg: TrainConfig, devices: Sequence[Any], prompt_t
     )
     # What is auto on a GPU stays so: this process has none, for which `start` resolved it.
     setup = with_settings(setups[0], update_settings(cfg))
-    return setup, with_pending(setup, shapes._replace(step=step), prompt_tokens)
+    return setup, with_early_rows(setup, shapes._replace(step=step), prompt_tokens)
 
 
-def with_pending(setup: Setup, state: TeamState, prompt_tokens: int) -> TeamState:
+def with_early_rows(setup: Setup, state: TeamState, prompt_tokens: int) -> TeamState:
     """Return the state of a run with async_steps with the shapes of completions that have begun; of others, the same."""
-    cfg, group = setup.cfg, setup.cfg.episodes.num_generations
+    cfg, place = setup.cfg, jax.tree.leaves(state.stacks)[0].sharding
     if not cfg.episodes.async_steps:
         return state
-    pending, leaf = [], jax.tree.leaves(state.stacks)[0]
-    platform = next(iter(leaf.sharding.device_set)).platform
-    prompts = zero_prompts(setup.team, cfg.episodes.num_prompts, widths_of(setup.team, prompt_tokens))
-    for spec, encoded in zip(setup.team.stacks, prompts, strict=True):
-        shapes = jax.eval_shape(partial(empty_pending, encoded, group, spec.config, cfg.sampling, platform, spec.stops))
-        place = leaf.sharding if spec.mesh is None else NamedSharding(spec.mesh.mesh, P("agent"))
-        pending.append(jax.tree.map(lambda x, place=place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes))
-    return state._replace(pending=tuple(pending))
+    request = zero_request(setup, prompt_tokens, cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations)
+    rows = jax.eval_shape(partial(empty_rows, setup.team, request, platform_of(state.stacks)))
+
+    def on(spec: StackSpec, shapes: Any) -> Any:
+        own = place if spec.mesh is None else NamedSharding(spec.mesh.mesh, P("agent"))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own), shapes)
+
+    return state._replace(pending=tuple(map(on, setup.team.stacks, rows)))
+
+
+def zero_request(
+    setup: Setup, prompt_tokens: int, prompts: int, settings: Sampling, group: int, purpose: int = TRAIN
+) -> SampleRequest:
+    """Return what a run requests in the first turn on so many prompts, of zeros. Other arguments as of `SampleRequest`."""
+    count = prompts // num_parts(prompts, setup.cfg.episodes)
+    encoded = zero_prompts(setup.team, count, widths_of(setup.team, prompt_tokens))
+    return SampleRequest(encoded, settings, Randomness(0, 0, purpose), group, np.arange(count, dtype=np.uint32))
 
 
 def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_items: int = 0) -> Programs:
@@ -110,12 +120,10 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
     update has all rows, with prompts that hold the turns before; the samplers are those of the first turn. Left out: a central
     critic, and passes that only compute values or the penalties of a reward.
     """
-    team, cfg, widths = setup.team, setup.cfg, widths_of(setup.team, prompt_tokens)
+    team, cfg = setup.team, setup.cfg
 
-    def request_of(items: Sequence[Any], settings: Sampling, group: int, purpose: int) -> SampleRequest:
-        count = len(items) // num_parts(len(items), cfg.episodes)
-        prompts, ids = zero_prompts(team, count, widths), np.arange(count, dtype=np.uint32)
-        return SampleRequest(prompts, settings, Randomness(0, 0, purpose), group, ids)
+    def request_of(items: Sequence[Any], *arguments: Any) -> SampleRequest:
+        return zero_request(setup, prompt_tokens, len(items), *arguments)
 
     tasks = range(cfg.episodes.num_prompts)
     programs = programs_of_run(setup, state, tasks, range(eval_items), tasks, request_of, any_turn=True)

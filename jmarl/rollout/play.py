@@ -45,7 +45,6 @@ Tokens = list[list[list[list[int]]]]  # [N][P][G] token ids that agents chose
 class Game(NamedTuple):
     """The arguments that all turns of a rollout share."""
 
-    sample: Sampler
     team: Team
     env: Environment
     settings: Sampling
@@ -92,7 +91,7 @@ def play(
         group: completions that every agent writes for an item in the first turn.
         randomness: what all random numbers follow from.
     """
-    game = Game(sample, team, env, settings, episodes, randomness, randomness.environment_rng())
+    game = Game(team, env, settings, episodes, randomness, randomness.environment_rng())
     with calling("turn 0"):
         nodes = first_nodes(game, items)
     turns: list[Turn] = []
@@ -101,7 +100,7 @@ def play(
     for t in range(episodes.num_turns):
         size = group if t == 0 or episodes.branching == "tree" or episodes.forks else 1
         prefilled += sum(len(row) for rows in nodes.fresh for row in rows)
-        turn, answer, tokens = play_turn(game, nodes, t, size)
+        turn, answer, tokens = play_turn(sample, game, nodes, t, size)
         turns.append(without_caches(turn))
         answers.append(answer)
         continuing = continued_actions(answer, turn.rewards, episodes)
@@ -131,10 +130,18 @@ def first_nodes(game: Game, items: Sequence[dict]) -> Nodes:
     return Nodes(states, prompts, rows, rows, numbers, numbers, ids, len(items), spellings, num_long=num_long)
 
 
-def first_request(game: Game, items: Sequence[dict], group: int) -> SampleRequest:
-    """Return what `play` requests for the first turn, if that is the only one and not sampled in parts."""
-    nodes = first_nodes(game, items)
-    return SampleRequest(pad(game.team, nodes.rows), game.settings, game.randomness, group, nodes.ids)
+def first_request(
+    team: Team,
+    items: Sequence[dict],
+    env: Environment,
+    settings: Sampling,
+    episodes: Episodes,
+    group: int,
+    randomness: Randomness,
+) -> SampleRequest:
+    """Return what `play` requests first. Arguments as of `play`."""
+    game = Game(team, env, settings, episodes, randomness, randomness.environment_rng())
+    return requests_of_turn(game, first_nodes(game, items), 0, group)[1][0]
 
 
 def returns_of(
@@ -144,11 +151,7 @@ def returns_of(
     gamma, mode = game.episodes.gamma, game.episodes.cross_credit
     if game.episodes.forks:
         mode = "counterfactual"
-        branches = [
-            counterfactual.Branches(answer, turn.rewards, turn.texts, turn.parents)
-            for answer, turn in zip(answers, turns, strict=True)
-        ]
-        joint_returns = counterfactual.returns(branches, game.env, gamma, game.rng)
+        joint_returns = counterfactual.returns(turns, answers, game.env, gamma, game.rng)
     else:
         joint_returns = discounted([turn.rewards for turn in turns], [turn.parents for turn in turns], gamma)
     returns = [credit_completions(x, turn, mode) for turn, x in zip(turns, joint_returns, strict=True)]
@@ -166,12 +169,6 @@ def acting_mask(prompts: Sequence[Sequence[str | None]]) -> np.ndarray:
     return np.array([[text is not None for text in row] for row in prompts])
 
 
-def agents_to_sample(acts: np.ndarray) -> np.ndarray | None:
-    """Return which agents act at any node, bool [N]; None if all do. acts: bool [N, P]."""
-    agents = np.any(acts, 1)
-    return None if np.all(agents) else agents
-
-
 def check_number_of_agents(team: Team, prompts: Sequence[Sequence[str | None]]) -> None:
     """Raise ValueError if the environment writes prompts for another number of agents than the team has."""
     if len(prompts) != team.num_agents:
@@ -181,29 +178,47 @@ def check_number_of_agents(team: Team, prompts: Sequence[Sequence[str | None]]) 
         )
 
 
-def keeps_caches(episodes: Episodes, settings: Sampling, turn: int) -> bool:
-    """Return whether the next turn continues from this one's caches. A repetition penalty needs the tokens themselves."""
-    return episodes.history == "append" and turn + 1 < episodes.num_turns and settings.repetition_penalty == 1
-
-
 def without_caches(turn: Turn) -> Turn:
     """Return a turn without the caches that its completions hold."""
     return turn._replace(completions=tuple(done._replace(cache=None) for done in turn.completions))
 
 
-def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> tuple[Turn, Answer, Tokens]:
+def requests_of_turn(game: Game, nodes: Nodes, t: int, group: int) -> tuple[Encoded, list[SampleRequest]]:
+    """Return the prompts of turn `t`, padded, and the requests for `group` completions of each, one of each part of them."""
+    team, settings, episodes = game.team, game.settings, game.episodes
+    padded, acts = padded_nodes(len(nodes.states), nodes.max_nodes), acting_mask(nodes.prompts)
+    encoded = pad(team, [[row[p] for p in padded] for row in nodes.rows])
+    fresh = pad(team, [[row[p] for p in padded] for row in nodes.fresh]) if nodes.past else encoded
+    size = len(padded) // num_parts(len(padded), episodes)
+    parts = [slice(start, start + size) for start in range(0, len(padded), size)]
+    # Whether the next turn continues from the caches of this one. A repetition penalty needs the tokens themselves.
+    keeps = episodes.history == "append" and t + 1 < episodes.num_turns and settings.repetition_penalty == 1
+    return encoded, [
+        SampleRequest(
+            fresh if len(parts) == 1 else take_rows_of_nodes(team, fresh, part),
+            settings,
+            game.randomness,
+            group,
+            nodes.ids[padded[part]],
+            turn=t,
+            past=nodes.past and nodes.past.take(padded),
+            keep_cache=keeps,
+            acts=None if np.all(np.any(acts, 1)) else np.any(acts, 1),
+        )
+        for part in parts
+    ]
+
+
+def play_turn(sample: Sampler, game: Game, nodes: Nodes, t: int, group: int) -> tuple[Turn, Answer, Tokens]:
     """Sample the nodes of turn `t`, `group` completions each, and call the environment.
 
     Returns the turn, whose completions hold the caches that the next one continues from, the answer, and the agents' tokens.
     With several parts (`sample_parts`) the environment answers one part of the nodes while the next is sampled.
     """
-    team, settings, episodes, count = game.team, game.settings, game.episodes, len(nodes.states)
-    padded = padded_nodes(count, nodes.max_nodes)
-    encoded = pad(team, [[row[p] for p in padded] for row in nodes.rows])
-    fresh = pad(team, [[row[p] for p in padded] for row in nodes.fresh]) if nodes.past else encoded
+    team, episodes, count = game.team, game.episodes, len(nodes.states)
+    encoded, requests = requests_of_turn(game, nodes, t, group)
     acts, joint = acting_mask(nodes.prompts), joint_actions(episodes.joint_mode, team.num_agents, group)
-    parts = num_parts(len(padded), episodes)
-    size = len(padded) // parts
+    size = len(requests[0].prompt_ids)
     sampled, tokens, answered, waiting = [], [], [], []
 
     def answer_parts() -> None:
@@ -214,24 +229,12 @@ def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> tuple[Turn, Answe
             with calling(f"turn {t}"):
                 answered.append(step_environment(game, nodes.states[part], acts[:, part], tokens[-1], joint))
 
-    for start in range(0, len(padded), size):
-        part = slice(start, start + size)
-        request = SampleRequest(
-            fresh if parts == 1 else take_rows_of_nodes(team, fresh, part),
-            settings,
-            game.randomness,
-            group,
-            nodes.ids[padded[part]],
-            turn=t,
-            past=nodes.past and nodes.past.take(padded),
-            keep_cache=keeps_caches(episodes, settings, t),
-            acts=agents_to_sample(acts),
-            meanwhile=answer_parts if waiting else None,
-        )
-        sampled.append(tuple(map(on_host, game.sample(request))))
-        if start < count:  # the nodes after `count` are padding
-            waiting.append(part)
-        if not episodes.overlap_rewards or start + size >= len(padded):
+    for i, request in enumerate(requests):
+        completions = sample(request._replace(meanwhile=answer_parts if waiting else None))
+        sampled.append(tuple(map(on_host, completions)))
+        if i * size < count:  # the nodes after `count` are padding
+            waiting.append(slice(i * size, (i + 1) * size))
+        if not episodes.overlap_rewards or request is requests[-1]:
             answer_parts()
     texts, answers = zip(*answered, strict=True)
     answer = join_answers(answers)

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Lowered
 
 from jmarl.algorithms import with_fastest_updates
 from jmarl.config import Sampling
 from jmarl.envs.base import Environment
-from jmarl.envs.calls.copies import copies
 from jmarl.hardware import memory_in_use, memory_pool
 from jmarl.learning.choose import bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.setup import Setup
@@ -32,15 +30,12 @@ from jmarl.memory import shapes_of
 from jmarl.models import lora
 from jmarl.processes import exchange
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
-from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.critic_values import rollout_batches
-from jmarl.rollout.play import acting_mask, agents_to_sample, check_number_of_agents, keeps_caches
-from jmarl.rollout.turns import take_rows_of_nodes
+from jmarl.rollout.play import first_request
 from jmarl.rollout.zeros import zero_rollout
 from jmarl.runs.run import Kind, Task
-from jmarl.sampling.generate import SampleRequest, pad, sample_team, tokenize_first_turn
-from jmarl.sampling.refill import refill_stack, refill_team
-from jmarl.sampling.stack_program import sample_stack
+from jmarl.sampling.generate import SampleRequest, lower_samplers
+from jmarl.sampling.refill import lower_step
 from jmarl.types import TeamState
 
 MEASURED_ITEMS = 64  # whose prompts are looked at for the longest
@@ -91,15 +86,11 @@ def programs_of_run(
     params = [lora.model_of(stack) for stack in state.stacks]
 
     def samplers(kind: str, *arguments: Any) -> Iterator[tuple[str, int, Lowered]]:
-        lowered = sample_team(team, params, request_of(*arguments), sample_stack.lower)
-        return ((kind, i, program) for i, program in enumerate(lowered))
+        return ((kind, i, program) for i, program in enumerate(lower_samplers(team, params, request_of(*arguments))))
 
     settings = cfg.sampling, cfg.episodes.num_generations, TRAIN
     request = request_of(tasks, *settings)
-    if state.pending:
-        lowered = refill_team(team, params, state.pending, request, request_of(following, *settings), refill_stack.lower)
-    else:
-        lowered = sample_team(team, params, request, sample_stack.lower)
+    lowered = lower_step(team, state, request, request_of(following, *settings) if cfg.episodes.async_steps else request)
     yield from (("sampling", i, program) for i, program in enumerate(lowered))
     if setup.algorithm.has_greedy_baseline:
         yield from samplers("greedy sampling", tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)
@@ -114,13 +105,8 @@ def first_part(
     setup: Setup, env: Environment, items: Sequence[dict], settings: Sampling, group: int, purpose: int
 ) -> SampleRequest:
     """Return the request for the first part of the prompts of items, see `programs_of_run`."""
-    team, episodes, randomness = setup.team, setup.cfg.episodes, Randomness(setup.cfg.run.seed, 0, purpose)
-    _, prompts = env.reset(copies(items), randomness.environment_rng())
-    check_number_of_agents(team, prompts)
-    size = len(items) // num_parts(len(items), episodes)
-    part = take_rows_of_nodes(team, pad(team, tokenize_first_turn(team, prompts, settings, episodes)), slice(size))
-    keep, acts = keeps_caches(episodes, settings, turn=0), agents_to_sample(acting_mask(prompts))
-    return SampleRequest(part, settings, randomness, group, np.arange(size, dtype=np.uint32), keep_cache=keep, acts=acts)
+    randomness = Randomness(setup.cfg.run.seed, 0, purpose)
+    return first_request(setup.team, items, env, settings, setup.cfg.episodes, group, randomness)
 
 
 def longest_prompts(setup: Setup, items: Sequence[dict], env: Environment) -> list[int]:

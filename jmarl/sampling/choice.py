@@ -48,7 +48,7 @@ def random_bits(keys: Key[Array, " row"], count: int) -> UInt32[Array, "{count} 
 def exponentials(bits: UInt32[Array, " 2"], count: int) -> Float[Array, " {count}"]:
     """Return independent numbers of the exponential distribution with mean 1, hashed from random bits and their indices.
 
-    A few operations on integers, which compilers fuse: random keys in a loop are slow on CPUs, see `sampler.make_draws`.
+    A few operations on integers, which compilers fuse: random keys in a loop are slow on CPUs, see `sampler.prepare`.
     """
     hashed = _mix(_mix(jnp.arange(count, dtype=jnp.uint32) + bits[0]) ^ bits[1])
     # -log(1 - u) keeps the digits of small numbers, which decide. u is neither 0 nor 1.

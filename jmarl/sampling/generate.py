@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.stages import Lowered
 from jaxtyping import Bool, Int, Integer
 
 from jmarl.config import Chat, Episodes, Sampling, as_chat
@@ -19,7 +20,6 @@ from jmarl.memory import ProgramCall, explain_memory
 from jmarl.models.hub.cut import cut_prompt
 from jmarl.models.hub.prompt_warnings import warn_of_prompts
 from jmarl.models.hub.tokenize import decode, encode_prompts, follow_ups
-from jmarl.models.platforms import platform_of
 from jmarl.models.stack import to_host
 from jmarl.randomness import Randomness
 from jmarl.sampling.sampler import RowIds
@@ -68,9 +68,13 @@ class SampleRequest(NamedTuple):
 Sampler = Callable[[SampleRequest], tuple[Completions, ...]]  # returns the completions of each stack
 
 
-def sample_team(
-    team: Team, params: Sequence[Any], request: SampleRequest, call: Callable[..., Any] = sample_stack
-) -> tuple[Any, ...]:
+def lower_samplers(team: Team, params: Sequence[Any], request: SampleRequest) -> tuple[Lowered, ...]:
+    """Return the programs of `sample_team`, without running them."""
+    stacks = enumerate(zip(team.stacks, params, request.encoded, strict=True))
+    return tuple(_call_stack(i, *stack, request, sample_stack.lower) for i, stack in stacks)
+
+
+def sample_team(team: Team, params: Sequence[Any], request: SampleRequest) -> tuple[Completions, ...]:
     """Return the completions of each stack.
 
     With `meanwhile` the programs run in a thread, and the work of the host in the caller's: what the user writes, such as
@@ -80,14 +84,11 @@ def sample_team(
         team: the team.
         params: parameters [A, ...] of each stack.
         request: what to sample.
-        call: `sample_stack`, or `sample_stack.lower`, which returns the program without running it.
     """
     stacks = [*enumerate(zip(team.stacks, params, request.encoded, strict=True))]
-    if call is not sample_stack:
-        return tuple(_call_stack(i, *stack, request, call) for i, stack in stacks)
     with explain_memory(lambda: [sampling_call(team, params, request, i) for i, _ in stacks]):
         if request.meanwhile is None:
-            return jax.block_until_ready(tuple(_call_stack(i, *stack, request, call) for i, stack in stacks))
+            return jax.block_until_ready(tuple(_call_stack(i, *stack, request, sample_stack) for i, stack in stacks))
         return _sample_meanwhile([_call_stack(i, *stack, request, compiled_call) for i, stack in stacks], request.meanwhile)
 
 
@@ -127,9 +128,7 @@ def stack_program(i: int, spec: StackSpec, weights: Any, request: SampleRequest)
     agents, (seed, step, purpose, *_) = np.array(spec.members), request.randomness
     seed = np.repeat(seed, agents.size // np.size(seed)) if np.ndim(seed) else seed
     row_ids = RowIds(seed, step, purpose, i, agents, request.prompt_ids, request.turn)
-    platform, layout = platform_of(weights), (request.keep_cache, spec.mesh)
-    program = SampleProgram(spec.config, request.settings, agents.shape[1], request.group, platform, *layout)
-    return program, row_ids
+    return SampleProgram.of(spec, request.settings, request.group, weights, request.keep_cache), row_ids
 
 
 def on_host(completions: Completions) -> Completions:
@@ -146,7 +145,7 @@ def choose_acting(spec: StackSpec, acts: Bool[np.ndarray, " team_agent"]) -> Act
     sets, roles = np.flatnonzero(active.any(1)), np.flatnonzero(active.any(0))
     if len(roles) and spec.mesh is not None and spec.mesh.shape["agent"] > 1:
         sets = np.arange(len(active))
-    return None if (len(sets), len(roles)) == active.shape else Acting(sets, roles)
+    return None if (len(sets), len(roles)) == active.shape else (sets, roles)
 
 
 def pad(team: Team, rows: Rows) -> Encoded:

@@ -5,10 +5,10 @@ under the parameters of this step: at most one update off-policy. The behavior p
 sampled, and truncated importance sampling weights what changed (`importance_cap`). Rows in the middle keep the keys and values
 that they have (as in PipelineRL, arXiv 2509.19128); prompts that have not begun are computed again with the new parameters.
 
-The rows that have begun are `Pending`. They belong to the sampler of the run (`EarlyRows`); a checkpoint saves them, with their
-keys and values, with the state, so a resumed run is bit-equal. Left out: several turns, devices that share an agent, and
-evaluations, which sample with one set of parameters. Agents that do not act are sampled all the same, and their completions
-ignored.
+The rows that have begun are `Pending`. They belong to the sampler of the run (`EarlyRows`), and no other room looks into them;
+a checkpoint saves them, with their keys and values, with the state, so a resumed run is bit-equal. Left out: several turns,
+devices that share an agent, and evaluations, which sample with one set of parameters. Agents that do not act are sampled all
+the same, and their completions ignored.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from jax.stages import Lowered
 from jaxtyping import Array, Int
 
 from jmarl.config import Sampling
@@ -28,25 +29,29 @@ from jmarl.memory import ProgramCall, explain_memory
 from jmarl.models import decoding
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
+from jmarl.models.lora import model_of
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
 from jmarl.models.sharding import model_on, on_devices, state_specs
 from jmarl.randomness import TRAIN
-from jmarl.sampling.generate import SampleRequest, sample_team, stack_program
-from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, make_draws, prepare, row_keys
+from jmarl.sampling.generate import SampleRequest, lower_samplers, sample_team, stack_program
+from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, prepare, row_keys
 from jmarl.sampling.slots import (
     Decoder,
     Slots,
     begin,
     decode_chunk,
+    empty_slots,
     fewer_slots,
     finish_in_fewer_slots,
+    for_decoder,
+    from_decoder,
     num_live,
     prompts_of_view,
     put_slots,
     select_slots,
     take_prompts,
 )
-from jmarl.sampling.stack_program import Prompts, SampleProgram, stop_of_prompts, with_dtype
+from jmarl.sampling.stack_program import Prompts, SampleProgram, stop_of_prompts
 from jmarl.sampling.stop_texts import vocabulary
 from jmarl.team import Team
 from jmarl.types import PLAIN, TRACES, Completions, TeamState, Vocabulary
@@ -61,14 +66,6 @@ class Pending(NamedTuple):
     prompts: Prompts  # of these rows
 
 
-class Queue(NamedTuple):
-    """The rows of this step and the next, in the order in which they begin."""
-
-    slots: Slots
-    out: Completions  # arrays [A, row, ...]
-    begun: Int[Array, " agent"]
-
-
 def empty_pending(
     prompts: Prompts,
     group: int,
@@ -80,26 +77,9 @@ def empty_pending(
     """Return slots of which none is taken. prompts: for their shapes only; the other arguments as for `refill_stack`."""
     ids, lengths = prompts
     a, p, width = ids.shape
-    rows, new, dtype = p * group, settings.max_new_tokens, dtype_on(platform, settings.compute_dtype)
-    fused = fuses_decoding(platform, dtype, model)
-
-    def empty(make: Callable[..., Any], count: int, capacity: int) -> Any:
-        return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), make(model, count, capacity, dtype, fused))
-
-    numbers = jnp.zeros((a, rows), jnp.int32)
-    slots = Slots(
-        row=numbers,
-        t=numbers,
-        token=numbers,
-        live=numbers > 0,
-        clock=None,
-        cache=empty(decoding.empty_cache, rows, new),
-        prompts=empty(decoding.empty_keys, p, width),
-        prompt_mask=jnp.zeros((a, p, width), bool),
-        seen=jnp.zeros((a, rows, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
-        text=numbers if settings.stop else None,
-    )
-    out = flat_rows(empty_completions((a, p, group, new), stop_of_prompts(stop, a, p)))
+    dtype = dtype_on(platform, settings.compute_dtype)
+    slots = empty_slots(model, settings, dtype, fuses_decoding(platform, dtype, model), (a, p * group, p, width))
+    out = flat_rows(empty_completions((a, p, group, settings.max_new_tokens), stop_of_prompts(stop, a, p)))
     return Pending(slots, out, jnp.zeros(a, jnp.int32), (jnp.zeros(ids.shape, jnp.int32), jnp.zeros(lengths.shape, jnp.int32)))
 
 
@@ -131,7 +111,6 @@ def refill_stack(
         program: the static settings.
     """
     TRACES["refill"] += 1
-    program = with_dtype(program)
     group, settings, mesh, agents = program.group, program.settings, program.mesh, len(prompts[0][0])
     model = model_on(mesh, program.config)
     width = max(ids.shape[-1] for ids, _ in (*prompts, pending.prompts))
@@ -162,7 +141,6 @@ def refill(
     """Return `refill_stack` for prefilled prompts. inputs: of this step and the next. steps: steps of a chunk."""
     (a, p, group), vocab = inputs.keys.shape, decoder.view.params["embed"].shape[-2]
     rows = p // 2 * group  # of a step
-    draws = make_draws(inputs, settings)
     seen = ids_in_prompts(inputs, vocab).reshape(a, -1, vocab) if settings.repetition_penalty != 1 else None
     stop = jnp.broadcast_to(inputs.stop, (a, p, inputs.stop.shape[-1]))[:, p // 2 :]
     following = flat_rows(empty_completions((a, p // 2, group, settings.max_new_tokens), stop))
@@ -173,21 +151,23 @@ def refill(
     def step_goes_on(slots: Slots) -> Array:
         return jnp.any(slots.live & (slots.row < rows))
 
-    def goes_on(queue: Queue) -> Array:
-        some_to_begin = jnp.any(queue.begun < 2 * rows)
-        unfinished = jnp.any(queue.begun < rows) | step_goes_on(queue.slots)
-        return unfinished & (some_to_begin | (num_live(queue.slots.live) > limit))
+    def goes_on(state: tuple[Slots, Completions, Array]) -> Array:
+        slots, _, begun = state
+        some_to_begin = jnp.any(begun < 2 * rows)
+        unfinished = jnp.any(begun < rows) | step_goes_on(slots)
+        return unfinished & (some_to_begin | (num_live(slots.live) > limit))
 
-    def chunk(queue: Queue) -> Queue:
-        slots, begun = fill(decoder, queue.slots, queue.begun, seen)
-        return Queue(*decode_chunk(decoder, draws, slots, queue.out, steps), begun)
+    def chunk(state: tuple[Slots, Completions, Array]) -> tuple[Slots, Completions, Array]:
+        slots, out, begun = state
+        slots, begun = fill(decoder, slots, begun, seen)
+        return *decode_chunk(decoder, slots, out, steps), begun
 
     def finish(slots: Slots, out: Completions) -> tuple[Slots, Completions]:
-        last, out = finish_in_fewer_slots(decoder, draws, slots, out, fewer, steps, step_goes_on)
+        last, out = finish_in_fewer_slots(decoder, slots, out, fewer, steps, step_goes_on)
         return put_slots(decoder, last, slots), out
 
     slots = to_slots(pending, inputs.prompts.shape[-1], group, decoder)
-    slots, out, begun = lax.while_loop(goes_on, chunk, Queue(slots, out, pending.begun))
+    slots, out, begun = lax.while_loop(goes_on, chunk, (slots, out, pending.begun))
     if fewer:  # nothing is left to begin
         slots, out = lax.cond(step_goes_on(slots), finish, lambda *state: state, slots, out)
     done = jax.tree.map(lambda x: x[:, :rows].reshape(a, p // 2, group, *x.shape[2:]), out)
@@ -201,11 +181,10 @@ def to_slots(pending: Pending, width: int, group: int, decoder: Decoder) -> Slot
     """Return the slots of pending rows as a decoder reads them, with prompts padded to this width, and a clock at 0.
 
     group: completions per prompt; rows are numbered prompt by prompt."""
-    slots = pending.slots
-    caches = slots.cache, decoding.resize(slots.prompts, width, decoder.fused), pad_last(slots.prompt_mask, width)
-    cache, prompts, mask = jax.tree.map(lambda x: x[0], caches) if len(slots.row) == 1 else caches
-    prompts, mask = take_prompts(decoder, prompts, mask, slots.row // group)
-    return slots._replace(clock=jnp.int32(0), cache=cache, prompts=prompts, prompt_mask=mask)
+    prompts, mask = decoding.resize(pending.slots.prompts, width, decoder.fused), pad_last(pending.slots.prompt_mask, width)
+    slots = for_decoder(pending.slots._replace(prompts=prompts, prompt_mask=mask))
+    prompts, mask = take_prompts(decoder, slots.prompts, slots.prompt_mask, slots.row // group)
+    return slots._replace(clock=jnp.int32(0), prompts=prompts, prompt_mask=mask)
 
 
 def to_pending(slots: Slots, first: int, decoder: Decoder) -> Slots:
@@ -214,9 +193,8 @@ def to_pending(slots: Slots, first: int, decoder: Decoder) -> Slots:
     first: number of the next step's first prompt. All rows under way follow prompts of that step."""
     numbers = jnp.arange(first, decoder.first_tokens.shape[1])
     prompts, mask = prompts_of_view(decoder, jnp.broadcast_to(numbers, (len(slots.row), first)))
-    caches = slots.cache if decoder.fused else decoding.roll(slots.cache, -slots.clock), prompts, mask
-    cache, prompts, mask = jax.tree.map(lambda x: x[None], caches) if len(slots.row) == 1 else caches
-    return slots._replace(clock=None, cache=cache, prompts=prompts, prompt_mask=mask)
+    cache = slots.cache if decoder.fused else decoding.roll(slots.cache, -slots.clock)
+    return from_decoder(slots._replace(clock=None, cache=cache, prompts=prompts, prompt_mask=mask))
 
 
 def cut(pending: Pending, width: int, fused: bool) -> Pending:
@@ -260,7 +238,8 @@ def fill(decoder: Decoder, slots: Slots, begun: Int[Array, " agent"], seen: Arra
 
 
 class EarlyRows:
-    """The early rows of a run, which belong to its sampler; a checkpoint saves them with the state.
+    """The early rows of a run, which belong to its sampler; a checkpoint saves them with the state. Without async_steps there
+    are none.
 
     Args:
         team: the team.
@@ -283,30 +262,46 @@ class EarlyRows:
         """Return the rows of a step, and free those of earlier ones, whose updates are made."""
         for earlier in [number for number in self.rows if number < step]:
             jax.tree.map(lambda x: x.delete(), self.rows.pop(earlier))  # callers hold the first ones too
-        return self.rows[step]
+        return self.rows.get(step, ())
 
     def sample(
-        self, params: Sequence[Any], step: int, following: SampleRequest, request: SampleRequest
+        self, params: Sequence[Any], step: int, following: SampleRequest | None, request: SampleRequest
     ) -> tuple[Completions, ...]:
         """Return the completions of a request in a step, and begin rows of the next step.
 
         Args:
             params: parameters [A, ...] of each stack.
             step: number of the step.
-            following: the request of the next step's first turn.
+            following: the request of the next step's first turn; None: none of its rows begins early.
             request: what the step's episodes request.
         """
-        if request.randomness.purpose != TRAIN:
+        if following is None or request.randomness.purpose != TRAIN:
             return sample_team(self.team, params, request)
         pending = self.at(step)
         check_same_prompts(pending, request)
         completions, self.rows[step + 1] = refill_team(self.team, params, pending, request, following)
         return completions
 
-    def share(self, step: int, completions: Sequence[Completions]) -> float:
-        """Return the share of a step's tokens that the step before has sampled. completions: of each stack."""
-        early = sum(int(x.out.action_mask.sum()) for x in self.at(step))
-        return early / max(1, sum(int(done.action_mask.sum()) for done in completions))
+    def notes(self, step: int, completions: Sequence[Completions]) -> dict[str, float]:
+        """Return for the log the share of a step's tokens that the step before has sampled. completions: of each stack."""
+        if not (pending := self.at(step)):
+            return {}
+        early, tokens = (sum(int(x.action_mask.sum()) for x in part) for part in ([x.out for x in pending], completions))
+        return {"off_policy": early / max(1, tokens)}
+
+
+def empty_rows(team: Team, request: SampleRequest, platform: str) -> tuple[Pending, ...]:
+    """Return the early rows of each stack before the first step: none has begun. request: of a step, for its shapes."""
+    stacks, options = zip(team.stacks, request.encoded, strict=True), (request.settings, platform)
+    return tuple(empty_pending(prompts, request.group, spec.config, *options, spec.stops) for spec, prompts in stacks)
+
+
+def lower_step(team: Team, state: TeamState, request: SampleRequest, following: SampleRequest) -> Sequence[Lowered]:
+    """Return the programs that sample a step. following: the request of the next step, read if its rows begin early."""
+    params = [model_of(stack) for stack in state.stacks]
+    if not state.pending:
+        return lower_samplers(team, params, request)
+    return refill_team(team, params, state.pending, request, following, refill_stack.lower)
 
 
 def check_same_prompts(pending: Sequence[Pending], request: SampleRequest) -> None:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Int, Integer, Key
+from jaxtyping import Array, Bool, Int, Integer, Key, UInt32
 
 from jmarl.config import Sampling as Sampling  # part of the signature of `sample`
 from jmarl.hardware import dtype_on
@@ -26,7 +26,7 @@ from jmarl.models.decoder import Params
 from jmarl.models.sharding import gather
 from jmarl.models.stack import is_shared, own_leaves
 from jmarl.sampling.choice import next_token, random_bits
-from jmarl.sampling.slots import Decoder, Draws, Slots, fewer_slots, finish_in_fewer_slots, num_live
+from jmarl.sampling.slots import Decoder, Slots, fewer_slots, finish_in_fewer_slots, num_live
 from jmarl.types import PLAIN, Completions, Vocabulary
 
 Numbers = Integer[Array | np.ndarray, "..."] | int
@@ -100,7 +100,6 @@ def sample(
     stop = stop_of_rows(inputs)
     decoder = prepare(params, cfg, sampling, inputs, panels, fused)
     seen = ids_in_prompts(inputs, vocab) if sampling.repetition_penalty != 1 else None
-    draws = make_draws(inputs, sampling)
     text = None if inputs.vocabulary.stops is None else jnp.zeros((a, p, g), jnp.int32)
     fewer = fewer_slots(p * g, new, p, inputs.prompts.shape[-1]) if chunk and not keep_cache else ()
     limit = fewer[0] if fewer else 0
@@ -108,8 +107,8 @@ def sample(
     def body(state: DecodeState) -> DecodeState:
         t, _, done, cache, seen, text, out = state
         logits, cache = decoder.decode(decoder.view, cache, state.token, t, None, ~done)
-        bits = draws.bits[t].reshape(a, p, g, 2)
-        (token, logp, truncated), ended, seen, text = next_token(logits, bits, t, seen, text, stop, sampling, draws.vocabulary)
+        bits = decoder.bits[t].reshape(a, p, g, 2)
+        (token, logp, truncated), ended, seen, text = next_token(logits, bits, t, seen, text, stop, sampling, inputs.vocabulary)
         token = jnp.where(done, stop[..., 0], token)
         out = out._replace(
             tokens=out.tokens.at[..., t].set(token),
@@ -131,13 +130,11 @@ def sample(
     end = lax.while_loop(goes_on, several, start)
     out = end.out._replace(ended=end.done, steps=jnp.full(a, end.t))
     if fewer:
-        out = _finish(decoder, draws, end, out, fewer, chunk)
+        out = _finish(decoder, end, out, fewer, chunk)
     return out._replace(cache=decoder.export(end.cache, out.action_mask)) if keep_cache else out
 
 
-def _finish(
-    decoder: Decoder, draws: Draws, end: DecodeState, out: Completions, fewer: tuple[int, ...], chunk: int
-) -> Completions:
+def _finish(decoder: Decoder, end: DecodeState, out: Completions, fewer: tuple[int, ...], chunk: int) -> Completions:
     """Return the completions of all rows, of which some have not ended yet."""
     shape, new = out.tokens.shape, out.tokens.shape[-1]
     a, rows = shape[0], shape[1] * shape[2]
@@ -155,7 +152,7 @@ def _finish(
         text=None if end.text is None else end.text.reshape(a, rows),
     )
     flat = jax.tree.map(lambda x: x.reshape(a, rows, *x.shape[3:]), out._replace(steps=None))
-    slots, flat = finish_in_fewer_slots(decoder, draws, slots, flat, fewer, chunk)
+    slots, flat = finish_in_fewer_slots(decoder, slots, flat, fewer, chunk)
     out = jax.tree.map(lambda x: x.reshape(*shape[:3], *x.shape[2:]), flat)
     return out._replace(steps=jnp.full(a, jnp.minimum(slots.clock, new)))
 
@@ -164,15 +161,6 @@ def stop_of_rows(inputs: SampleInputs) -> Int[Array, "agent prompt group stop"]:
     """Return the ids that end each row."""
     (a, p, g), width = inputs.keys.shape, inputs.stop.shape[-1]
     return jnp.broadcast_to(jnp.broadcast_to(inputs.stop, (a, p, width))[:, :, None], (a, p, g, width))
-
-
-def make_draws(inputs: SampleInputs, sampling: Sampling) -> Draws:
-    """Return what the tokens of rows are drawn with. The keys of the inputs are consumed."""
-    keys, stop = inputs.keys, stop_of_rows(inputs)
-    rows = keys.shape[1] * keys.shape[2]
-    # Computed before the loop: in the loop, XLA for CPUs would run random numbers and a scatter as loops, at every token.
-    bits = random_bits(keys.reshape(-1), sampling.max_new_tokens).reshape(sampling.max_new_tokens, len(keys), rows, 2)
-    return Draws(bits, stop.reshape(len(keys), rows, -1), sampling, inputs.vocabulary)
 
 
 def empty_completions(shape: tuple[int, ...], stop: Int[Array, "*agent_prompt stop"]) -> Completions:
@@ -188,9 +176,20 @@ def empty_completions(shape: tuple[int, ...], stop: Int[Array, "*agent_prompt st
     )
 
 
-def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: SampleInputs, panels: bool, fused: bool) -> Decoder:
-    """Prefill the prompts, and return the decoder of their completions."""
-    prompts, lengths, keys, _, before, _ = inputs
+def prepare(
+    params: Params,
+    cfg: ModelConfig,
+    sampling: Sampling,
+    inputs: SampleInputs,
+    panels: bool,
+    fused: bool,
+    bits: UInt32[Array, "token agent row 2"] | None = None,
+) -> Decoder:
+    """Prefill the prompts, and return the decoder of their completions.
+
+    bits: with which rows choose their tokens; None: those of the keys, which are consumed.
+    """
+    prompts, lengths, keys, _, before, vocabulary = inputs
     (a, p, g), new = keys.shape, sampling.max_new_tokens
     dtype = jnp.dtype(dtype_on(platforms.platform_of(params), sampling.compute_dtype))
     # A single agent has no agent axis here: XLA drops an axis of 1 from some shapes only, and then copies the cache per token.
@@ -226,7 +225,12 @@ def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sample
         return jax.tree.map(lambda x: x[None], out) if a == 1 else out
 
     last = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]
-    return Decoder(view, decode, per_agent, export, cache, states, jnp.broadcast_to(last, (a, p, g)), fused)
+    first_tokens = jnp.broadcast_to(last, (a, p, g))
+    if bits is None:
+        # Before the loop: in it, XLA for CPUs would run random numbers and a scatter as loops, at every token.
+        bits = random_bits(keys.reshape(-1), new).reshape(new, a, p * g, 2)
+    stop = stop_of_rows(inputs).reshape(a, p * g, -1)
+    return Decoder(view, decode, per_agent, export, cache, states, first_tokens, fused, bits, stop, sampling, vocabulary)
 
 
 def _step(

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Int, UInt32
 
 from jmarl.config import Sampling
 from jmarl.models import decoding
+from jmarl.models.config import ModelConfig
 from jmarl.models.layers.delta import DeltaState
 from jmarl.sampling.choice import RowSampling, next_token
 from jmarl.types import Completions, Vocabulary
@@ -42,12 +43,7 @@ class Decoder(NamedTuple):
     states: Any  # per layer, the states of prompts that rows begin with; None of layers that attend
     first_tokens: Int[Array, "agent prompt group"]  # the prompts' last, which are not prefilled: `decode` gives all logits
     fused: bool
-
-
-class Draws(NamedTuple):
-    """What the tokens of rows are drawn with."""
-
-    bits: UInt32[Array, "token agent row 2"]
+    bits: UInt32[Array, "token agent row 2"]  # with which rows choose their tokens
     stop: Int[Array, "agent row stop"]  # ids that end each row
     sampling: Sampling
     vocabulary: Vocabulary
@@ -69,6 +65,44 @@ class Slots(NamedTuple):
     text: Int[Array, "agent slot"] | None  # state in the automaton of stop texts; None without them
 
 
+def empty_slots(model: ModelConfig, settings: Sampling, dtype: str, fused: bool, shape: tuple[int, int, int, int]) -> Slots:
+    """Return slots of which none is taken, without a clock; also a single agent has an agent axis.
+
+    shape: numbers of agents, slots and prompts, and the length of a prompt."""
+    a, count, prompts, width = shape
+
+    def empty(make: Callable[..., Any], count: int, capacity: int) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), make(model, count, capacity, dtype, fused))
+
+    numbers = jnp.zeros((a, count), jnp.int32)
+    return Slots(
+        row=numbers,
+        t=numbers,
+        token=numbers,
+        live=numbers > 0,
+        clock=None,
+        cache=empty(decoding.empty_cache, count, settings.max_new_tokens),
+        prompts=empty(decoding.empty_keys, prompts, width),
+        prompt_mask=jnp.zeros((a, prompts, width), bool),
+        seen=jnp.zeros((a, count, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
+        text=numbers if settings.stop else None,
+    )
+
+
+def for_decoder(slots: Slots) -> Slots:
+    """Return slots as a decoder reads them: caches of a single agent have no agent axis."""
+    caches = slots.cache, slots.prompts, slots.prompt_mask
+    cache, prompts, mask = jax.tree.map(lambda x: x[0], caches) if len(slots.row) == 1 else caches
+    return slots._replace(cache=cache, prompts=prompts, prompt_mask=mask)
+
+
+def from_decoder(slots: Slots) -> Slots:
+    """Invert `for_decoder`."""
+    caches = slots.cache, slots.prompts, slots.prompt_mask
+    cache, prompts, mask = jax.tree.map(lambda x: x[None], caches) if len(slots.row) == 1 else caches
+    return slots._replace(cache=cache, prompts=prompts, prompt_mask=mask)
+
+
 def fewer_slots(rows: int, new_tokens: int, prompts: int, width: int) -> tuple[int, ...]:
     """Return the numbers of slots that an agent's rows move to one after the other, while they end; () if none is worth it.
 
@@ -88,20 +122,20 @@ def fewer_slots(rows: int, new_tokens: int, prompts: int, width: int) -> tuple[i
     return tuple(n for n in numbers if n * (width + new_tokens) <= most)
 
 
-def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions, steps: int) -> tuple[Slots, Completions]:
+def decode_chunk(decoder: Decoder, slots: Slots, out: Completions, steps: int) -> tuple[Slots, Completions]:
     """Decode some tokens of the rows in all slots, and write them to `out`, whose arrays are [A, row, ...]."""
-    capacity, agents = len(draws.bits), jnp.arange(len(slots.row))[:, None]
+    capacity, agents = len(decoder.bits), jnp.arange(len(slots.row))[:, None]
     layers = [(weights, prompts) for (weights, _), prompts in zip(decoder.view.layers, slots.prompts, strict=True)]
     view = decoder.view._replace(layers=layers, prefix_mask=slots.prompt_mask)
     places = slots.t + jnp.arange(steps)[:, None, None]
-    bits, stop = draws.bits[jnp.minimum(places, capacity - 1), agents, slots.row], draws.stop[agents, slots.row]
-    own = jax.tree.map(lambda x: x[agents, slots.row], draws.own)
+    bits, stop = decoder.bits[jnp.minimum(places, capacity - 1), agents, slots.row], decoder.stop[agents, slots.row]
+    own = jax.tree.map(lambda x: x[agents, slots.row], decoder.own)
 
     def add_token(slots: Slots, bits: Array) -> tuple[Slots, tuple[Array, ...]]:
         _, t, token, live, clock, cache, _, _, seen, text = slots
         logits, cache = decoder.decode(view, cache, token[..., None], t, clock, live)
         (chosen, logp, truncated), ended, seen, text = next_token(
-            logits[:, :, 0], bits, t, seen, text, stop, draws.sampling, draws.vocabulary, own
+            logits[:, :, 0], bits, t, seen, text, stop, decoder.sampling, decoder.vocabulary, own
         )
         ended &= live
         following = slots._replace(
@@ -130,7 +164,6 @@ def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions,
 
 def finish_in_fewer_slots(
     decoder: Decoder,
-    draws: Draws,
     slots: Slots,
     out: Completions,
     numbers: Sequence[int],
@@ -148,11 +181,11 @@ def finish_in_fewer_slots(
         return goes_on(state[0]) & (num_live(state[0].live) > limit)
 
     def finish(fewer: Slots, out: Completions) -> tuple[Slots, Completions]:
-        last, out = finish_in_fewer_slots(decoder, draws, fewer, out, following, steps, goes_on)
+        last, out = finish_in_fewer_slots(decoder, fewer, out, following, steps, goes_on)
         return put_slots(decoder, last, fewer), out
 
     fewer = take_slots(decoder, slots, jnp.argsort(~slots.live, axis=1)[:, :n])  # stable: in the order of their rows
-    fewer, out = lax.while_loop(some_live, lambda state: decode_chunk(decoder, draws, *state, steps), (fewer, out))
+    fewer, out = lax.while_loop(some_live, lambda state: decode_chunk(decoder, *state, steps), (fewer, out))
     if following:
         fewer, out = lax.cond(goes_on(fewer), finish, lambda *state: state, fewer, out)
     return fewer, out

@@ -16,24 +16,19 @@ from jmarl.models import decoding
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.layers.attention import KeyValues
-from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, steps_per_look, use_panels
+from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, platform_of, steps_per_chunk, steps_per_look, use_panels
 from jmarl.models.rows import divide, divided, divided_prompts, joined
 from jmarl.models.sharding import DeviceMesh, model_on, on_devices, spec_of, state_specs
 from jmarl.models.stack import map_own
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, row_keys, sample
+from jmarl.team import StackSpec
 from jmarl.types import PLAIN, TRACES, Completions, Vocabulary
 
 Ids = Int[Array | np.ndarray, "agent row prompt_token"]  # row: all prompts of the agent's first role, then those of the next
 Lengths = Int[Array | np.ndarray, "agent row"]
 Prompts = tuple[Ids, Lengths]  # of a stack: token ids, padded on the right, and their number
-
-
-class Acting(NamedTuple):
-    """The parameter sets and roles of a stack to sample, if not all of its agents act."""
-
-    sets: Int[Array | np.ndarray, " set"]  # indices into the agent axis
-    roles: Int[Array | np.ndarray, " acting_role"]  # indices of roles, the same for all these sets
-
+# What to sample of a stack if not all of its agents act: indices into the agent axis, and of the roles of all these sets
+Acting = tuple[Int[Array | np.ndarray, " set"], Int[Array | np.ndarray, " acting_role"]]
 
 # How a mesh divides what is sampled
 _ROWS, _KEYS, _STATES = spec_of("agent", "row"), spec_of("agent", None, "K", "row"), spec_of("agent", None, "row")
@@ -46,18 +41,19 @@ class SampleProgram(NamedTuple):
     """The static settings of the program that samples a stack."""
 
     config: ModelConfig
-    settings: Sampling
+    settings: Sampling  # with a compute_dtype that is not auto
     roles: int
     group: int
     platform: str  # that the program is compiled for, see `models.platforms`
     keep_cache: bool = False  # return the cache too, for prompts that follow
     mesh: DeviceMesh | None = None
 
-
-def with_dtype(program: SampleProgram) -> SampleProgram:
-    """Return settings of a program in which compute_dtype is not auto."""
-    dtype = dtype_on(program.platform, program.settings.compute_dtype)
-    return program._replace(settings=dataclasses.replace(program.settings, compute_dtype=dtype))
+    @classmethod
+    def of(cls, spec: StackSpec, settings: Sampling, group: int, weights: Any, keep_cache: bool = False) -> "SampleProgram":
+        """Return the settings for a stack on the platform of its weights."""
+        platform = platform_of(weights)
+        settings = dataclasses.replace(settings, compute_dtype=dtype_on(platform, settings.compute_dtype))
+        return cls(spec.config, settings, len(spec.members[0]), group, platform, keep_cache, spec.mesh)
 
 
 @partial(jax.jit, static_argnames=("program",), compiler_options=COMPILER_OPTIONS)
@@ -85,7 +81,6 @@ def sample_stack(
         program: the static settings.
     """
     TRACES["sample"] += 1
-    program = with_dtype(program)
     ids, lengths = (jnp.asarray(x) for x in prompts)
     keys = row_keys(row_ids, program.group)
     stop = stop_of_prompts(stop, *ids.shape[:2])

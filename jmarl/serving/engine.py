@@ -281,8 +281,7 @@ class Engine:
 
     def _program(self, size: Size) -> PoolProgram:
         spec, settings = self.team.stacks[size.stack], dataclasses.replace(self.settings, max_new_tokens=size.capacity)
-        platform = platform_of(self.params[size.stack])
-        sample = SampleProgram(spec.config, settings, 1, 1, platform, mesh=spec.mesh)
+        sample = SampleProgram.of(spec, settings, 1, self.params[size.stack])
         return PoolProgram(sample, size.stack, self.slots_of(size), size.width)
 
     def _new_pool(self, size: Size) -> Pool:

@@ -5,7 +5,6 @@ numbers follow from its own seed, agent and number in the group, and the shapes 
 its tokens depend neither on its slot nor on the rows beside it, but for the rounding of sums over keys in another order.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jmarl.config import Sampling
-from jmarl.models import decoder, decoding
+from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
@@ -26,8 +25,18 @@ from jmarl.randomness import EVAL
 from jmarl.sampling.choice import RowSampling, random_bits
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, prepare, row_keys
 from jmarl.sampling.scoring import hidden_states
-from jmarl.sampling.slots import Decoder, Draws, Slots, begin, decode_chunk, prompts_of_view, select_slots
-from jmarl.sampling.stack_program import SampleProgram, with_dtype
+from jmarl.sampling.slots import (
+    Decoder,
+    Slots,
+    begin,
+    decode_chunk,
+    empty_slots,
+    for_decoder,
+    from_decoder,
+    prompts_of_view,
+    select_slots,
+)
+from jmarl.sampling.stack_program import SampleProgram
 from jmarl.types import PLAIN, TRACES, Completions, Vocabulary
 
 
@@ -61,7 +70,7 @@ class Joining(NamedTuple):
 class PoolProgram(NamedTuple):
     """The static settings of the programs of a pool."""
 
-    sample: SampleProgram  # of one role and one completion a prompt; max_new_tokens is the capacity of a row
+    sample: SampleProgram  # of one completion a prompt; max_new_tokens is the capacity of a row
     stack: int  # number of the stack in its team
     slots: int  # rows of each parameter set
     width: int  # longest prompt
@@ -69,30 +78,13 @@ class PoolProgram(NamedTuple):
 
 def empty_pool(agents: int, num_stop: int, program: PoolProgram) -> Pool:
     """Return a pool of which no slot is taken. agents: parameter sets. num_stop: ids that end a completion."""
-    sample = with_dtype(program.sample)
-    model, settings, a, count = sample.config, sample.settings, agents, program.slots
-    new, fused = settings.max_new_tokens, fuses_decoding(sample.platform, settings.compute_dtype, model)
-
-    def empty(make: Callable[..., Any], capacity: int) -> Any:
-        cache = make(model, count, capacity, settings.compute_dtype, fused)
-        return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), cache)
-
-    numbers = jnp.zeros((a, count), jnp.int32)
-    slots = Slots(
-        row=jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (a, count)),
-        t=numbers,
-        token=numbers,
-        live=numbers > 0,
-        clock=jnp.zeros(a, jnp.int32),
-        cache=empty(decoding.empty_cache, new),
-        prompts=empty(decoding.empty_keys, program.width),
-        prompt_mask=jnp.zeros((a, count, program.width), bool),
-        seen=jnp.zeros((a, count, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
-        text=None,
-    )
+    model, settings, a, count = program.sample.config, program.sample.settings, agents, program.slots
+    new, fused = settings.max_new_tokens, fuses_decoding(program.sample.platform, settings.compute_dtype, model)
+    slots = empty_slots(model, settings, settings.compute_dtype, fused, (a, count, count, program.width))
+    row, clock = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (a, count)), jnp.zeros(a, jnp.int32)
     stop, zeros = jnp.zeros((a, count, num_stop), jnp.int32), jnp.zeros((a, count))
     bits = jnp.zeros((a, new, count, 2), jnp.uint32)
-    return Pool(slots, _no_tokens(a, count, new), bits, stop, RowSampling(zeros, zeros))
+    return Pool(slots._replace(row=row, clock=clock), _no_tokens(a, count, new), bits, stop, RowSampling(zeros, zeros))
 
 
 def _no_tokens(agents: int, slots: int, capacity: int) -> Completions:
@@ -136,8 +128,8 @@ def _on_devices(f: Any, program: PoolProgram) -> Any:
 
 
 def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram, vocabulary: Vocabulary) -> Pool:
-    decoder, inputs, settings, model = _prepared(params, joining.ids, joining.lengths, program)
-    slots, (a, count) = _inside(pool.slots, decoder), joining.takes.shape
+    decoder, inputs, settings, model = _prepared(params, joining.ids, joining.lengths, pool, program)
+    slots, (a, count) = for_decoder(pool.slots)._replace(clock=pool.slots.clock[0]), joining.takes.shape
     numbers = jnp.zeros((a, count), jnp.int32)
     prompts, mask = prompts_of_view(decoder, numbers)
     seen = None
@@ -163,7 +155,7 @@ def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram
 
     own = RowSampling(joining.temperature[:, None], joining.top_p[:, None])
     return Pool(
-        _outside(select_slots(decoder, joining.takes, new, slots), decoder),
+        _with_clocks(select_slots(decoder, joining.takes, new, slots)),
         jax.tree.map(put, _no_tokens(a, count, capacity), pool.out),
         jnp.where(joining.takes[:, None, :, None], jnp.moveaxis(bits, 0, 1), pool.bits),
         put(joining.stop, pool.stop),
@@ -176,39 +168,30 @@ def _advance(
 ) -> Pool:
     ids = jnp.zeros((len(free), 1, program.width), jnp.int32)
     # XLA removes the prefill of this empty prompt: nothing reads what follows from it.
-    decoder, _, settings, _ = _prepared(params, ids, jnp.ones_like(ids[..., 0]), program)
-    slots = _inside(pool.slots, decoder)
-    draws = Draws(jnp.moveaxis(pool.bits, 0, 1), pool.stop, settings, vocabulary, pool.own)
+    decoder, *_ = _prepared(params, ids, jnp.ones_like(ids[..., 0]), pool, program)
+    decoder = decoder._replace(stop=pool.stop, vocabulary=vocabulary, own=pool.own)
+    slots = for_decoder(pool.slots)._replace(clock=pool.slots.clock[0])
     slots = slots._replace(live=slots.live & ~free)
-    slots, out = decode_chunk(decoder, draws, slots, pool.out, steps_per_chunk(program.sample.platform))
-    return pool._replace(slots=_outside(slots, decoder), out=out)
+    slots, out = decode_chunk(decoder, slots, pool.out, steps_per_chunk(program.sample.platform))
+    return pool._replace(slots=_with_clocks(slots), out=out)
 
 
 def _prepared(
-    params: Params, ids: Any, lengths: Any, program: PoolProgram
+    params: Params, ids: Any, lengths: Any, pool: Pool, program: PoolProgram
 ) -> tuple[Decoder, SampleInputs, Sampling, ModelConfig]:
     """Prefill one prompt of each parameter set, and return the decoder and what else the programs need."""
-    sample = with_dtype(program.sample)
+    sample = program.sample
     model, settings, mesh = model_on(sample.mesh, sample.config), sample.settings, sample.mesh
     inputs = SampleInputs(jnp.asarray(ids), jnp.asarray(lengths), jnp.zeros((*lengths.shape, 1)), jnp.zeros(1, jnp.int32))
     panels = use_panels(sample.platform, program.slots, settings.compute_dtype, mesh is not None and mesh.size > 1)
     fused = fuses_decoding(sample.platform, settings.compute_dtype, model)
-    return prepare(params, model, settings, inputs, panels, fused), inputs, settings, model
+    bits = jnp.moveaxis(pool.bits, 0, 1)
+    return prepare(params, model, settings, inputs, panels, fused, bits), inputs, settings, model
 
 
-def _inside(slots: Slots, decoder: Decoder) -> Slots:
-    """Return slots as a decoder reads them: the caches of a single agent have no agent axis, and there is one clock."""
-    caches = slots.cache, slots.prompts, slots.prompt_mask
-    cache, prompts, mask = jax.tree.map(lambda x: x[0], caches) if len(slots.row) == 1 else caches
-    return slots._replace(clock=slots.clock[0], cache=cache, prompts=prompts, prompt_mask=mask)
-
-
-def _outside(slots: Slots, decoder: Decoder) -> Slots:
-    """Invert `_inside`."""
-    caches = slots.cache, slots.prompts, slots.prompt_mask
-    cache, prompts, mask = jax.tree.map(lambda x: x[None], caches) if len(slots.row) == 1 else caches
-    clock = jnp.full(len(slots.row), slots.clock)
-    return slots._replace(clock=clock, cache=cache, prompts=prompts, prompt_mask=mask)
+def _with_clocks(slots: Slots) -> Slots:
+    """Return slots of a decoder as a pool holds them: with a clock for each parameter set."""
+    return from_decoder(slots)._replace(clock=jnp.full(len(slots.row), slots.clock))
 
 
 @partial(jax.jit, static_argnames=("model", "dtype", "count"))

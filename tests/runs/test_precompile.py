@@ -14,7 +14,7 @@ from jmarl.learning import optimizer, program
 from jmarl.runs import precompile as programs
 from jmarl.runs.checks import environment_of
 from jmarl.runs.start import start
-from jmarl.sampling import generate
+from jmarl.sampling import generate, stack_program
 from jmarl.team import make_team
 from tests.house import HOUSE, ITEMS
 
@@ -35,9 +35,9 @@ def tiny_agent(tiny_config, tiny_tokenizer, random_agent):
 @pytest.fixture
 def for_gpus(monkeypatch):
     """Programs as they are traced and lowered where the devices are GPUs."""
-    for module in (generate, optimizer):
+    for module in (stack_program, optimizer):
         monkeypatch.setattr(module, "platform_of", lambda tree: "gpu")
-    for module, name in ((programs, "sample_stack"), (program, "_update")):
+    for module, name in ((generate, "sample_stack"), (program, "_update")):
         jitted = getattr(module, name)
 
         def lower(*args, jitted=jitted, **static):

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import Algorithm, find_row
-from jmarl.algorithms.constraints import facts
-from jmarl.algorithms.run_constraints import HELD_OUT
+from jmarl.algorithms.constraints import HELD_OUT, facts
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import require
 from jmarl.learning.setup import Setup

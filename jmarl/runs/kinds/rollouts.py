@@ -28,7 +28,7 @@ from jmarl.rollout.chunks import divided
 from jmarl.rollout.critic_values import greedy_baseline, rollout_batches
 from jmarl.rollout.dynamic_sampling import further_items, replace_uninformative
 from jmarl.rollout.experience import Source
-from jmarl.rollout.play import Game, first_request, play
+from jmarl.rollout.play import first_request, play
 from jmarl.rollout.prompt_check import items_that_fit, needs_long_context
 from jmarl.rollout.turns import Rollout, check_columns
 from jmarl.rollout.zeros import zero_rollout
@@ -36,8 +36,8 @@ from jmarl.runs.checks import check_run, check_team, environment_of
 from jmarl.runs.precompile import compile_all, first_part, longest_prompts, programs_of_run
 from jmarl.runs.run import Kind, Run, Task, fingerprints
 from jmarl.runs.start import in_chosen_context
-from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
-from jmarl.sampling.refill import EarlyRows, empty_pending
+from jmarl.sampling.generate import Sampler, SampleRequest
+from jmarl.sampling.refill import EarlyRows, empty_rows
 from jmarl.team import Team
 from jmarl.types import TeamState
 
@@ -83,8 +83,7 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
     env: in which the team learns; evaluations are in that of the task.
     """
     items, eval_items, evaluate = task.items, task.held_out, evaluation_on(setup, task)
-    cfg = setup.cfg
-    early = EarlyRows(setup.team) if cfg.episodes.async_steps else None
+    cfg, early = setup.cfg, EarlyRows(setup.team)
 
     def compile_programs(state: TeamState) -> TeamState:
         if (step := int(state.step)) < cfg.run.num_updates:
@@ -94,59 +93,40 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
             count = compile_all(program for _, _, program in programs)
             if cfg.run.progress:
                 say(f"compiled {count} programs in {time.monotonic() - started:.1f} s")
-        return state if early is None else early.take(state)
+        return early.take(state)
 
     def play_episodes(step: int, state: TeamState) -> Rollout:
         tasks, params = partial(tasks_at, items, cfg, step), params_of(state)
-        sample = partial(sample_team, setup.team, params)
-        if early is not None:
-            following = request_of(sample, setup, tasks_at(items, cfg, step + 1), env, step + 1)
-            sample = partial(early.sample, params, step, following)
+        following = request_of(setup, items, env, step + 1) if cfg.episodes.async_steps else None
+        sample = timed(partial(early.sample, params, step, following), params)
         with calling(f"update {step + 1}"):
-            rollout = play_step(timed(sample, params), setup, tasks(), env, step, tasks)
-        if early is not None:
-            share = early.share(step, rollout.turns[0].completions)
-            rollout = rollout._replace(notes={**rollout.notes, "off_policy": share})
+            rollout = play_step(sample, setup, tasks(), env, step, tasks)
+        rollout = rollout._replace(notes={**rollout.notes, **early.notes(step, rollout.turns[0].completions)})
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
         return rollout
 
-    source = Source(play_episodes, evaluate, compile_programs)
-    return source if early is None else with_early_rows(source, early)
-
-
-def with_early_rows(source: Source, early: EarlyRows) -> Source:
-    """Return a source whose checkpoints hold the early rows, and whose evaluations first free those of earlier steps."""
-    source, evaluate = source._replace(to_save=early.put_back), source.evaluate
-    if evaluate is None:
-        return source
-
-    def free_and_evaluate(state: TeamState) -> Evaluation:
+    def free_and_evaluate(evaluate: Callable[[TeamState], Evaluation], state: TeamState) -> Evaluation:
         early.at(int(state.step))
         return evaluate(state)
 
-    return source._replace(evaluate=free_and_evaluate)
+    evaluations = evaluate and partial(free_and_evaluate, evaluate)
+    return Source(play_episodes, evaluations, compile_programs, early.put_back)
 
 
-def request_of(sampler: Sampler, setup: Setup, tasks: Sequence[dict], env: Environment, step: int) -> SampleRequest:
+def request_of(setup: Setup, items: Sequence[dict], env: Environment, step: int) -> SampleRequest:
     """Return what the episodes of a step request from the sampler in their first turn."""
-    cfg, randomness = setup.cfg, Randomness(setup.cfg.run.seed, step)
-    game = Game(sampler, setup.team, env, cfg.sampling, cfg.episodes, randomness, randomness.environment_rng())
-    return first_request(game, tasks, cfg.episodes.num_generations)
+    cfg, group, randomness = setup.cfg, setup.cfg.episodes.num_generations, Randomness(setup.cfg.run.seed, step)
+    return first_request(setup.team, tasks_at(items, cfg, step), env, cfg.sampling, cfg.episodes, group, randomness)
 
 
-def with_empty_slots(setup: Setup, state: TeamState, task: Task) -> TeamState:
+def with_empty_rows(setup: Setup, state: TeamState, task: Task) -> TeamState:
     """Return the state before the first step; with async_steps no completion of it has begun. See `Kind.begin`."""
     if not setup.cfg.episodes.async_steps:
         return state
-    cfg, platform = setup.cfg, platform_of(state.stacks)
-    encoded = request_of(sampler_of(setup, state), setup, tasks_at(task.items, cfg, 0), task.env, 0).encoded
-    group = cfg.episodes.num_generations
-    pending = []
-    for spec, prompts in zip(setup.team.stacks, encoded, strict=True):
-        empty = empty_pending(prompts, group, spec.config, cfg.sampling, platform, spec.stops)
-        pending.append(place_agents(empty, spec.mesh))
-    return state._replace(pending=tuple(pending))
+    rows = empty_rows(setup.team, request_of(setup, task.items, task.env, 0), platform_of(state.stacks))
+    pairs = zip(rows, setup.team.stacks, strict=True)
+    return state._replace(pending=tuple(place_agents(pending, spec.mesh) for pending, spec in pairs))
 
 
 def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) -> list[dict]:
@@ -209,4 +189,4 @@ def check_valid(first: Rollout) -> None:
         raise ValueError(f"no joint action of the first update has a valid reward: {fault}")
 
 
-ROLLOUTS = Kind(check, longest, rollout_batches, source_of_rollouts, RolloutLog, with_empty_slots)
+ROLLOUTS = Kind(check, longest, rollout_batches, source_of_rollouts, RolloutLog, with_empty_rows)
