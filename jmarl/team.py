@@ -339,8 +339,8 @@ def agents_of(team: Team, params: Sequence[Any]) -> list[Agent]:
     """Return the agents, on the host and with merged adapters: as `load_agent` reads them from the files of `save_team`."""
     from jmarl.models.hub.peft import merge
 
-    agents: list[Any] = [None] * team.num_agents
-    for spec, stack in zip(team.stacks, initial_params(team, params), strict=True):
+    params, agents = initial_params(team, params), list[Any]([None] * team.num_agents)
+    for spec, stack in zip(team.stacks, params, strict=True):
         for a, roles in enumerate(spec.members):
             merged = merge(spec.config, to_host(unstack(stack, a)))
             for agent in roles:
