@@ -10,16 +10,30 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from jmarl.algorithms import ALGORITHMS, Algorithm, AlgorithmRow, check_row, find_row, resolve, row_of_loss
 from jmarl.algorithms.constraints import CENTRAL, LEARNS, LEARNS_REWARD, MAKES_PAIRS, MICRO_BATCHES, SAMPLES, facts
-from jmarl.algorithms.run_constraints import AGENTS, FILES, GIVEN_DATA, ITEMS, REWARD_ENVIRONMENT, SHARED, STACK, TEAM
-from jmarl.config import TrainConfig
+from jmarl.algorithms.run_constraints import (
+    AGENTS,
+    FILES,
+    GIVEN_DATA,
+    ITEMS,
+    REWARD_ENVIRONMENT,
+    SEEDS,
+    SHARED,
+    STACK,
+    TEAM,
+)
+from jmarl.config import TrainConfig, check_argument
 from jmarl.config.constraints import BEST, require
 from jmarl.envs import import_name
 from jmarl.envs.base import Environment
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.evaluation.environment import Reward, as_environment
-from jmarl.files.run_directory import check_directory
+from jmarl.files.lock import check_unlocked
+from jmarl.files.own_files import check_free
+from jmarl.files.run_directory import check_directory, checkpoints_of, resolve_resume
 from jmarl.learning.per_agent import learning_agents, updates_per_agent
 from jmarl.models import sharding
 from jmarl.preferences.pairs import Pair, Trajectory
@@ -75,6 +89,21 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
 def with_resolved(s: SimpleNamespace, algorithm: Algorithm) -> SimpleNamespace:
     """Return facts with the settings of pairs and micro-batches that the algorithm has."""
     return SimpleNamespace(**{**vars(s), **vars(algorithm.preference), "micro_batches": algorithm.optimizer.micro_batches})
+
+
+def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
+    """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
+    exchange.require_one("several seeds in one program")
+    find_own_algorithms(cfg.algorithm, cfg.preference.rl_algorithm)
+    check_argument("seeds", seeds, list | tuple | range | np.ndarray, "a list of different numbers, such as [0, 1, 2]")
+    seeds, cfg = [int(seed) for seed in seeds], resolve_resume(cfg, seeds)
+    single_run = bool(cfg.run.output_dir) and checkpoints_of(cfg).exists()
+    require(SEEDS, facts(cfg, seeds=seeds, saves=cfg.run.saves, single_run=single_run))
+    if cfg.run.output_dir:
+        check_unlocked(cfg.run.output_dir)
+        check_free(cfg.run.output_dir)
+    for seed in seeds:
+        check_settings(cfg.for_seed(seed))
 
 
 def check_agents(cfg: TrainConfig, num_agents: int) -> None:

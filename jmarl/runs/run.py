@@ -1,7 +1,7 @@
 """A run: everything of it that does not change from step to step, and the task that it learns."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
@@ -13,6 +13,7 @@ from jmarl.learning.setup import Setup
 from jmarl.models import lora
 from jmarl.rollout.experience import Source
 from jmarl.runs.precompile import Updates
+from jmarl.runs.start import start
 from jmarl.team import Team, policies
 from jmarl.types import TeamState
 
@@ -35,7 +36,7 @@ class Run:
     setup: Setup  # team, critics, algorithm and settings, none of which is auto
     task: Task  # checked: an `Environment`, and lists of the items that it plays
     identity: dict[str, Any]  # what must not change when it resumes: team, critics, environment, data, reward; JSON values
-    make_source: Callable[[TeamState], Source]  # initial state -> source of experience, which copies what it needs of it
+    make_source: Callable[[Any], Source]  # initial state -> source of experience, which copies what it needs of it
 
     @property
     def team(self) -> Team:
@@ -53,10 +54,10 @@ class Run:
         return self.setup.algorithm.row.data == "rollouts"
 
 
-def unchanged(setup: Setup, state: TeamState, task: Task) -> TeamState:
-    """Return a state as it is."""
-    del setup, task
-    return state
+def start_alone(team: Team, params: Sequence[Any], cfg: TrainConfig, task: Task) -> tuple[Setup, TeamState]:
+    """Return what `start` returns."""
+    del task
+    return start(team, params, cfg)
 
 
 class Kind(NamedTuple):
@@ -65,12 +66,14 @@ class Kind(NamedTuple):
     check: Callable[[TrainConfig, Team, Task, dict | None], tuple[Task, dict[str, Any], TrainConfig]]
     """(settings, team, task, wandb_config) -> the task with what fits the agents' contexts, the fingerprints of all that was
     given, and the settings with the context, see `Run.long_context`. Raises for arguments of a run that are wrong."""
-    longest: Callable[[Setup, TeamState, Task], tuple[Work, Updates]]
+    longest: Callable[[Setup, Any, Task], tuple[Work, Updates]]
     """(setup, state, task) -> the largest update, and a function from a setup to its programs"""
-    source: Callable[[Setup, Task, TeamState], Source]
+    source: Callable[[Setup, Task, Any], Source]
     """(setup, task, state at step 0) -> the source of experience, which copies what it needs of the state"""
-    begin: Callable[[Setup, TeamState, Task], TeamState] = unchanged
-    """(setup, state, task) -> the state at step 0 with what the source keeps in it"""
+    start: Callable[[Team, Sequence[Any], TrainConfig, Task], tuple[Setup, Any]] = start_alone
+    """(team, params, settings, task) -> the setup, and the state at step 0 with what the source keeps in it; of several seeds a
+    list"""
+    seeds: Sequence[int] = ()  # of several runs that learn together
 
 
 def identity_of(setup: Setup, state: TeamState, env: Environment | None, data: Mapping[str, Any]) -> dict[str, Any]:

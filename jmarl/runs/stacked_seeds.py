@@ -6,16 +6,14 @@ would have it. `seeds` trains such runs.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl.config import TrainConfig
 from jmarl.learning.batches import concatenate_agents
 from jmarl.learning.setup import Setup, make_setup, mesh_of_critics
 from jmarl.logs.goodput import timed_sampler
@@ -36,59 +34,49 @@ from jmarl.types import Batches, Completions, StackState, TeamState
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Runs:
+class Runs(NamedTuple):
     """K runs that are trained together: everything that does not change from step to step."""
 
-    setup: Setup  # of a single run, with the settings of the first, and where its agents would be
-    cfgs: tuple[TrainConfig, ...]  # [K] with the seed and directory of each run
-    mesh: DeviceMesh | None  # where the agents of all runs are
+    joint: Setup  # of all runs together, whose stacks have K * A agents
+    alone: list[Setup]  # [K] of each run, with its seed and directory, and where its agents would be alone
 
-    @property
-    def team(self) -> Team:
-        return self.setup.team
 
-    @property
-    def mesh_of_run(self) -> DeviceMesh | None:
-        """Where the agents of a single run would be."""
-        return self.team.stacks[0].mesh
+def runs_of(setup: Setup, seeds: Sequence[int]) -> Runs:
+    """Return the runs of several seeds. setup: of a single run, with the settings of all."""
+    count, cfg = len(seeds), setup.cfg
+    mesh = sharding.mesh_for(cfg.run.mesh, [len(s.members) * count for s in setup.team.stacks], cfg.run.strategy)
 
-    @property
-    def setups(self) -> list[Setup]:
-        """The setup of each run."""
-        return [self.setup._replace(cfg=cfg) for cfg in self.cfgs]
+    def repeat(specs: Sequence[StackSpec], mesh: DeviceMesh | None) -> tuple[StackSpec, ...]:
+        return tuple(dataclasses.replace(spec, members=spec.members * count, mesh=mesh) for spec in specs)
 
-    @functools.cached_property
-    def joint_setup(self) -> Setup:
-        """The setup of all runs together, whose stacks have K * A agents."""
+    critics = repeat(setup.critics, mesh_of_critics(setup.algorithm, mesh))
+    joint = make_setup(Team(repeat(setup.team.stacks, mesh)), critics, setup.algorithm, cfg, seeds)
+    return Runs(joint, [setup._replace(cfg=cfg.for_seed(seed)) for seed in seeds])
 
-        def repeat(specs: Sequence[StackSpec], mesh: DeviceMesh | None) -> tuple[StackSpec, ...]:
-            return tuple(dataclasses.replace(spec, members=spec.members * len(self.cfgs), mesh=mesh) for spec in specs)
 
-        team, seeds = Team(repeat(self.team.stacks, self.mesh)), [cfg.run.seed for cfg in self.cfgs]
-        critics = repeat(self.setup.critics, mesh_of_critics(self.setup.algorithm, self.mesh))
-        return make_setup(team, critics, self.setup.algorithm, self.setup.cfg, seeds)
+def mesh_of(setup: Setup) -> DeviceMesh | None:
+    """Return where the agents of a setup are."""
+    return setup.team.stacks[0].mesh
 
 
 def join_states(states: Sequence[TeamState], runs: Runs) -> TeamState:
     """Return the state of all runs with stacks [K * A, ...]; the states of the runs are donated."""
     jax.block_until_ready(states)  # before the first program that moves data between devices, see `stack.take_agents`
 
-    def join(stacks: Sequence[StackState], mesh: DeviceMesh | None) -> StackState:
+    def join(stacks: Sequence[StackState], spec: StackSpec) -> StackState:
         joined = jax.tree.map(_concatenate, *(stack._replace(base=None) for stack in stacks))
-        return sharding.place(joined._replace(base=stacks[0].base), mesh)  # the runs share one base
+        return sharding.place(joined._replace(base=stacks[0].base), spec.mesh)  # the runs share one base
 
-    critic_mesh = mesh_of_critics(runs.setup.algorithm, runs.mesh)
-    stacks = tuple(join(same, runs.mesh) for same in zip(*(state.stacks for state in states), strict=True))
-    critics = tuple(join(same, critic_mesh) for same in zip(*(state.critics for state in states), strict=True))
-    return TeamState(sharding.place(states[0].step, runs.mesh), stacks, critics)
+    stacks = tuple(map(join, zip(*(state.stacks for state in states), strict=True), runs.joint.team.stacks))
+    critics = tuple(map(join, zip(*(state.critics for state in states), strict=True), runs.joint.critics))
+    return TeamState(sharding.place(states[0].step, mesh_of(runs.joint)), stacks, critics)
 
 
-def joined_shapes(state: TeamState, runs: Runs) -> TeamState:
-    """Return the shapes of the state of all runs from that of one, on the device of the first."""
+def joined_shapes(state: TeamState, count: int) -> TeamState:
+    """Return the shapes of the state of `count` runs from that of one, on the device of the first."""
 
     def join(x: jax.Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((len(runs.cfgs) * x.shape[0], *x.shape[1:]), x.dtype, sharding=x.sharding)
+        return jax.ShapeDtypeStruct((count * x.shape[0], *x.shape[1:]), x.dtype, sharding=x.sharding)
 
     return state._replace(stacks=map_own(join, state.stacks), critics=map_own(join, state.critics))
 
@@ -105,12 +93,15 @@ def _concatenate(*arrays: jax.Array) -> jax.Array:
 
 def state_of_run(state: TeamState, run: int, runs: Runs) -> TeamState:
     """Return the state of one run from the state of all, on the devices where the run alone would have it."""
-    mesh, of_run = runs.mesh, runs.mesh_of_run
-    critic_meshes = [mesh_of_critics(runs.setup.algorithm, x) for x in (mesh, of_run)]
+    joint, alone = runs.joint, runs.alone[run]
+
+    def of_run(stack: StackState, old: StackSpec, new: StackSpec) -> StackState:
+        return stack_of_run(stack, run, len(runs.alone), old.mesh, new.mesh)
+
     return TeamState(
-        put(state.step, of_run),
-        tuple(stack_of_run(stack, run, len(runs.cfgs), mesh, of_run) for stack in state.stacks),
-        tuple(stack_of_run(critic, run, len(runs.cfgs), *critic_meshes) for critic in state.critics),
+        put(state.step, mesh_of(alone)),
+        tuple(map(of_run, state.stacks, joint.team.stacks, alone.team.stacks)),
+        tuple(map(of_run, state.critics, joint.critics, alone.critics)),
     )
 
 
@@ -151,15 +142,15 @@ def sample_together(
 
     One program samples for all runs if all of them request equal shapes; otherwise each run is sampled alone.
     """
-    count = len(runs.cfgs)
-    if len(requests) == count and (joint := join_requests(list(requests.values()), runs.mesh)) is not None:
-        completions = [on_host(stack) for stack in timed_sampler(runs.joint_setup.team, params)(joint)]
+    count, mesh, mesh_of_run = len(runs.alone), mesh_of(runs.joint), mesh_of(runs.alone[0])
+    if len(requests) == count and (joint := join_requests(list(requests.values()), mesh)) is not None:
+        completions = [on_host(stack) for stack in timed_sampler(runs.joint.team, params)(joint)]
         return {run: tuple(agents_of_run(stack, run, count) for stack in completions) for run in requests}
     completions_of = {}
     for run, request in requests.items():
-        own = [stack_of_run(stack, run, count, runs.mesh, runs.mesh_of_run) for stack in params]
-        past = request.past and request.past._replace(caches=_put_caches(request.past.caches, runs.mesh_of_run))
-        completions_of[run] = timed_sampler(runs.team, own)(request._replace(past=past))
+        own = [stack_of_run(stack, run, count, mesh, mesh_of_run) for stack in params]
+        past = request.past and request.past._replace(caches=_put_caches(request.past.caches, mesh_of_run))
+        completions_of[run] = timed_sampler(runs.alone[run].team, own)(request._replace(past=past))
     return completions_of
 
 
@@ -201,14 +192,14 @@ def join_requests(requests: Sequence[SampleRequest], mesh: DeviceMesh | None) ->
 
 def batches_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -> Batches:
     """Return the batches of all runs for one update. Values and random keys are those of each run."""
-    algorithm = runs.setup.algorithm
+    algorithm = runs.joint.algorithm
     reads_state = algorithm.row.critic is not None and (penalizes_tokens(algorithm) or not reuses_values(algorithm))
     needed = map_stacks(state, lambda stack: stack._replace(opt_state=(), grads=None))
     if not (penalizes_tokens(algorithm) or algorithm.has_value_head):  # only critics are read
         needed = needed._replace(stacks=tuple(stack._replace(params=(), reference=None, base=None) for stack in needed.stacks))
     batches = [
         rollout_batches(setup, state_of_run(needed, i, runs) if reads_state else state, rollout)
-        for i, (setup, rollout) in enumerate(zip(runs.setups, rollouts, strict=True))
+        for i, (setup, rollout) in enumerate(zip(runs.alone, rollouts, strict=True))
     ]
 
     def join(parts: Sequence[Sequence[Any]]) -> list[Any]:

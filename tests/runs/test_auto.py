@@ -16,10 +16,10 @@ from jmarl.files.run_directory import resolve_auto
 from jmarl.learning.choose import bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.runs.checks import environment_of
+from jmarl.runs.kinds.seeds import several
 from jmarl.runs.precompile import longest_prompts, longest_update
 from jmarl.runs.prepare import prepare
 from jmarl.runs.run import Task
-from jmarl.runs.seeds import prepare_seeds
 from jmarl.runs.start import choose_updates, start
 from jmarl.team import Team, make_team
 from tests.house import HOUSE, ITEMS
@@ -126,7 +126,7 @@ def test_every_kind_of_run_chooses(agents, on_gpu) -> None:
     assert [int(result.state.step) for result in results] == [1, 1]
     pairs, _ = prepare(TrainConfig.of(algorithm="madpo", batch_size=2, **short), team, Task(letters, ITEMS))
     adapters = TrainConfig.of(lora_rank=2, **short)
-    seeds = prepare_seeds(adapters, Team.of(agents[:1] * 2), Task(letters, ITEMS), [0, 1])[0]
+    seeds, _ = prepare(adapters, Team.of(agents[:1] * 2), Task(letters, ITEMS), kind=several([0, 1]))
     assert not is_open(pairs.cfg) and not is_open(seeds.cfg)
 
 

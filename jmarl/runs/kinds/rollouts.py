@@ -35,7 +35,7 @@ from jmarl.rollout.turns import Rollout, check_columns
 from jmarl.runs.checks import check_run, check_team, environment_of
 from jmarl.runs.precompile import Updates, compile_all, longest_prompts, longest_update, programs_of_run
 from jmarl.runs.run import Kind, Task, fingerprints
-from jmarl.runs.start import in_chosen_context
+from jmarl.runs.start import in_chosen_context, start
 from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
 from jmarl.sampling.refill import EarlyRows, empty_pending
 from jmarl.team import Team
@@ -134,18 +134,19 @@ def request_of(sampler: Sampler, setup: Setup, tasks: Sequence[dict], env: Envir
     return first_request(game, tasks, cfg.episodes.num_generations)
 
 
-def with_empty_slots(setup: Setup, state: TeamState, task: Task) -> TeamState:
-    """Return the state before the first step; with async_steps no completion of it has begun. See `Kind.begin`."""
-    if not setup.cfg.episodes.async_steps:
-        return state
-    cfg, platform = setup.cfg, platform_of(state.stacks)
+def start_with_empty_slots(team: Team, params: Sequence[Any], cfg: TrainConfig, task: Task) -> tuple[Setup, TeamState]:
+    """Return setup and state before the first step; with async_steps no completion of it has begun. See `Kind.start`."""
+    setup, state = start(team, params, cfg)
+    if not cfg.episodes.async_steps:
+        return setup, state
+    platform = platform_of(state.stacks)
     encoded = request_of(sampler_of(setup, state), setup, tasks_at(task.items, cfg, 0), task.env, 0).encoded
     group = cfg.episodes.num_generations
     pending = []
     for spec, prompts in zip(setup.team.stacks, encoded, strict=True):
         empty = empty_pending(prompts, group, spec.config, cfg.sampling, platform, spec.stops)
         pending.append(place_agents(empty, spec.mesh))
-    return state._replace(pending=tuple(pending))
+    return setup, state._replace(pending=tuple(pending))
 
 
 def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) -> list[dict]:
@@ -213,4 +214,4 @@ def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches
     return Batches(*batches_with_values(setup, state, rollout))
 
 
-ROLLOUTS = Kind(check, longest, source_of_rollouts, with_empty_slots)
+ROLLOUTS = Kind(check, longest, source_of_rollouts, start_with_empty_slots)
