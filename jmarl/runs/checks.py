@@ -14,17 +14,7 @@ import numpy as np
 
 from jmarl.algorithms import ALGORITHMS, Algorithm, AlgorithmRow, check_row, find_row, resolve, row_of_loss
 from jmarl.algorithms.constraints import CENTRAL, LEARNS, LEARNS_REWARD, MAKES_PAIRS, MICRO_BATCHES, SAMPLES, facts
-from jmarl.algorithms.run_constraints import (
-    AGENTS,
-    FILES,
-    GIVEN_DATA,
-    ITEMS,
-    REWARD_ENVIRONMENT,
-    SEEDS,
-    SHARED,
-    STACK,
-    TEAM,
-)
+from jmarl.algorithms.run_constraints import AGENTS, FILES, GIVEN_DATA, ITEMS, REWARD_ENVIRONMENT, SEEDS, SHARED, STACK, TEAM
 from jmarl.config import TrainConfig, check_argument
 from jmarl.config.constraints import BEST, require
 from jmarl.envs import import_name

@@ -25,12 +25,11 @@ from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import say
 from jmarl.memory import explain_memory
 from jmarl.runs.checks import check_seeds
-from jmarl.runs.kinds.seeds import several
+from jmarl.runs.kinds.seeds import runs_of, several, state_of_run
 from jmarl.runs.loop import end_run, run_loop
 from jmarl.runs.records import TrainResult
 from jmarl.runs.run import Task
 from jmarl.runs.seeds_files import open_seeds
-from jmarl.runs.stacked_seeds import runs_of, state_of_run
 from jmarl.runs.train import prepared
 from jmarl.team import Team, check_arguments
 

@@ -25,8 +25,8 @@ from jmarl.logs.rollout_log import RolloutLog, completions_record
 from jmarl.logs.step_log import QueuedStep, StepLog
 from jmarl.logs.terminal import say
 from jmarl.models.stack import to_host
+from jmarl.runs.kinds.seeds import Runs, agents_of_run, join_states
 from jmarl.runs.run import Run
-from jmarl.runs.stacked_seeds import Runs, agents_of_run, join_states
 from jmarl.team import Team
 from jmarl.types import TeamState
 

@@ -19,7 +19,7 @@ from jmarl.envs.reward_values import RewardError
 from jmarl.envs.rewards import make_reward
 from jmarl.rollout.together import CallersEnvironment, run_together
 from jmarl.runs.kinds.rollouts import play_step, sampler_of
-from jmarl.runs.stacked_seeds import join_states, play_together, runs_of
+from jmarl.runs.kinds.seeds import join_states, play_together, runs_of
 from jmarl.runs.start import start
 from jmarl.team import make_team
 

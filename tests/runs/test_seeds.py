@@ -198,7 +198,7 @@ from jmarl.config import TrainConfig
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
 from jmarl.runs.kinds.seeds import start_seeds
-from jmarl.runs.stacked_seeds import join_states, runs_of, state_of_run
+from jmarl.runs.kinds.seeds import join_states, runs_of, state_of_run
 
 assert jax.device_count() == 2
 agent = load_agent(sys.argv[1])
