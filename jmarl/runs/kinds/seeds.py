@@ -19,7 +19,7 @@ from jmarl.algorithms import with_fastest_updates
 from jmarl.config import TrainConfig
 from jmarl.evaluation.evaluate import Evaluation, check_result, play_held_out, summarize
 from jmarl.learning.batches import concatenate_agents
-from jmarl.learning.choose import Work, update_settings, with_settings
+from jmarl.learning.choose import update_settings, with_settings
 from jmarl.learning.setup import Setup, make_setup, mesh_of_critics
 from jmarl.logs.goodput import timed_sampler
 from jmarl.models import lora, sharding
@@ -32,9 +32,8 @@ from jmarl.rollout.experience import Source
 from jmarl.rollout.together import CallersEnvironment, run_together
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.kinds import rollouts
-from jmarl.runs.precompile import Updates, longest_prompts, longest_update
 from jmarl.runs.run import Kind, Task
-from jmarl.runs.start import start
+from jmarl.runs.start import choose_updates, start
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
 from jmarl.sampling.stack_program import GROUP_CACHE
 from jmarl.team import StackSpec, Team, map_stacks
@@ -46,7 +45,8 @@ T = TypeVar("T")
 def several(seeds: Sequence[int]) -> Kind:
     """Return the kind of runs from several seeds. Their state at step 0 is a list, with one entry per run."""
     seeds = [int(seed) for seed in seeds]
-    return Kind(partial(check, seeds), partial(longest, seeds), partial(source, seeds), partial(start_seeds, seeds), seeds)
+    own = dict(check=partial(check, seeds), source=partial(source, seeds), start=partial(start_seeds, seeds), seeds=seeds)
+    return rollouts.ROLLOUTS._replace(**own)
 
 
 def check(
@@ -63,9 +63,9 @@ def start_seeds(
 ) -> tuple[Setup, list[TeamState]]:
     """Return the setup of a single run, and the state of each. With LoRA they share the base of the first. See `Kind.start`.
 
-    params: not donated. On several GPUs no settings are proved: auto is what is fast where memory does not matter.
+    params: not donated. What is auto is chosen for all runs together; on several GPUs it is what is fast where memory does not
+    matter, and nothing is proved.
     """
-    del task
 
     def params_of_next(old: Any, stack: StackState) -> Any:
         if stack.base is None or not lora.targets_of(old):  # new adapters are those of its seed
@@ -77,17 +77,11 @@ def start_seeds(
     for seed in seeds[1:]:
         own = [params_of_next(old, stack) for old, stack in zip(params, first.stacks, strict=True)]
         states.append(start(team, own, cfg.for_seed(seed))[1])
-    setup = setup._replace(cfg=cfg)
-    if mesh_of(runs_of(setup, seeds).joint) is not None:
-        setup = with_settings(setup, update_settings(with_fastest_updates(cfg)))
-    return setup, states
-
-
-def longest(seeds: Sequence[int], setup: Setup, states: Sequence[TeamState], task: Task) -> tuple[Work, Updates]:
-    """Return the update of all runs after all turns with completions of full length. See `Kind.longest`."""
-    widths, joined = longest_prompts(setup, task.items, task.env), joined_shapes(states[0], len(seeds))
-    work, updates = longest_update(runs_of(setup, seeds).joint, joined, widths)
-    return work, lambda setup: updates(runs_of(setup, seeds).joint)
+    joint, joined = runs_of(setup._replace(cfg=cfg), seeds).joint, joined_shapes(first, len(seeds))
+    if mesh_of(joint) is not None:
+        joint = with_settings(joint, update_settings(with_fastest_updates(cfg)))
+    joint = choose_updates(joint, joined, partial(rollouts.longest, joint, joined, task))
+    return with_settings(setup._replace(cfg=cfg), update_settings(joint.cfg)), states
 
 
 def source(seeds: Sequence[int], setup: Setup, task: Task, states: Sequence[TeamState]) -> Source:
