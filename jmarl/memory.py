@@ -80,6 +80,11 @@ def shapes_of(tree: Any) -> Any:
     return jax.tree.map(shape, tree)
 
 
+def are_shapes(tree: Any) -> bool:
+    """Return whether a pytree has shapes in place of arrays."""
+    return isinstance(jax.tree.leaves(tree)[0], jax.ShapeDtypeStruct)
+
+
 def _message(xla_error: str, estimates: Sequence[tuple[float | None, ProgramCall]]) -> str:
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     device = f"a device of {limit / GIB:.1f} GiB" if limit else "the device"

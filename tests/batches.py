@@ -13,9 +13,9 @@ from jmarl.config import Run
 from jmarl.learning import step
 from jmarl.learning.program import make_program
 from jmarl.models.stack import unstack
-from jmarl.objectives.choose import critic_objective, objective_of
 from jmarl.objectives.objective import model_outputs
 from jmarl.objectives.policy import initial_running
+from jmarl.objectives.table import critic_objective, objective_of
 from jmarl.types import Batch
 
 

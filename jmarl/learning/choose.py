@@ -7,7 +7,7 @@ the update of a central critic.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +16,10 @@ from jax.stages import Compiled, Lowered
 
 from jmarl.config import TrainConfig
 from jmarl.learning.setup import Setup, make_setup
+from jmarl.learning.team_update import lower_team
 from jmarl.models.config import ModelConfig
 from jmarl.models.weights import num_params
-from jmarl.team import Team
+from jmarl.types import Batches, TeamState
 
 GIB = 2**30
 MAX_PROOFS = 12
@@ -39,14 +40,17 @@ class Work(NamedTuple):
     trained: int  # parameters
 
     @classmethod
-    def of(cls, team: Team, cfg: TrainConfig, tokens: int, rows: int) -> "Work":
-        """Return the work of the team's largest model, on each device of its mesh.
-
-        rows: of an optimizer step, at least. Only powers of two are tried, by which several turns are split too.
-        """
-        model = max((spec.config for spec in team.stacks), key=num_params)
-        mesh = team.stacks[0].mesh
+    def of(cls, setup: Setup, batches: Batches) -> "Work":
+        """Return the work of an update of the team's largest model, on each device of its mesh."""
+        cfg, episodes, algorithm, stacks = setup.cfg, setup.cfg.episodes, setup.algorithm, setup.team.stacks
+        model, mesh = max((spec.config for spec in stacks), key=num_params), stacks[0].mesh
+        shapes = [(*batch.prompts.shape, *batch.tokens.shape[2:]) for batch in batches.stacks]
+        tokens = max(count * (width + size * new) for _, count, width, size, new in shapes)
         row_parts = 1 if mesh is None else mesh.shape["data"]
+        # Several turns have any number of rows, at least those of the first; in chains each row has a prompt of its own. Only
+        # powers of two are tried, by which they are split too.
+        group = 1 if episodes.num_turns > 1 and episodes.branching == "tree" else episodes.num_generations
+        rows = episodes.num_prompts * group if algorithm.row.data == "rollouts" else algorithm.preference.batch_size or 1
         rows = -(-rows // row_parts)
         # Each micro-batch of an update with dropout has noise of its own, so their number would change the result.
         parts = 1 if cfg.lora.lora_dropout or rows % cfg.optimizer.num_minibatches else rows // cfg.optimizer.num_minibatches
@@ -156,20 +160,19 @@ def with_settings(setup: Setup, settings: Mapping[str, Any]) -> Setup:
 
 def choose(
     setup: Setup,
-    work: Work,
-    state: int,
+    state: TeamState,
+    batches: Batches,
+    size: int,
     rooms: Sequence[int],
-    updates: Callable[[Setup], Iterable[Lowered]],
     compile_update: Callable[[Lowered], Compiled] = Lowered.compile,
 ) -> tuple[Setup, str]:
     """Choose the fastest settings with which the updates fit; if none do, those with the lowest peak.
 
     Args:
       setup: of the run. What is not auto in its settings is kept.
-      work: one update.
-      state: bytes that stay on the device.
+      state, batches: of the largest update; arrays may be shapes.
+      size: bytes that stay on the device.
       rooms: bytes that it has. Another number is tried where nothing fits into the one before.
-      updates: returns the programs of the updates of a setup.
       compile_update: for the device of the run.
 
     Returns:
@@ -180,14 +183,15 @@ def choose(
     def peak_of(settings: dict[str, Any]) -> int:
         key = tuple(settings.values())
         if key not in peaks:
-            programs = updates(with_settings(setup, without_dtype(settings)))
-            peaks[key] = state + max((temporaries(compile_update(lowered)) for lowered in programs), default=0)
+            programs = lower_team(with_settings(setup, without_dtype(settings)), state, batches)
+            peaks[key] = size + max((temporaries(compile_update(lowered)) for _, _, lowered in programs), default=0)
         return peaks[key]
 
+    work = Work.of(setup, batches)
     ranked = candidates(work, all_options(work, setup.cfg, [setup.algorithm.compute_dtype]))
 
     def best_within(room: int) -> Proof:
-        tried = proofs(ranked, state, room, peak_of)
+        tried = proofs(ranked, size, room, peak_of)
         return min(tried, key=lambda proof: (not proof.fits, proof.peak))
 
     room, best = rooms[0], best_within(rooms[0])

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Shaped
 
 from jmarl.algorithms import Algorithm
+from jmarl.memory import are_shapes
 from jmarl.models import decoder, lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of, with_value_head
@@ -146,8 +147,10 @@ def value_stack(
     lengths: Int[Array | np.ndarray, "agent prompt"],
     tokens: Int[Array | np.ndarray, "agent prompt group token"],
     algorithm: Algorithm,
-) -> Float[Array, "agent prompt group token"]:
-    """Return the values by a stack of critics before each of the tokens after the prompts."""
+) -> Float[Array | np.ndarray, "agent prompt group token"]:
+    """Return the values by a stack of critics before each of the tokens after the prompts; 0 where params are shapes."""
+    if are_shapes(params):
+        return np.broadcast_to(np.float32(0), tokens.shape)
     check_context(spec, lengths, tokens)
     mesh, arrays = spec.mesh, (jnp.asarray(prompts), jnp.asarray(lengths), tokens)
     if mesh is not None:
@@ -180,7 +183,10 @@ def _penalties(
 
 def with_penalty(batch: Batch, stack: StackState, spec: StackSpec, algorithm: Algorithm) -> Batch:
     """Return a stack's batch with the reference's log-probabilities and the KL penalty of each token. Both are computed once,
-    before the update, with the present coefficient, for agents and critics alike."""
+    before the update, with the present coefficient, for agents and critics alike. Both are 0 where the stack is of shapes."""
+    if are_shapes(stack.frozen):
+        zeros = np.broadcast_to(np.float32(0), batch.tokens.shape)
+        return batch._replace(ref_logprobs=zeros, penalty=zeros)
     mesh = spec.mesh
     if mesh is not None:
         batch = place_agents(batch, mesh)

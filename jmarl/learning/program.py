@@ -28,8 +28,8 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import DeviceMesh, agent_specs, constrain, model_on, on_devices, place_agents, shapes_on, state_specs
 from jmarl.models.stack import in_turn, per_agent
-from jmarl.objectives.choose import critic_objective, objective_of
 from jmarl.objectives.objective import LossInputs, Objective
+from jmarl.objectives.table import critic_objective, objective_of
 from jmarl.rl import masked
 from jmarl.types import TRACES, Data, Running, StackState
 

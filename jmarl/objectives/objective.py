@@ -62,7 +62,7 @@ def keep_running(running: Running, batch: Any, algorithm: Algorithm) -> Running:
 
 
 class Objective(NamedTuple):
-    """What one agent minimizes, as functions. Resolved once per run, see `choose.objective_of`."""
+    """What one agent minimizes, as functions. Resolved once per run, see `table.objective_of`."""
 
     prepare: Callable[..., tuple[Any, Metrics]]
     """(batch, algorithm, model, params, reference, running) -> targets of the loss, and metrics of the batch. Parameters are

@@ -9,13 +9,14 @@ from jax.stages import Compiled, Lowered
 
 from jmarl.algorithms import on_platform, resolve
 from jmarl.config import TrainConfig
-from jmarl.learning.choose import MAX_PROOFS, all_options, candidates, choose, is_open, proofs
+from jmarl.learning.choose import MAX_PROOFS, Work, all_options, candidates, choose, is_open, proofs
 from jmarl.learning.meshes import mesh_that_fits
 from jmarl.models.sharding import largest_agent_axis
 from jmarl.plan.devices import GIB, Gpu, compile_devices, compile_for
 from jmarl.plan.plan import LARGEST_POOL, POOL, Plan, make_plan, parts_of_state
 from jmarl.plan.programs import shapes_of_run, widths_of
-from jmarl.runs.precompile import longest_update, work_of_rollouts
+from jmarl.rollout.critic_values import rollout_batches
+from jmarl.rollout.zeros import zero_rollout
 from jmarl.team import Team
 
 
@@ -29,13 +30,13 @@ def choose_settings(
     if gpu is None or not is_open(cfg):
         return cfg, mesh_line
     setup, state = shapes_of_run(team, cfg, compile_devices(gpu, num_devices), prompt_tokens)
-    work, updates = longest_update(setup, state, widths_of(team, prompt_tokens))
+    batches = rollout_batches(setup, state, zero_rollout(setup, widths_of(team, prompt_tokens)))
     size, rooms = sum(parts_of_state(state).values()), [int(share * gpu.memory) for share in (POOL, LARGEST_POOL)]
 
     def compile_update(update: Lowered) -> Compiled:
         return compile_for(gpu, {"update": update})["update"]
 
-    setup, line = choose(setup, work, size, rooms, updates, compile_update)
+    setup, line = choose(setup, state, batches, size, rooms, compile_update)
     return setup.cfg, "\n".join(filter(None, (mesh_line, line)))
 
 
@@ -86,7 +87,7 @@ def prove_on(
         plans.append(make_plan(team, cfg.replace(**settings), gpu, prompt_tokens, eval_items, False, num_devices))
         return plans[-1].peak.peak
 
-    work = work_of_rollouts(setup, shapes, widths_of(team, prompt_tokens))
+    work = Work.of(setup, rollout_batches(setup, shapes, zero_rollout(setup, widths_of(team, prompt_tokens))))
     options = all_options(work, cfg, [*dict.fromkeys([cfg.sampling.compute_dtype, "bfloat16"])])
     for proof in proofs(candidates(work, options), state, room, peak_of, MAX_PROOFS):
         yield proof.settings, plans[-1], proof.fits

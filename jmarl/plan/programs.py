@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,25 +13,24 @@ from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
 from jmarl.algorithms import on_platform
-from jmarl.config import TrainConfig
+from jmarl.config import Sampling, TrainConfig
 from jmarl.learning.choose import update_settings, with_settings
 from jmarl.learning.setup import Setup
-from jmarl.learning.team_update import lower_team
-from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.sharding import state_shardings
-from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
+from jmarl.randomness import Randomness
 from jmarl.rollout.chunks import num_parts
-from jmarl.rollout.zeros import zero_batches, zero_prompts
+from jmarl.rollout.zeros import zero_prompts
+from jmarl.runs.precompile import programs_of_run
 from jmarl.runs.start import start
-from jmarl.sampling.generate import SampleRequest, bucket, sample_team
-from jmarl.sampling.refill import empty_pending, refill_stack, refill_team
-from jmarl.sampling.stack_program import sample_stack
+from jmarl.sampling.generate import SampleRequest, bucket
+from jmarl.sampling.refill import empty_pending
 from jmarl.team import StackSpec, Team, map_stacks, stack_agents
 from jmarl.types import StackState, TeamState
 
 Programs = dict[str, Lowered]  # by name
+KINDS = ("sampling", "greedy sampling", "update", "update of critics", "evaluation")  # in the order of a plan
 
 
 class UnknownTokenizer:
@@ -112,34 +110,17 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
     update has all rows, with prompts that hold the turns before; the samplers are those of the first turn. Left out: a central
     critic, and passes that only compute values or the penalties of a reward.
     """
-    team, cfg = setup.team, setup.cfg
-    params, widths, programs = [lora.model_of(stack) for stack in state.stacks], widths_of(team, prompt_tokens), Programs()
+    team, cfg, widths = setup.team, setup.cfg, widths_of(setup.team, prompt_tokens)
 
-    def request_of(prompts: int, settings: Any, group: int, purpose: int) -> SampleRequest:
-        count = prompts // num_parts(prompts, cfg.episodes)
-        encoded = zero_prompts(team, count, widths)
-        return SampleRequest(encoded, settings, Randomness(0, 0, purpose), group, np.arange(count, dtype=np.uint32))
+    def request_of(items: Sequence[Any], settings: Sampling, group: int, purpose: int) -> SampleRequest:
+        count = len(items) // num_parts(len(items), cfg.episodes)
+        prompts, ids = zero_prompts(team, count, widths), np.arange(count, dtype=np.uint32)
+        return SampleRequest(prompts, settings, Randomness(0, 0, purpose), group, ids)
 
-    def samplers(*arguments: Any) -> Sequence[Lowered]:
-        return sample_team(team, params, request_of(*arguments), sample_stack.lower)
-
-    def name(kind: str, i: int) -> str:
-        return kind if len(team.stacks) == 1 else f"{kind} of stack {i}"
-
-    request = request_of(cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations, TRAIN)
-    lowered = sample_team(team, params, request, sample_stack.lower)
-    early = refill_team(team, params, state.pending, request, request, refill_stack.lower) if state.pending else lowered
-    updates = {(kind, i): lowered for kind, i, lowered in lower_team(setup, state, zero_batches(setup, state, widths))}
-    for i in range(len(team.stacks)):
-        programs[name("sampling", i)] = early[i]
-        if setup.algorithm.row.baseline == "greedy":
-            greedy = dataclasses.replace(cfg.sampling, temperature=0.0)
-            programs[name("greedy sampling", i)] = samplers(cfg.episodes.num_prompts, greedy, 1, GREEDY)[i]
-        programs |= {name(kind, i): updates[kind, i] for kind in ("update", "update of critics") if (kind, i) in updates}
-    if eval_items:
-        for i, sampler in enumerate(samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)):
-            programs[name("evaluation", i)] = sampler
-    return programs
+    tasks = range(cfg.episodes.num_prompts)
+    programs = programs_of_run(setup, state, tasks, range(eval_items), tasks, request_of, any_turn=True)
+    in_order = sorted(programs, key=lambda program: (program[0] == "evaluation", program[1], KINDS.index(program[0])))
+    return {kind if len(team.stacks) == 1 else f"{kind} of stack {i}": lowered for kind, i, lowered in in_order}
 
 
 def widths_of(team: Team, prompt_tokens: int) -> list[int]:

@@ -1,8 +1,8 @@
 """Compute the values of a rollout's completions, by critics or by greedy completions, and make the batches of the critics."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +20,7 @@ from jmarl.learning.batches import (
 )
 from jmarl.learning.critics import check_context, value_stack, with_penalty
 from jmarl.learning.setup import Setup
+from jmarl.memory import are_shapes
 from jmarl.models import lora
 from jmarl.models.hub.tokenize import by_agent, decode, encode_answer, encode_prompts
 from jmarl.models.stack import to_host
@@ -32,10 +33,7 @@ from jmarl.rollout.play import credit_completions, play
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.sampling.generate import NO_LIMIT, Sampler, bucket
 from jmarl.team import StackSpec, Team, to_agents
-from jmarl.types import Batch, CriticBatch, StackState, TeamState
-
-Values = Callable[..., Any]  # see `critics.value_stack`
-Penalize = Callable[..., Batch]  # see `critics.with_penalty`
+from jmarl.types import Batches, CriticBatch, StackState, TeamState
 
 
 def greedy_baseline(
@@ -60,32 +58,28 @@ def greedy_baseline(
     return tuple(baseline)
 
 
-def batches_with_values(
-    setup: Setup,
-    state: TeamState,
-    rollout: Rollout,
-    values_of: Values = value_stack,
-    penalize: Penalize = with_penalty,
-) -> tuple[Sequence[Batch], Sequence[CriticBatch]]:
+def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
     """Return the batches of the stacks and of the critics, with the values of all completions.
 
-    Values that are computed in the update of the critic (`reuses_values`) are left out. values_of, penalize: run models;
-    `zeros` has stand-ins.
+    Values that are computed in the update of the critic (`reuses_values`) are left out. Of a state of shapes all values are 0,
+    and the batch of a central critic is left out: its prompts are texts.
     """
     team, algorithm = setup.team, setup.algorithm
     row, kind = algorithm.row, algorithm.value_kind
     if row.critic is None:
-        return to_batches(team, rollout, row.grouping, rollout.expected), ()
+        return Batches(to_batches(team, rollout, row.grouping, rollout.expected))
     if kind == "token":
-        return batches_with_token_values(setup, state, rollout, values_of, penalize)
+        return batches_with_token_values(setup, state, rollout)
     if row.critic == "central":
+        if are_shapes(state.critics):
+            return Batches(to_batches(team, rollout, values=rollout.returns))
         return batches_with_joint_values(setup, state.critics[0], rollout)
-    values = [own_values(setup, state, turn, values_of) for turn in rollout.turns]
+    values = [own_values(setup, state, turn) for turn in rollout.turns]
     played, _ = with_returns(rollout, [x.mean(-1) for x in values], setup)
     batches = to_batches(team, played, values=values)
     if algorithm.has_value_head:
-        return tuple(critic_positions(batch, kind, prompts_only=False) for batch in batches), ()
-    return batches, tuple(critic_positions(critic_batch(batch), kind, prompts_only=True) for batch in batches)
+        return Batches(tuple(critic_positions(batch, kind, prompts_only=False) for batch in batches))
+    return Batches(batches, tuple(critic_positions(critic_batch(batch), kind, prompts_only=True) for batch in batches))
 
 
 def own_critics(setup: Setup, state: TeamState) -> Iterable[tuple[StackSpec, StackState]]:
@@ -95,10 +89,8 @@ def own_critics(setup: Setup, state: TeamState) -> Iterable[tuple[StackSpec, Sta
     return zip(setup.critics, state.critics, strict=True)
 
 
-def batches_with_token_values(
-    setup: Setup, state: TeamState, rollout: Rollout, values_of: Values, penalize: Penalize
-) -> tuple[Sequence[Batch], Sequence[CriticBatch]]:
-    """Return `batches_with_values` for critics with a value of every token: agents and critics learn from the same batches."""
+def batches_with_token_values(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
+    """Return `rollout_batches` for critics with a value of every token: agents and critics learn from the same batches."""
     team, algorithm, batches = setup.team, setup.algorithm, []
     stacks = zip(own_critics(setup, state), team.stacks, state.stacks, to_batches(team, rollout), strict=True)
     for (critic_spec, critic), spec, stack, batch in stacks:
@@ -106,25 +98,23 @@ def batches_with_token_values(
             check_context(critic_spec, batch.prompt_lengths, batch.tokens)
         else:
             params = lora.model_of(critic)
-            values = values_of(params, critic_spec, batch.prompts, batch.prompt_lengths, batch.tokens, algorithm)
+            values = value_stack(params, critic_spec, batch.prompts, batch.prompt_lengths, batch.tokens, algorithm)
             batch = batch._replace(values=values)
         if penalizes_tokens(algorithm) and stack.frozen is not None:  # a stack that never learns has no reference
-            batch = penalize(batch, stack, spec, algorithm)
+            batch = with_penalty(batch, stack, spec, algorithm)
         batches.append(batch)
-    return tuple(batches), () if algorithm.has_value_head else tuple(map(critic_batch, batches))
+    return Batches(tuple(batches), () if algorithm.has_value_head else tuple(map(critic_batch, batches)))
 
 
-def batches_with_joint_values(
-    setup: Setup, critic: StackState, rollout: Rollout
-) -> tuple[Sequence[Batch], Sequence[CriticBatch]]:
-    """Return `batches_with_values` for a central critic, which reads the prompts of all agents."""
+def batches_with_joint_values(setup: Setup, critic: StackState, rollout: Rollout) -> Batches:
+    """Return `rollout_batches` for a central critic, which reads the prompts of all agents."""
     team, spec, kind = setup.team, setup.critics[0], setup.algorithm.value_kind
     texts = [joint_text(team, spec, turn, kind, setup.cfg.episodes) for turn in rollout.turns]
     action_values = [joint_values(critic, spec, text, setup.algorithm) for text in texts]
     values, node_values = values_of_agents(rollout, action_values)
     played, targets = with_returns(rollout, node_values, setup)
     max_nodes = [turn.max_nodes for turn in rollout.turns]
-    return to_batches(team, played, values=values), (central_batch(texts, targets, action_values, max_nodes),)
+    return Batches(to_batches(team, played, values=values), (central_batch(texts, targets, action_values, max_nodes),))
 
 
 def with_returns(rollout: Rollout, node_values: Sequence[np.ndarray], setup: Setup) -> tuple[Rollout, list[np.ndarray]]:
@@ -154,7 +144,7 @@ def check_joint(rollout: Rollout, lam: float) -> None:
         )
 
 
-def own_values(setup: Setup, state: TeamState, turn: Turn, values_of: Values) -> np.ndarray:
+def own_values(setup: Setup, state: TeamState, turn: Turn) -> np.ndarray:
     """Return the values [N, P, G] of a turn's completions by the agents' own critics; for type v all G are equal."""
     stacks, algorithm, kind = [], setup.algorithm, setup.algorithm.value_kind
     critics = zip(own_critics(setup, state), turn.encoded, turn.completions, strict=True)
@@ -163,7 +153,7 @@ def own_values(setup: Setup, state: TeamState, turn: Turn, values_of: Values) ->
             tokens = jnp.zeros((*done.tokens.shape[:2], 1, 1), jnp.int32)
         else:
             tokens = jnp.pad(done.tokens, ((0, 0),) * 3 + ((0, 1),))
-        values = values_of(lora.model_of(critic), spec, prompts, lengths, tokens, algorithm)
+        values = value_stack(lora.model_of(critic), spec, prompts, lengths, tokens, algorithm)
         if kind == "q":
             values = jnp.take_along_axis(values, done.action_mask.sum(-1, keepdims=True), -1)
         stacks.append(to_host(values[..., 0]))  # [A, R * P', G]

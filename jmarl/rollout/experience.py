@@ -1,12 +1,12 @@
 """The experience of a step, before it becomes batches (a `Rollout`, or examples), and where a run gets it from.
 
-Runs on rollouts, given data, preference rounds and several seeds differ only in their `Source` and in the loss.
+Runs on rollouts, given data, preference rounds and several seeds differ only in their kind (`runs/run.py`) and in the loss.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jmarl.types import Batches, Data, TeamState
+from jmarl.types import Data, TeamState
 
 
 class DataExperience(NamedTuple):
@@ -27,7 +27,6 @@ class Source(NamedTuple):
     """Where a run gets its experience from: the functions that differ between kinds of runs."""
 
     play: Callable[[int, TeamState], Any]  # (step, state) -> a `Rollout` or `DataExperience`; of several seeds a list
-    make_batches: Callable[[TeamState, Any], Batches]  # (state, experience) -> batches of all stacks and critics
     evaluate: Callable[[TeamState], Any] | None = None  # state -> evaluation on held-out items; None without held-out items
     open: Callable[[TeamState], TeamState] = same_state
     """Called once with the first or restored state: compile programs, read earlier rounds, take what belongs to the sampler."""

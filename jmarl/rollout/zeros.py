@@ -1,4 +1,4 @@
-"""A rollout of zeros, of which the real code makes batches of the largest shapes: to compile updates before a run."""
+"""A rollout of zeros, of which `critic_values.rollout_batches` makes batches as of others: to compile updates before a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import numpy as np
 from jmarl.config import Episodes
 from jmarl.learning.setup import Setup
 from jmarl.rl.returns import joint_actions
-from jmarl.rollout.critic_values import batches_with_values
-from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import credit_completions
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.sampling.generate import Encoded, bucket
 from jmarl.team import StackSpec, Team
-from jmarl.types import Batch, Batches, Completions, StackState, TeamState
+from jmarl.types import Completions
 
 
 def zeros(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
@@ -24,34 +22,11 @@ def zeros(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def zero_batches(setup: Setup, state: TeamState, widths: Sequence[int]) -> Batches:
-    """Return the batches of an update after all turns with completions of full length. Left out: the batch of a central critic,
-    whose prompts are texts.
+def zero_rollout(setup: Setup, widths: Sequence[int]) -> Rollout:
+    """Return episodes with all turns and completions of full length, in which every later prompt holds the turns before.
 
     widths: length of the prompts of the first turn of each stack, as they are padded.
     """
-    rollout, algorithm = zero_rollout(setup, widths), setup.algorithm
-    if algorithm.row.baseline == "greedy":
-        rollout = rollout._replace(expected=rollout.returns)
-    if algorithm.row.critic == "central":
-        return Batches(to_batches(setup.team, rollout, values=rollout.returns))
-    return Batches(*batches_with_values(setup, state, rollout, zero_values, zero_penalty))
-
-
-def zero_values(
-    params: Any, spec: StackSpec, prompts: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, algorithm: Any
-) -> np.ndarray:
-    """Stand in for `critics.value_stack`."""
-    return zeros(tokens.shape)
-
-
-def zero_penalty(batch: Batch, stack: StackState, spec: StackSpec, algorithm: Any) -> Batch:
-    """Stand in for `critics.with_penalty`."""
-    return batch._replace(ref_logprobs=zeros(batch.tokens.shape), penalty=zeros(batch.tokens.shape))
-
-
-def zero_rollout(setup: Setup, widths: Sequence[int]) -> Rollout:
-    """Return episodes in which no episode ends early, and every later prompt holds the turns before."""
     team, episodes, new = setup.team, setup.cfg.episodes, setup.cfg.sampling.max_new_tokens
     nodes, turns = episodes.num_prompts, list[Turn]()
     for t in range(episodes.num_turns):
@@ -62,7 +37,8 @@ def zero_rollout(setup: Setup, widths: Sequence[int]) -> Rollout:
         nodes *= 1 if episodes.forks else len(turns[-1].joint)
     joint_returns = tuple(turn.rewards for turn in turns)
     returns = tuple(credit_completions(x, turn) for x, turn in zip(joint_returns, turns, strict=True))
-    return Rollout(episodes.num_turns, tuple(turns), joint_returns, returns)
+    expected = returns if setup.algorithm.row.baseline == "greedy" else None
+    return Rollout(episodes.num_turns, tuple(turns), joint_returns, returns, expected)
 
 
 def zero_turn(team: Team, episodes: Episodes, nodes: int, group: int, widths: Sequence[int], new: int) -> Turn:

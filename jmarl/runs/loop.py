@@ -1,13 +1,13 @@
 """The training loop, the same for every kind of run. One step:
 
     experience = source.play(step, state)                 host and device: play episodes, or draw given examples
-    batches    = source.make_batches(state, experience)   host and device: returns, values of critics, arrays of each stack
+    batches    = make_batches(setup, state, experience)   host and device: returns, values of critics, arrays of each stack
     state      = update_team(setup, state, batches)       device: one jitted update per stack; the old state is donated
     log                                                   host: write the row of the step before, while the device works
     save, evaluate                                        when due
 
-Runs on rollouts, given data, preference rounds and several seeds differ only in their `Source` (rollout/experience.py) and in
-the loss. A step depends on `TeamState`, the step number, settings and items (in rounds also on the stored pairs, with early
+Runs on rollouts, given data, preference rounds and several seeds differ only in their `Kind` (runs/run.py) and in the loss. A
+step depends on `TeamState`, the step number, settings and items (in rounds also on the stored pairs, with early
 rows on those), so a resumed run is bit-equal.
 
 - The log holds the row of an update before a checkpoint holds the update: resuming neither loses nor repeats a row.
@@ -33,10 +33,8 @@ from jmarl.files.run_files import next_commands, shown
 from jmarl.files.saving import Saves, write_models
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import update_calls, update_team
-from jmarl.logs.data_log import DataLog
 from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.goodput import CLOCK
-from jmarl.logs.rollout_log import RolloutLog
 from jmarl.logs.step_log import StepLog, update_metrics
 from jmarl.logs.terminal import say
 from jmarl.memory import explain_memory, shapes_of
@@ -58,9 +56,9 @@ class LoopResult(NamedTuple):
     unsaved: str  # why the last checkpoint could not be written; empty if it was written or not wanted
 
 
-def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves: Saves) -> LoopResult:
+def run_loop(run: Run, state: TeamState, source: Source, log: StepLog, saves: Saves) -> LoopResult:
     """Train from `state`, which is donated, to the last update or until a signal."""
-    settings, first = setup.cfg.run, int(state.step)
+    setup, settings, first = run.setup, run.cfg.run, int(state.step)
     interrupted, reason, before, after = False, "", None, None
     shapes = None  # of the newest batches
     with CLOCK.phase("compiling"):
@@ -84,7 +82,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                     experience = source.play(step, state)
                 played_at = time.monotonic()  # the next two calls may wait for the update before; a step on rollouts ends here
                 with CLOCK.phase("update"):
-                    batches = source.make_batches(state, experience)
+                    batches = run.kind.make_batches(setup, state, experience)
                     shapes = shapes_of(batches)
                     state, metrics = update_team(setup, state, batches)
                 log.step(step, experience, metrics, played_at)
@@ -162,9 +160,7 @@ def save_at_failure(log: StepLog, saves: Saves, state: TeamState) -> None:
 
 
 @explain_memory(lambda: [])  # also while programs compile, a state is restored and models are written
-def run_training(
-    run: Run, source: Source, state: TeamState, wandb_config: dict | None
-) -> tuple[LoopResult, RolloutLog | DataLog]:
+def run_training(run: Run, source: Source, state: TeamState, wandb_config: dict | None) -> tuple[LoopResult, StepLog]:
     """Open or resume a run, train, and write the models. Returns the result of the loop and the log.
 
     wandb_config: keyword arguments of `wandb.init`; None: no W&B.
@@ -176,8 +172,8 @@ def run_training(
             record_choices(cfg, team, run.task.env, run.task.items)
         watch = Watch(cfg.run.output_dir if exchange.is_first() else "", opened.writer)
         unchanged = not opened.changes and run.task.eval_metrics is None
-        log = (RolloutLog if run.plays else DataLog)(team, cfg, opened.writer, unchanged)
-        result = run_loop(run.setup, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))
+        log = run.kind.log(team, cfg, opened.writer, unchanged)
+        result = run_loop(run, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))
         result = end_run(run.setup, result, watch.lost, writes_models)
     if cfg.run.output_dir and cfg.run.progress and not (result.unsaved or result.interrupted) and writes_models:
         say(next_commands(shown(cfg.run.output_dir)))  # a reward model is often a part of another run
@@ -198,14 +194,14 @@ def end_run(setup: Setup, result: LoopResult, lost: Callable[[], str], writes_mo
     return result
 
 
-def repeat_update(run: Run, source: Source, state: TeamState) -> tuple[TeamState, Any]:
+def repeat_update(run: Run, state: TeamState) -> tuple[TeamState, Any]:
     """Repeat the update in the file `replay_rollout` and print its metrics, without writing anything. Returns the state without
     gradients, and the experience of the update."""
     failed = read_failed_update(run.cfg)
     if run.cfg.run.resume:
         state, _ = read_state(run.cfg, state, run.identity)
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # the random keys depend on the step
-    state, metrics = update_team(run.setup, state, source.make_batches(state, failed.data))
+    state, metrics = update_team(run.setup, state, run.kind.make_batches(run.setup, state, failed.data))
     row = {"step": failed.step + 1} | update_metrics(run.team, to_host(metrics))
     if exchange.is_first():
         print(json.dumps(row, indent=1), flush=True)

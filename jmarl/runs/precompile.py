@@ -1,4 +1,4 @@
-"""Compile the programs of a run in parallel, before the first step.
+"""Compile the programs of a run in parallel, before the first step, and choose how its updates fit into the memory.
 
 XLA compiles a program on about one core, so compiling several at once takes little longer than the slowest one. It also avoids
 compiling between sampling and update: meanwhile the memory that the sampler freed would be returned to the system, or to the
@@ -19,25 +19,31 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Lowered
 
+from jmarl.algorithms import with_fastest_updates
 from jmarl.config import Sampling
 from jmarl.envs.base import Environment
 from jmarl.envs.calls.copies import copies
-from jmarl.learning.choose import Work
+from jmarl.hardware import memory_in_use, memory_pool
+from jmarl.learning.choose import bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import lower_team
+from jmarl.logs.terminal import say
+from jmarl.memory import shapes_of
 from jmarl.models import lora
+from jmarl.processes import exchange
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
+from jmarl.rollout.critic_values import rollout_batches
 from jmarl.rollout.play import acting_mask, agents_to_sample, check_number_of_agents, keeps_caches
 from jmarl.rollout.turns import take_rows_of_nodes
-from jmarl.rollout.zeros import zero_batches
-from jmarl.sampling.generate import Encoded, SampleRequest, pad, sample_team, tokenize_first_turn
+from jmarl.rollout.zeros import zero_rollout
+from jmarl.runs.run import Kind, Task
+from jmarl.sampling.generate import SampleRequest, pad, sample_team, tokenize_first_turn
 from jmarl.sampling.refill import refill_stack, refill_team
 from jmarl.sampling.stack_program import sample_stack
-from jmarl.types import Batches, TeamState
+from jmarl.types import TeamState
 
 MEASURED_ITEMS = 64  # whose prompts are looked at for the longest
-Updates = Callable[[Setup], Iterable[Lowered]]  # a setup -> the programs of its updates
 
 
 def keep_programs(show: Callable[[str], None] | None) -> None:
@@ -65,76 +71,56 @@ def compile_all(programs: Iterable[Lowered]) -> int:
 def programs_of_run(
     setup: Setup,
     state: TeamState,
-    tasks: Sequence[dict],
-    eval_items: Sequence[dict],
-    env: Environment,
-    following: Sequence[dict] = (),
-) -> Iterator[Lowered]:
-    """Yield the programs of a step on `tasks` with completions of full length, and of an evaluation on `eval_items`.
+    tasks: Sequence[Any],
+    eval_items: Sequence[Any],
+    following: Sequence[Any],
+    request_of: Callable[[Sequence[Any], Sampling, int, int], SampleRequest],
+    any_turn: bool = False,
+) -> Iterator[tuple[str, int, Lowered]]:
+    """Yield kind, number of the stack and program: of a step on `tasks` with completions of full length, and of an evaluation
+    on `eval_items`. One compiles while the next is traced.
 
-    following: the tasks of the next step, of which some begin in this one with async_steps.
+    Left out: samplers of later turns, a central critic, and programs that only compute values, which are small.
 
-    Left out, because their lengths are not known: later turns, updates with several turns, a central critic. Also left out:
-    programs that only compute values, which are small.
+    Args:
+        following: the tasks of the next step, of which some begin in this one with async_steps.
+        request_of: (items, settings, group, purpose) -> the request for the first part of the items.
+        any_turn: also updates after several turns, whose lengths are not known.
     """
     team, cfg = setup.team, setup.cfg
     params = [lora.model_of(stack) for stack in state.stacks]
 
-    def request_of(items: Sequence[dict], settings: Sampling, group: int, purpose: int) -> tuple[Encoded, SampleRequest]:
-        """Return the encoded prompts of items, and the request for the first part of them."""
-        randomness = Randomness(cfg.run.seed, 0, purpose)
-        _, prompts = env.reset(copies(items), randomness.environment_rng())
-        check_number_of_agents(team, prompts)
-        encoded, ids = (
-            pad(team, tokenize_first_turn(team, prompts, settings, cfg.episodes)),
-            np.arange(len(items), dtype=np.uint32),
-        )
-        keep, acts = keeps_caches(cfg.episodes, settings, turn=0), agents_to_sample(acting_mask(prompts))
-        size = len(items) // num_parts(len(items), cfg.episodes)
-        part = take_rows_of_nodes(team, encoded, slice(size))
-        return encoded, SampleRequest(part, settings, randomness, group, ids[:size], keep_cache=keep, acts=acts)
-
-    def samplers(items: Sequence[dict], settings: Sampling, group: int, purpose: int) -> tuple[Lowered, ...]:
-        return sample_team(team, params, request_of(items, settings, group, purpose)[1], sample_stack.lower)
+    def samplers(kind: str, *arguments: Any) -> Iterator[tuple[str, int, Lowered]]:
+        lowered = sample_team(team, params, request_of(*arguments), sample_stack.lower)
+        return ((kind, i, program) for i, program in enumerate(lowered))
 
     settings = cfg.sampling, cfg.episodes.num_generations, TRAIN
-    encoded, request = request_of(tasks, *settings)
-    lowered = sample_team(team, params, request, sample_stack.lower)
+    request = request_of(tasks, *settings)
     if state.pending:
-        yield from refill_team(team, params, state.pending, request, request_of(following, *settings)[1], refill_stack.lower)
+        lowered = refill_team(team, params, state.pending, request, request_of(following, *settings), refill_stack.lower)
     else:
-        yield from lowered
+        lowered = sample_team(team, params, request, sample_stack.lower)
+    yield from (("sampling", i, program) for i, program in enumerate(lowered))
     if setup.algorithm.row.baseline == "greedy":
-        yield from samplers(tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)
-    if cfg.episodes.num_turns == 1:
-        yield from updates_of(setup, state, zero_batches(setup, state, [ids.shape[-1] for ids, _ in encoded]))
+        yield from samplers("greedy sampling", tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)
+    if cfg.episodes.num_turns == 1 or any_turn:
+        rollout = zero_rollout(setup, [ids.shape[-1] for ids, _ in request.encoded])
+        yield from lower_team(setup, state, rollout_batches(setup, shapes_of(state), rollout))
     if eval_items:
-        yield from samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)
+        yield from samplers("evaluation", eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)
 
 
-def longest_update(setup: Setup, state: TeamState, widths: Sequence[int]) -> tuple[Work, Updates]:
-    """Return an update after all turns with completions of full length, and a function from a setup to its programs.
-
-    widths: length of the prompts of the first turn of each stack, as they are padded.
-    """
-    return work_of_rollouts(setup, state, widths), lambda setup: updates_of(setup, state, zero_batches(setup, state, widths))
-
-
-def updates_of(setup: Setup, state: TeamState, batches: Batches) -> Iterator[Lowered]:
-    """Yield the programs of an update, so that one compiles while the next is traced."""
-    for _, _, lowered in lower_team(setup, state, batches):
-        yield lowered
-
-
-def work_of_rollouts(setup: Setup, state: TeamState, widths: Sequence[int]) -> Work:
-    """Return what `longest_update` is for the formula of `learning.choose`."""
-    episodes = setup.cfg.episodes
-    prompts, group = episodes.num_prompts, episodes.num_generations
-    shapes = [(*batch.prompts.shape, *batch.tokens.shape[2:]) for batch in zero_batches(setup, state, widths).stacks]
-    tokens = max(count * (width + size * new) for _, count, width, size, new in shapes)
-    # Several turns have any number of rows, at least those of the first; in chains each row has a prompt of its own.
-    apart = group if episodes.num_turns > 1 and episodes.branching == "chain" else 1
-    return Work.of(setup.team, setup.cfg, tokens, prompts * (group if episodes.num_turns == 1 else apart))
+def first_part(
+    setup: Setup, env: Environment, items: Sequence[dict], settings: Sampling, group: int, purpose: int
+) -> SampleRequest:
+    """Return the request for the first part of the prompts of items, see `programs_of_run`."""
+    team, episodes, randomness = setup.team, setup.cfg.episodes, Randomness(setup.cfg.run.seed, 0, purpose)
+    _, prompts = env.reset(copies(items), randomness.environment_rng())
+    check_number_of_agents(team, prompts)
+    size = len(items) // num_parts(len(items), episodes)
+    part = take_rows_of_nodes(team, pad(team, tokenize_first_turn(team, prompts, settings, episodes)), slice(size))
+    keep, acts = keeps_caches(episodes, settings, turn=0), agents_to_sample(acting_mask(prompts))
+    return SampleRequest(part, settings, randomness, group, np.arange(size, dtype=np.uint32), keep_cache=keep, acts=acts)
 
 
 def longest_prompts(setup: Setup, items: Sequence[dict], env: Environment) -> list[int]:
@@ -144,3 +130,17 @@ def longest_prompts(setup: Setup, items: Sequence[dict], env: Environment) -> li
     check_number_of_agents(team, prompts)
     encoded = pad(team, tokenize_first_turn(team, prompts, cfg.sampling, cfg.episodes))
     return [ids.shape[-1] for ids, _ in encoded]
+
+
+def choose_updates(kind: Kind, setup: Setup, state: TeamState, task: Task) -> Setup:
+    """Return a setup without auto: choose how the updates of a run fit into the memory, and say so."""
+    rooms = exchange.gather(memory_pool)  # all processes choose the same
+    if is_open(setup.cfg) and (room := min(filter(None, rooms), default=None)) is not None:
+        batches = kind.make_batches(setup, shapes_of(state), kind.longest(setup, task))
+        size = max(exchange.gather(lambda: max(bytes_on_device(state), memory_in_use())))
+        setup, line = choose(setup, state, batches, size, [room])
+        if setup.cfg.run.progress:
+            say(line)
+    elif is_open(setup.cfg):  # a platform that does not say how much memory it has
+        setup = with_settings(setup, update_settings(with_fastest_updates(setup.cfg)))
+    return setup

@@ -7,24 +7,20 @@ between kinds of runs is in `runs.kinds`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from jmarl.algorithms import find_row
 from jmarl.config import TrainConfig, flat
 from jmarl.files.run_directory import resolve_auto, resolve_resume, with_absolute_directory
 from jmarl.logs.terminal import say
 from jmarl.processes import exchange
 from jmarl.runs.checks import find_own_algorithms
 from jmarl.runs.first_words import first_words
-from jmarl.runs.kinds.given import GIVEN
-from jmarl.runs.kinds.learned import learned_source
-from jmarl.runs.kinds.rollouts import ROLLOUTS
-from jmarl.runs.kinds.rounds import ROUNDS
-from jmarl.runs.precompile import keep_programs
+from jmarl.runs.kinds import kind_of
+from jmarl.runs.precompile import choose_updates, keep_programs
 from jmarl.runs.run import Kind, Run, Task, identity_of
-from jmarl.runs.start import choose_mesh, choose_updates
+from jmarl.runs.start import choose_mesh
 from jmarl.shadows import explaining
 from jmarl.team import Team, initial_params, on_mesh
 
@@ -37,7 +33,6 @@ def prepare(
     *,
     params: Sequence[Any] | None = None,
     wandb_config: dict | None = None,
-    fit: Callable | None = None,
     kind: Kind | None = None,
 ) -> tuple[Run, Any]:
     """Check a run, and return it with its state at step 0, of several seeds a list. Writes nothing.
@@ -48,7 +43,6 @@ def prepare(
         task: what from.
         params: parameters [A, ...] of each stack, instead of those of the team's agents. They are donated.
         wandb_config: keyword arguments of `wandb.init`, to be checked.
-        fit: `jmarl.fit`, which trains reward models; for algorithms that learn from one.
         kind: of the run; None: that of the algorithm.
     """
     seeds = kind.seeds if kind else ()
@@ -57,27 +51,15 @@ def prepare(
     given = exchange.from_first(partial(resolve_resume, cfg, seeds))  # files are read by one process
     cfg = of_this_process(exchange.from_first(partial(resolve_auto, given, seeds)))
     cfg = choose_mesh(team, cfg, len(seeds) or 1)
-    kind = kind or kind_of(given, task, fit)
+    kind = kind or kind_of(cfg.algorithm, task)
     task, data, cfg = kind.check(cfg, team, task, wandb_config)
     check_equal(cfg, data, team)
     keep_programs(say if cfg.run.progress else None)
     team = on_mesh(team, cfg.run)
     first_words(team, task, cfg, len(seeds) or 1)
     setup, state = kind.start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, task)
-    setup = choose_updates(setup, state, partial(kind.longest, setup, state, task))
-    identity = identity_of(setup, state, task.env, data)
-    return Run(setup, task, identity, partial(kind.source, setup, task)), state
-
-
-def kind_of(cfg: TrainConfig, task: Task, fit: Callable | None = None) -> Kind:
-    """Return the kind of a run. cfg: its settings, of which reward models choose those that are auto for themselves. fit:
-    `jmarl.fit`, which trains them."""
-    row = find_row(cfg.algorithm)
-    if task.env is None:
-        return GIVEN
-    if row.learned:
-        return ROLLOUTS._replace(source=partial(learned_source, cfg, fit))
-    return ROUNDS if row.makes_pairs else ROLLOUTS
+    setup = choose_updates(kind, setup, state, task)
+    return Run(kind, setup, task, identity_of(setup, state, task.env, data), given), state
 
 
 def of_this_process(cfg: TrainConfig) -> TrainConfig:

@@ -8,14 +8,13 @@ from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, describe
 from jmarl.evaluation.evaluate import EvalMetrics
 from jmarl.files.identity import fingerprint
-from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
+from jmarl.logs.step_log import StepLog
 from jmarl.models import lora
 from jmarl.rollout.experience import Source
-from jmarl.runs.precompile import Updates
 from jmarl.runs.start import start
 from jmarl.team import Team, policies
-from jmarl.types import TeamState
+from jmarl.types import Batches, TeamState
 
 
 class Task(NamedTuple):
@@ -27,16 +26,18 @@ class Task(NamedTuple):
     eval_metrics: EvalMetrics | None = None  # further metrics of an evaluation
     overlap: str = ""  # a line that counts the held-out items that are also trained on; empty if there are none
     examples: Any = ()  # of given data: the items, and the held-out items, as token ids (`preferences.encoding.Examples`)
+    fit: Callable[..., Any] | None = None  # `jmarl.fit`, for algorithms that train a reward model
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A run that is checked, with settings that are resolved. A reward model that is trained on the way is a run of its own."""
 
+    kind: "Kind"
     setup: Setup  # team, critics, algorithm and settings, none of which is auto
     task: Task  # checked: an `Environment`, and lists of the items that it plays
     identity: dict[str, Any]  # what must not change when it resumes: team, critics, environment, data, reward; JSON values
-    make_source: Callable[[Any], Source]  # initial state -> source of experience, which copies what it needs of it
+    given: TrainConfig  # the settings with auto, which reward models choose for themselves
 
     @property
     def team(self) -> Team:
@@ -48,11 +49,6 @@ class Run:
         """The settings."""
         return self.setup.cfg
 
-    @property
-    def plays(self) -> bool:
-        """Whether the team learns from rollouts; otherwise from pairs or texts."""
-        return self.setup.algorithm.row.data == "rollouts"
-
 
 def start_alone(team: Team, params: Sequence[Any], cfg: TrainConfig, task: Task) -> tuple[Setup, TeamState]:
     """Return what `start` returns."""
@@ -61,15 +57,19 @@ def start_alone(team: Team, params: Sequence[Any], cfg: TrainConfig, task: Task)
 
 
 class Kind(NamedTuple):
-    """Where the experience of a run comes from, as functions."""
+    """Where the experience of a run comes from, as functions, and its log."""
 
     check: Callable[[TrainConfig, Team, Task, dict | None], tuple[Task, dict[str, Any], TrainConfig]]
     """(settings, team, task, wandb_config) -> the task with what fits the agents' contexts, the fingerprints of all that was
     given, and the settings with the context, see `Run.long_context`. Raises for arguments of a run that are wrong."""
-    longest: Callable[[Setup, Any, Task], tuple[Work, Updates]]
-    """(setup, state, task) -> the largest update, and a function from a setup to its programs"""
-    source: Callable[[Setup, Task, Any], Source]
-    """(setup, task, state at step 0) -> the source of experience, which copies what it needs of the state"""
+    longest: Callable[[Setup, Task], Any]
+    """(setup, task) -> the experience of the largest update, of zeros"""
+    make_batches: Callable[[Setup, TeamState, Any], Batches]
+    """(setup, state, experience) -> batches of all stacks and critics. If the state has shapes in place of arrays, as where
+    updates are compiled before a run, what models compute is 0."""
+    source: Callable[[Run, Any], Source]
+    """(run, state at step 0) -> the source of experience, which copies what it needs of the state"""
+    log: type[StepLog]
     start: Callable[[Team, Sequence[Any], TrainConfig, Task], tuple[Setup, Any]] = start_alone
     """(team, params, settings, task) -> the setup, and the state at step 0 with what the source keeps in it; of several seeds a
     list"""

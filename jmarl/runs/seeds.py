@@ -12,6 +12,7 @@ sampled run by run until the shapes are equal again. Left out: algorithms on pai
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import say
 from jmarl.memory import explain_memory
 from jmarl.runs.checks import check_seeds
-from jmarl.runs.kinds.seeds import runs_of, several, state_of_run
+from jmarl.runs.kinds.seeds import batches_together, runs_of, several, state_of_run
 from jmarl.runs.loop import end_run, run_loop
 from jmarl.runs.records import TrainResult
 from jmarl.runs.run import Task
@@ -61,9 +62,10 @@ def train_seeds(
     kind = several(seeds)
     run, source, states = prepared(cfg, team, Task(reward, items, eval_items), params=params, kind=kind)
     runs, cfg = runs_of(run.setup, kind.seeds), run.cfg
+    kind = kind._replace(make_batches=lambda _, state, rollouts: batches_together(runs, state, rollouts))
     with open_seeds(run, runs, states) as (state, savers, log, lost), CLOCK.running():
         saves = Saves(cfg.run, savers, state_of=lambda state, i: state_of_run(state, i, runs))
-        result = run_loop(runs.joint, state, source, log, saves)
+        result = run_loop(dataclasses.replace(run, kind=kind, setup=runs.joint), state, source, log, saves)
         results = []
         for i, setup in enumerate(runs.alone):
             before, after = (both and both[i] for both in (result.before, result.after))

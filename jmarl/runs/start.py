@@ -1,4 +1,4 @@
-"""Put a run on its devices: choose the mesh, make critics, state and programs, and choose how updates fit into the memory.
+"""Put a run on its devices: choose the mesh, make critics, state and programs.
 
 `start` makes the state of a run, also for several seeds in one program and, of shapes, for `jmarl plan`.
 """
@@ -11,10 +11,9 @@ from typing import Any
 
 import jax
 
-from jmarl.algorithms import Algorithm, find_row, resolve, with_fastest_updates
+from jmarl.algorithms import Algorithm, find_row, resolve
 from jmarl.config import TrainConfig
-from jmarl.hardware import memory_in_use, memory_pool
-from jmarl.learning.choose import Work, bytes_on_device, choose, is_open, update_settings, with_settings
+from jmarl.hardware import memory_pool
 from jmarl.learning.critics import critic_algorithm, make_critics
 from jmarl.learning.meshes import mesh_that_fits
 from jmarl.learning.optimizer import init_stack
@@ -26,7 +25,6 @@ from jmarl.models.heads import with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.preferences.reward_model import policy_config
 from jmarl.processes import exchange
-from jmarl.runs.precompile import Updates
 from jmarl.team import Team, on_mesh, sort_into_stacks, stack_agents
 from jmarl.types import TeamState
 
@@ -103,20 +101,3 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, devices: Sequence
 def policy_algorithm(cfg: TrainConfig) -> Algorithm:
     """Return the resolved algorithm by which the team learns: of a run on a learned reward, `rl_algorithm`."""
     return resolve(policy_config(cfg) if find_row(cfg.algorithm).learned else cfg)
-
-
-def choose_updates(setup: Setup, state: TeamState, longest: Callable[[], tuple[Work, Updates]]) -> Setup:
-    """Return a setup without auto: choose how the updates of a run fit into the memory, and say so.
-
-    longest: returns the largest update, and a function from a setup to its programs.
-    """
-    rooms = exchange.gather(memory_pool)  # all processes choose the same
-    if is_open(setup.cfg) and (room := min(filter(None, rooms), default=None)) is not None:
-        work, updates = longest()
-        size = max(exchange.gather(lambda: max(bytes_on_device(state), memory_in_use())))
-        setup, line = choose(setup, work, size, [room], updates)
-        if setup.cfg.run.progress:
-            say(line)
-    elif is_open(setup.cfg):  # a platform that does not say how much memory it has
-        setup = with_settings(setup, update_settings(with_fastest_updates(setup.cfg)))
-    return setup

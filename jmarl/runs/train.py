@@ -19,6 +19,7 @@ from jmarl.logs.terminal import watched
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.processes import exchange
 from jmarl.rollout.experience import Source
+from jmarl.rollout.turns import Rollout
 from jmarl.runs.loop import repeat_update, run_training
 from jmarl.runs.prepare import of_this_process, prepare
 from jmarl.runs.records import FitResult, TrainResult
@@ -56,12 +57,12 @@ def train(
             of the library, such as reward, are refused.
     """
     check_arguments(team, cfg, reward)
-    task = Task(reward, items, eval_items, eval_metrics)
-    run, source, state = prepared(cfg, team, task, params=params, wandb_config=wandb_config, fit=fit)
+    task = Task(reward, items, eval_items, eval_metrics, fit=fit)
+    run, source, state = prepared(cfg, team, task, params=params, wandb_config=wandb_config)
     team = team.in_context(run.cfg.run.long_context)
     if run.cfg.run.replay_rollout:
-        state, rollout = repeat_update(run, source, state)
-        return TrainResult(team, state, [mean_return(rollout)] if run.plays else [], None, None)
+        state, experience = repeat_update(run, state)
+        return TrainResult(team, state, [mean_return(experience)] if isinstance(experience, Rollout) else [], None, None)
     result, log = run_training(run, source, state, wandb_config)
     return TrainResult(team, result.state, log.rewards, *result[1:])
 
@@ -91,7 +92,7 @@ def fit(
     run, source, state = prepared(cfg, team, Task(None, data, eval_data), params=params, wandb_config=wandb_config)
     team = team.in_context(run.cfg.run.long_context)
     if run.cfg.run.replay_rollout:
-        return FitResult(team, repeat_update(run, source, state)[0], [], None, None)
+        return FitResult(team, repeat_update(run, state)[0], [], None, None)
     result, log = run_training(run, source, state, wandb_config)
     return FitResult(team, result.state, log.losses, *result[1:])
 
@@ -101,4 +102,4 @@ def prepared(cfg: TrainConfig, team: Team, task: Task, **given: Any) -> tuple[Ru
     cfg = of_this_process(cfg)
     with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):
         run, state = prepare(cfg, team, task, **given)
-        return run, run.make_source(state), state
+        return run, run.kind.source(run, state), state

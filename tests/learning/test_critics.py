@@ -80,7 +80,7 @@ def play_one(agents, cfg, critic=None, change=lambda state: state, shared_weight
     setup, state = start(dataclasses.replace(team, critic=critic), params, cfg)
     state, env = change(state), environment(len(agents), cfg.episodes.num_turns, reward)
     rollout = play_step(sampler_of(setup, state), setup, ITEMS, env, 0)
-    return setup, state, rollout, jax.device_get(critic_values.batches_with_values(setup, state, rollout))
+    return setup, state, rollout, jax.device_get(rollout_batches(setup, state, rollout))
 
 
 def one_step(*arguments, **settings):

@@ -16,8 +16,8 @@ from jmarl.learning.program import make_program, update_keys
 from jmarl.learning.step import gradients, shuffle
 from jmarl.models import decoder
 from jmarl.models.stack import unstack
-from jmarl.objectives.choose import objective_of
 from jmarl.objectives.policy import POLICY, PolicyTargets, initial_running, token_loss
+from jmarl.objectives.table import objective_of
 from jmarl.sampling.scoring import score
 from tests.batches import (
     agent_gradients,

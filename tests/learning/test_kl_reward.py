@@ -16,7 +16,6 @@ from jmarl.learning.critics import critic_algorithm
 from jmarl.learning.team_update import update_team
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
-from jmarl.rollout import critic_values
 from jmarl.runs.kinds.rollouts import play_step, rollout_batches, sampler_of
 from jmarl.runs.start import start
 from jmarl.runs.train import train
@@ -80,7 +79,7 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
     setup, state = start(team, params, cfg)
     state = moved_away(state, head, coef)
     rollout = play_step(sampler_of(setup, state), setup, ITEMS, environment(), 0)
-    batches, critic_batches = jax.device_get(critic_values.batches_with_values(setup, state, rollout))
+    batches, critic_batches = jax.device_get(rollout_batches(setup, state, rollout))
     model, rate = agents[0].config, jax.jit(score, static_argnums=1)
     state = jax.device_get(state)
     for a in range(2):

@@ -23,7 +23,8 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.sharding import shapes_on
 from jmarl.plan.plan import describe_team
 from jmarl.plan.programs import shapes_of_run
-from jmarl.rollout.zeros import zero_batches
+from jmarl.rollout.critic_values import rollout_batches
+from jmarl.rollout.zeros import zero_rollout
 
 MODEL = ModelConfig("qwen2", 320, 32, 64, 2, 4, 2, 8, 256, qkv_bias=True)
 
@@ -71,7 +72,7 @@ def test_no_gradient_of_an_update_goes_through_logarithms(settings: dict[str, An
     given = dict(num_prompts=2, num_generations=2, max_new_tokens=8, compute_dtype="bfloat16") | settings
     cfg, team = TrainConfig.of(**given), describe_team([("a", MODEL, None)] * 2, shared_weights=False)
     setup, state = shapes_of_run(team, cfg, jax.devices("cpu")[:1])
-    [(_, _, traced)] = lower_team(setup, state, zero_batches(setup, state, [16]))
+    [(_, _, traced)] = lower_team(setup, state, rollout_batches(setup, state, zero_rollout(setup, [16])))
     assert attentions(traced.jaxpr, "fwd") and attentions(traced.jaxpr, "bwd")
     assert misuses(traced.jaxpr) == []
 

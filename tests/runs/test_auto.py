@@ -14,13 +14,16 @@ from jmarl.algorithms import ALGORITHMS
 from jmarl.config.yaml_file import read_yaml
 from jmarl.files.run_directory import resolve_auto
 from jmarl.learning.choose import bytes_on_device, choose, is_open, update_settings, with_settings
+from jmarl.learning.team_update import lower_team
+from jmarl.memory import shapes_of
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.runs.checks import environment_of
+from jmarl.runs.kinds.rollouts import ROLLOUTS
 from jmarl.runs.kinds.seeds import several
-from jmarl.runs.precompile import longest_prompts, longest_update
+from jmarl.runs.precompile import choose_updates
 from jmarl.runs.prepare import prepare
 from jmarl.runs.run import Task
-from jmarl.runs.start import choose_updates, start
+from jmarl.runs.start import start
 from jmarl.team import Team, make_team
 from tests.house import HOUSE, ITEMS
 
@@ -68,6 +71,12 @@ def written(directory: Path) -> dict:
     """The settings in the config.yaml of a run."""
     train = read_yaml(directory / "config.yaml").tree["train"]
     return {name: train["optimizer"][name] for name in AUTO} | {"compute_dtype": train["sampling"]["compute_dtype"]}
+
+
+def largest(setup, state):
+    """The batches of the largest update of a run on rollouts."""
+    task = Task(environment_of(setup.team, letters, setup.cfg), ITEMS)
+    return ROLLOUTS.make_batches(setup, shapes_of(state), ROLLOUTS.longest(setup, task))
 
 
 def assert_equal(first, second) -> None:
@@ -134,10 +143,8 @@ def test_a_program_refuses_auto_that_was_not_chosen(agents, on_gpu) -> None:
     on_gpu(1 << 40)
     team, params = make_team(agents)
     setup, state = start(team, params, TrainConfig.of(**SETTINGS))
-    env = environment_of(team, letters, setup.cfg)
-    _, updates = longest_update(setup, state, longest_prompts(setup, ITEMS, env))
     with pytest.raises(ValueError, match="=auto is chosen on a GPU when a run starts"):
-        list(updates(setup))
+        list(lower_team(setup, state, largest(setup, state)))
 
 
 # --- what is chosen ---------------------------------------------------------------------------------------------------
@@ -145,19 +152,18 @@ def test_a_program_refuses_auto_that_was_not_chosen(agents, on_gpu) -> None:
 
 @pytest.fixture(scope="module")
 def opened(agents):
-    """A run whose settings are still to be chosen, and its longest update."""
+    """A run whose settings are still to be chosen, and the batches of its largest update."""
     team, params = make_team(agents)
     setup, state = start(team, params, TrainConfig.of(**SETTINGS | dict(max_new_tokens=64)))
     setup = with_settings(setup, AUTO)
-    env = environment_of(team, letters, setup.cfg)
-    return setup, state, *longest_update(setup, state, longest_prompts(setup, ITEMS, env))
+    return setup, state, largest(setup, state)
 
 
 @pytest.mark.long
 def test_the_fastest_that_fits_is_chosen_by_compiling(opened) -> None:
-    setup, state, work, updates = opened
+    setup, state, batches = opened
     size = bytes_on_device(state)
-    fastest, line = choose(setup, work, size, [1 << 40], updates)
+    fastest, line = choose(setup, state, batches, size, [1 << 40])
     assert fastest.algorithm.micro_batches == 1 and line.startswith(
         f"remat={fastest.algorithm.remat}, micro_batches=1: the update"
     )
@@ -166,13 +172,13 @@ def test_the_fastest_that_fits_is_chosen_by_compiling(opened) -> None:
     }  # fmt: skip
     assert fastest.cfg.optimizer == fastest.algorithm.optimizer
     assert [x.algorithm.micro_batches for x in fastest.programs] == [1]
-    tight, line = choose(setup, work, size, [size + 1, size + 2], updates)
+    tight, line = choose(setup, state, batches, size, [size + 1, size + 2])
     assert tight.algorithm.micro_batches == 8 and "and may not fit" in line
 
 
 def test_where_the_memory_is_unknown_auto_is_what_is_fast(opened) -> None:
-    setup, state, *longest = opened
-    chosen = choose_updates(setup, state, lambda: longest)
+    setup, state, _ = opened
+    chosen = choose_updates(ROLLOUTS, setup, state, Task(letters, ITEMS))
     assert update_settings(chosen.cfg) == {"remat": "dots", "micro_batches": 1}
 
 

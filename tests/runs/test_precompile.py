@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -51,7 +52,8 @@ def texts_of(agent, **changes):
     team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
     env = environment_of(team, lambda a, b: [0.0] * len(a), cfg)
     setup, state = start(team, params, cfg)
-    return (lowered.as_text() for lowered in programs.programs_of_run(setup, state, ITEMS, ITEMS, env))
+    of_run = programs.programs_of_run(setup, state, ITEMS, ITEMS, ITEMS, partial(programs.first_part, setup, env))
+    return (lowered.as_text() for _, _, lowered in of_run)
 
 
 @pytest.mark.long

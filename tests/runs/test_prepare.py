@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from jmarl.config import TrainConfig
+from jmarl.logs.rollout_log import RolloutLog
 from jmarl.preferences.pairs import Pair
 from jmarl.runs.prepare import prepare
 from jmarl.runs.run import Task
@@ -39,7 +40,7 @@ def test_a_run_is_resolved_and_nothing_is_written(
     cfg = cfg.replace(rl_algorithm=learns) if learns != algorithm else cfg
     team = Team.of([random_agent(tiny_config(), tiny_tokenizer, 0)])
     run, state = prepare(cfg, team, task)
-    assert (run.cfg.algorithm, run.setup.algorithm.name, run.plays) == (algorithm, learns, plays)
+    assert (run.cfg.algorithm, run.setup.algorithm.name, run.kind.log is RolloutLog) == (algorithm, learns, plays)
     assert "auto" not in {
         run.cfg.optimizer.remat, run.cfg.optimizer.micro_batches, run.cfg.sampling.compute_dtype, run.cfg.episodes.chat_date
     }  # fmt: skip

@@ -29,8 +29,8 @@ from jmarl.preferences.comparators import Candidates, History
 from jmarl.preferences.pairs import Pair, load_pairs
 from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.play import play
-from jmarl.runs.kinds.given import draw_examples
-from jmarl.runs.kinds.rounds import Round, Rounds, draw_evenly, load_round, pair_source, save_round
+from jmarl.runs.kinds.given import complete_batches, draw_examples
+from jmarl.runs.kinds.rounds import Round, Rounds, draw_evenly, load_round, save_round
 from jmarl.runs.train import train
 from jmarl.sampling.generate import sample_team, tokens_of
 from jmarl.team import Team, make_team, policies
@@ -232,8 +232,7 @@ def test_the_comparator_model_is_encoded_by_the_teams_tokenizer(agents, tiny_dir
     assert not any(row[-1] == stop for row in foreign), "all were cut off after six tokens"
     assert all(len(row) <= 6 for row in rows)
     setup = make_setup(rounds.team, (), rounds.algorithm, rounds.cfg)
-    source = pair_source(setup, rounds, None)
-    batches = source.make_batches(state, draw_examples(rounds.team, rounds.draw(0), rounds.algorithm))
+    batches = complete_batches(setup, state, draw_examples(rounds.team, rounds.draw(0), rounds.algorithm))
     assert np.isfinite(update_team(setup, state, batches)[1][0]["loss"]).all()
 
 

@@ -17,9 +17,10 @@ from jmarl.algorithms.constraints import facts
 from jmarl.algorithms.run_constraints import HELD_OUT
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import require
-from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
+from jmarl.logs.data_log import DataLog
 from jmarl.logs.goodput import CLOCK
+from jmarl.memory import are_shapes
 from jmarl.models import lora
 from jmarl.models.stack import to_host
 from jmarl.preferences.encoding import (
@@ -38,8 +39,7 @@ from jmarl.preferences.long_rows import rows_that_fit
 from jmarl.preferences.pairs import shared_examples
 from jmarl.rollout.experience import DataExperience, Source
 from jmarl.runs.checks import check_data, check_fit, check_team
-from jmarl.runs.precompile import Updates, updates_of
-from jmarl.runs.run import Kind, Task, fingerprints
+from jmarl.runs.run import Kind, Run, Task, fingerprints
 from jmarl.runs.start import in_chosen_context
 from jmarl.sampling.generate import NO_LIMIT
 from jmarl.team import Team, policies
@@ -61,25 +61,18 @@ def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -
     return task._replace(items=items, held_out=others, overlap=overlap, examples=(examples, held_out)), data, cfg
 
 
-def longest(setup: Setup, state: TeamState, task: Task) -> tuple[Work, Updates]:
-    """Return the update on the longest prompts and rows of the data. See `Kind.longest`."""
-    return longest_of_examples(setup, state, task.examples[0])
+def longest(setup: Setup, task: Task) -> DataExperience:
+    """Return an example with the longest prompts and rows of the data. See `Kind.longest`."""
+    longest = [AgentTokens(*longest_of(parts)) for parts in zip(*task.examples[0].tokens, strict=True)]
+    return draw_examples(setup.team, Examples([longest]), setup.algorithm)
 
 
-def longest_of_examples(setup: Setup, state: TeamState, examples: Examples) -> tuple[Work, Updates]:
-    """Return an update on the longest prompts and rows of examples, and a function from a setup to its programs."""
-    batches = longest_batches(setup.team, examples, setup.algorithm)
-    tokens = max(x.prompts.shape[1] * (x.prompts.shape[2] + x.tokens.shape[2] * x.tokens.shape[3]) for x in batches)
-    work = Work.of(setup.team, setup.cfg, tokens, batch_size(setup.algorithm))
-    return work, lambda setup: updates_of(setup, state, Batches(batches))
-
-
-def data_source(setup: Setup, task: Task, state: TeamState) -> Source:
+def data_source(run: Run, state: TeamState) -> Source:
     """Return the source of a run on given data, with the log-probabilities of its pairs under the initial weights."""
-    team, algorithm, cfg = setup.team, setup.algorithm, setup.cfg
+    team, algorithm, cfg = run.team, run.setup.algorithm, run.cfg
     with CLOCK.phase("reference" if algorithm.row.data == "pairs" else "data"):
         params = policies(state)
-        examples, held_out = (add_reference(team, params, part, algorithm) for part in task.examples)
+        examples, held_out = (add_reference(team, params, part, algorithm) for part in run.task.examples)
 
     def draw(step: int, state: TeamState) -> DataExperience:
         with CLOCK.phase("data"):
@@ -89,11 +82,8 @@ def data_source(setup: Setup, task: Task, state: TeamState) -> Source:
     def evaluate(state: TeamState) -> dict[str, float]:
         return evaluate_on_data(team, [lora.model_of(stack) for stack in state.stacks], held_out, algorithm)
 
-    batches, scores = partial(complete_batches, setup), needs_team_margin(setup)
-    return Source(draw, batches, evaluate if held_out.tokens else None, waits=lambda step: scores)
-
-
-GIVEN = Kind(check, longest, data_source)
+    scores = needs_team_margin(run.setup)
+    return Source(draw, evaluate if held_out.tokens else None, waits=lambda step: scores)
 
 
 # --- examples ----------------------------------------------------------------------------------------------------------------
@@ -167,7 +157,7 @@ def data_batches(team: Team, examples: Examples, algorithm: Algorithm) -> tuple[
 def complete_batches(setup: Setup, state: TeamState, experience: DataExperience) -> Batches:
     """Return what the stacks learn from: the batches with the margins of other agents."""
     team, algorithm, batches = setup.team, setup.algorithm, experience.batches
-    if needs_team_margin(setup):
+    if needs_team_margin(setup) and not are_shapes(state.stacks):
         params = [lora.model_of(stack) for stack in state.stacks]
         batches = with_team_margin(team, params, batches, algorithm)  # type: ignore[arg-type]
     return Batches(batches)
@@ -209,13 +199,10 @@ def evaluate_on_texts(team: Team, params: Sequence[Any], held_out: Examples, alg
     return {"loss": float(nll @ weights), "nll": float(nll[0])} | ({"nll_world": float(nll[1])} if counts[1] else {})
 
 
-def longest_batches(team: Team, examples: Examples, algorithm: Algorithm) -> tuple[Data, ...]:
-    """Return each stack's batch of an update on the longest prompts and rows of the examples."""
-    longest = [AgentTokens(*longest_of(parts)) for parts in zip(*examples.tokens, strict=True)]
-    return data_batches(team, Examples([longest]), algorithm)
-
-
 def longest_of(parts: Sequence[AgentTokens]) -> tuple[list[int], tuple[list[int], ...], list[int]]:
     """Return a prompt and rows as long as the longest of one agent, and the kinds of their tokens."""
     prompt, row = (max(map(len, x)) for x in ([part.prompt for part in parts], [row for part in parts for row in part.rows]))
     return [0] * prompt, ([0] * row,) * len(parts[0].rows), [1] * row
+
+
+GIVEN = Kind(check, longest, complete_batches, data_source, DataLog)

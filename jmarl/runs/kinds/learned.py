@@ -16,7 +16,6 @@ from jmarl.config import TrainConfig, flat
 from jmarl.files.checkpoint import saved_steps
 from jmarl.files.own_files import set_aside
 from jmarl.files.run_directory import CannotGoOn, checkpoints_of
-from jmarl.learning.setup import Setup
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import to_host, unstack
@@ -24,9 +23,9 @@ from jmarl.preferences.reward_model import FOLDER, Fit, LearnedReward, fit_rewar
 from jmarl.randomness import FIT
 from jmarl.rollout.experience import Source
 from jmarl.rollout.turns import Rollout
-from jmarl.runs.kinds.rollouts import rollout_source, shared
+from jmarl.runs.kinds.rollouts import ROLLOUTS, rollout_source, shared
 from jmarl.runs.kinds.rounds import Rounds, make_rounds
-from jmarl.runs.run import Task
+from jmarl.runs.run import Run
 from jmarl.team import Team, policies
 from jmarl.types import TeamState
 
@@ -90,16 +89,13 @@ class LearnedRounds:
         return {f"reward_model/{name}": x for name, x in (result.after or {}).items()}
 
 
-def learned_source(given: TrainConfig, fit: Fit | None, setup: Setup, task: Task, state: TeamState) -> Source:
-    """Return the source of a run on a learned reward: rollouts, and before each round a new reward model.
-
-    given: settings with auto, which reward models choose for themselves; fit: `jmarl.fit`; the others as of `Kind.source`.
-    """
-    assert fit is not None, "reward models are trained by jmarl.fit"
-    task = shared(setup, task)
+def learned_source(run: Run, state: TeamState) -> Source:
+    """Return the source of a run on a learned reward: rollouts, and before each round a new reward model. See `Kind.source`."""
+    assert run.task.fit is not None, "reward models are trained by jmarl.fit"
+    setup, task = run.setup, shared(run.setup, run.task)
     rounds = make_rounds(setup, task, state)
     agent = setup.team.reward_model or first_agent(setup.team, policies(state))
-    learned = LearnedRounds(rounds, agent, rounds.algorithm, given, fit)
+    learned = LearnedRounds(rounds, agent, rounds.algorithm, run.given, run.task.fit)
     rollouts = rollout_source(setup, task, learned.env)
 
     def play(step: int, state: TeamState) -> Rollout:
@@ -110,6 +106,9 @@ def learned_source(given: TrainConfig, fit: Fit | None, setup: Setup, task: Task
         return rollout._replace(notes={**rollout.notes, **notes}, preparation_s=preparation_s)
 
     return rollouts._replace(play=play)
+
+
+LEARNED = ROLLOUTS._replace(source=learned_source)
 
 
 def first_agent(team: Team, initial: Sequence[Any]) -> Agent:

@@ -17,29 +17,30 @@ from jmarl.envs.base import Environment
 from jmarl.envs.calls.user_code import calling
 from jmarl.envs.rows import read_rows
 from jmarl.evaluation.evaluate import Evaluation, evaluation_of
-from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
 from jmarl.logs.goodput import timed, timed_sampler
+from jmarl.logs.rollout_log import RolloutLog
 from jmarl.logs.terminal import say
 from jmarl.models.lora import model_of
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import place_agents
 from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.chunks import divided
-from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
+from jmarl.rollout.critic_values import greedy_baseline, rollout_batches
 from jmarl.rollout.dynamic_sampling import further_items, replace_uninformative
 from jmarl.rollout.experience import Source
 from jmarl.rollout.play import Game, first_request, play
 from jmarl.rollout.prompt_check import items_that_fit, needs_long_context
 from jmarl.rollout.turns import Rollout, check_columns
+from jmarl.rollout.zeros import zero_rollout
 from jmarl.runs.checks import check_run, check_team, environment_of
-from jmarl.runs.precompile import Updates, compile_all, longest_prompts, longest_update, programs_of_run
-from jmarl.runs.run import Kind, Task, fingerprints
+from jmarl.runs.precompile import compile_all, first_part, longest_prompts, programs_of_run
+from jmarl.runs.run import Kind, Run, Task, fingerprints
 from jmarl.runs.start import in_chosen_context, start
 from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
 from jmarl.sampling.refill import EarlyRows, empty_pending
 from jmarl.team import Team
-from jmarl.types import Batches, TeamState
+from jmarl.types import TeamState
 
 
 def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, dict[str, Any], TrainConfig]:
@@ -55,9 +56,9 @@ def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -
     return task._replace(env=env, items=items, held_out=held_out, overlap=overlap), data, cfg
 
 
-def longest(setup: Setup, state: TeamState, task: Task) -> tuple[Work, Updates]:
-    """Return the update after all turns with completions of full length. See `Kind.longest`."""
-    return longest_update(setup, state, longest_prompts(setup, task.items, shared(setup, task).env))
+def longest(setup: Setup, task: Task) -> Rollout:
+    """Return all turns with completions of full length. See `Kind.longest`."""
+    return zero_rollout(setup, longest_prompts(setup, task.items, shared(setup, task).env))
 
 
 def shared(setup: Setup, task: Task) -> Task:
@@ -70,11 +71,11 @@ def evaluation_on(setup: Setup, task: Task) -> Callable[[TeamState], Evaluation]
     return evaluation_of(setup.team, task.held_out, task.env, setup.cfg, task.eval_metrics)
 
 
-def source_of_rollouts(setup: Setup, task: Task, state: TeamState) -> Source:
+def source_of_rollouts(run: Run, state: TeamState) -> Source:
     """Return the source of a run on rollouts. See `Kind.source`."""
     del state
-    task = shared(setup, task)
-    return rollout_source(setup, task, task.env)
+    task = shared(run.setup, run.task)
+    return rollout_source(run.setup, task, task.env)
 
 
 def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
@@ -90,7 +91,8 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
         if (step := int(state.step)) < cfg.run.num_updates:
             started = time.monotonic()
             tasks, following = tasks_at(items, cfg, step), tasks_at(items, cfg, step + 1)
-            count = compile_all(programs_of_run(setup, state, tasks, eval_items, env, following))
+            programs = programs_of_run(setup, state, tasks, eval_items, following, partial(first_part, setup, env))
+            count = compile_all(program for _, _, program in programs)
             if cfg.run.progress:
                 say(f"compiled {count} programs in {time.monotonic() - started:.1f} s")
         return state if early is None else early.take(state)
@@ -110,7 +112,7 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
             check_valid(rollout)
         return rollout
 
-    source = Source(play_episodes, partial(rollout_batches, setup), evaluate, compile_programs)
+    source = Source(play_episodes, evaluate, compile_programs)
     return source if early is None else with_early_rows(source, early)
 
 
@@ -209,9 +211,4 @@ def check_valid(first: Rollout) -> None:
         raise ValueError(f"no joint action of the first update has a valid reward: {fault}")
 
 
-def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
-    """Return the batches of stacks and critics."""
-    return Batches(*batches_with_values(setup, state, rollout))
-
-
-ROLLOUTS = Kind(check, longest, source_of_rollouts, start_with_empty_slots)
+ROLLOUTS = Kind(check, longest, rollout_batches, source_of_rollouts, RolloutLog, start_with_empty_slots)

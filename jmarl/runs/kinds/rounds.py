@@ -27,8 +27,8 @@ from jmarl.config.bounded_files import read_json
 from jmarl.envs.base import Environment
 from jmarl.evaluation.evaluate import Evaluation
 from jmarl.files.manifest import describe_file
-from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
+from jmarl.logs.data_log import DataLog
 from jmarl.models.lora import model_of
 from jmarl.models.stack import map_own
 from jmarl.preferences.comparators import Candidates, Comparator, History, candidates_of, play_items
@@ -37,10 +37,10 @@ from jmarl.preferences.pairs import Pair, SampledTokens, replay_weights, row_of,
 from jmarl.processes import exchange
 from jmarl.randomness import DRAW, PAIRS, PROPOSE, Randomness, tasks_of
 from jmarl.rollout.experience import DataExperience, Source
-from jmarl.runs.kinds.given import batch_size, complete_batches, draw_examples, encode, longest_of_examples, needs_team_margin
+from jmarl.runs.kinds.given import batch_size, complete_batches, draw_examples, encode, needs_team_margin
 from jmarl.runs.kinds.rollouts import check, evaluation_on, shared
-from jmarl.runs.precompile import Updates, longest_prompts
-from jmarl.runs.run import Kind, Task
+from jmarl.runs.precompile import longest_prompts
+from jmarl.runs.run import Kind, Run, Task
 from jmarl.team import Team, policies
 from jmarl.types import TeamState
 
@@ -276,12 +276,12 @@ def load_round(folder: Path, round_: int) -> list[Pair]:
 # --- the kind of a run -------------------------------------------------------------------------------------------------------
 
 
-def longest(setup: Setup, state: TeamState, task: Task) -> tuple[Work, Updates]:
-    """Return the update on pairs of full length. See `Kind.longest`."""
+def longest(setup: Setup, task: Task) -> DataExperience:
+    """Return a pair of full length. See `Kind.longest`."""
     widths, row = longest_prompts(setup, task.items, shared(setup, task).env), [0] * setup.cfg.sampling.max_new_tokens
     agents = {agent: width for spec, width in zip(setup.team.stacks, widths, strict=True) for agent in spec.order}
     pair = [AgentTokens([0] * agents[agent], (row, row)) for agent in range(setup.team.num_agents)]
-    return longest_of_examples(setup, state, Examples([pair]))
+    return draw_examples(setup.team, Examples([pair]), setup.algorithm)
 
 
 def make_rounds(setup: Setup, task: Task, state: TeamState) -> Rounds:
@@ -299,9 +299,9 @@ def copies_for_rounds(initial: Sequence[Any], algorithm: Algorithm) -> list[Any]
     return [map_own(jnp.copy, stack) for stack in initial]
 
 
-def source_of_rounds(setup: Setup, task: Task, state: TeamState) -> Source:
+def source_of_rounds(run: Run, state: TeamState) -> Source:
     """Return the source of a run in rounds. See `Kind.source`."""
-    task = shared(setup, task)
+    setup, task = run.setup, shared(run.setup, run.task)
     return pair_source(setup, make_rounds(setup, task, state), evaluation_on(setup, task))
 
 
@@ -322,9 +322,8 @@ def pair_source(setup: Setup, rounds: Rounds, evaluate: Callable[[TeamState], Ev
         rounds.resume(int(state.step))
         return state
 
-    batches = partial(complete_batches, setup)
     scores = needs_team_margin(setup)
-    return Source(draw, batches, evaluate, read_rounds, waits=lambda step: scores or step % rounds.updates == 0)
+    return Source(draw, evaluate, read_rounds, waits=lambda step: scores or step % rounds.updates == 0)
 
 
-ROUNDS = Kind(check, longest, source_of_rounds)
+ROUNDS = Kind(check, longest, complete_batches, source_of_rounds, DataLog)

@@ -28,12 +28,14 @@ from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.objectives.policy import penalizes_tokens
 from jmarl.objectives.values import reuses_values
 from jmarl.processes import exchange
+from jmarl.rollout.critic_values import rollout_batches
 from jmarl.rollout.experience import Source
 from jmarl.rollout.together import CallersEnvironment, run_together
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.kinds import rollouts
-from jmarl.runs.run import Kind, Task
-from jmarl.runs.start import choose_updates, start
+from jmarl.runs.precompile import choose_updates
+from jmarl.runs.run import Kind, Run, Task
+from jmarl.runs.start import start
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
 from jmarl.sampling.stack_program import GROUP_CACHE
 from jmarl.team import StackSpec, Team, map_stacks
@@ -80,14 +82,14 @@ def start_seeds(
     joint, joined = runs_of(setup._replace(cfg=cfg), seeds).joint, joined_shapes(first, len(seeds))
     if mesh_of(joint) is not None:
         joint = with_settings(joint, update_settings(with_fastest_updates(cfg)))
-    joint = choose_updates(joint, joined, partial(rollouts.longest, joint, joined, task))
+    joint = choose_updates(rollouts.ROLLOUTS, joint, joined, task)
     return with_settings(setup._replace(cfg=cfg), update_settings(joint.cfg)), states
 
 
-def source(seeds: Sequence[int], setup: Setup, task: Task, states: Sequence[TeamState]) -> Source:
+def source(seeds: Sequence[int], run: Run, states: Sequence[TeamState]) -> Source:
     """Return the source of several runs, which call one environment in the thread of the caller. See `Kind.source`."""
     del states
-    runs = runs_of(setup, seeds)
+    runs, task = runs_of(run.setup, seeds), run.task
     setups = [setup._replace(cfg=setup.cfg.replace(overlap_rewards=False)) for setup in runs.alone]
 
     def play_run(step: int, setup: Setup, sample: Any) -> Rollout:
@@ -111,7 +113,7 @@ def source(seeds: Sequence[int], setup: Setup, task: Task, states: Sequence[Team
             check_result(result)
         return results
 
-    return Source(play, partial(batches_together, runs), evaluate if task.held_out else None)
+    return Source(play, evaluate if task.held_out else None)
 
 
 # --- the stacks of several runs ----------------------------------------------------------------------------------------------
@@ -281,7 +283,7 @@ def batches_together(runs: Runs, state: TeamState, played: Sequence[Rollout]) ->
     if not (penalizes_tokens(algorithm) or algorithm.has_value_head):  # only critics are read
         needed = needed._replace(stacks=tuple(stack._replace(params=(), reference=None, base=None) for stack in needed.stacks))
     batches = [
-        rollouts.rollout_batches(setup, state_of_run(needed, i, runs) if reads_state else state, rollout)
+        rollout_batches(setup, state_of_run(needed, i, runs) if reads_state else state, rollout)
         for i, (setup, rollout) in enumerate(zip(runs.alone, played, strict=True))
     ]
 
