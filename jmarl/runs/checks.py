@@ -29,6 +29,7 @@ from jmarl.models import sharding
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.preferences.reward_model import policy_config
 from jmarl.processes import exchange
+from jmarl.shadows import explaining
 from jmarl.team import Team
 
 
@@ -81,6 +82,7 @@ def with_resolved(s: SimpleNamespace, algorithm: Algorithm) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(s), **vars(algorithm.preference), "micro_batches": algorithm.optimizer.micro_batches})
 
 
+@explaining()
 def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
     """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
     exchange.require_one("several seeds in one program")
