@@ -21,9 +21,9 @@ from jmarl.envs.centralized import Centralized
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward, story_length_ratio
 from jmarl.envs.writing.story import HELD_OUT, TOPICS, setup_prompt, story_prompt
-from jmarl.runs.checks import check_settings
+from jmarl.runs.checks import check_seeds, check_settings
 from jmarl.runs.records import TrainResult
-from jmarl.runs.seeds import check_seeds, train_seeds
+from jmarl.runs.seeds import train_seeds
 from jmarl.runs.train import train
 
 

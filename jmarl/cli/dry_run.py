@@ -40,13 +40,14 @@ from jmarl.preferences.long_rows import fit_rows, prompts_of
 from jmarl.randomness import TRAIN, Randomness
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
-from jmarl.runs.checks import check_data, check_fit, check_settings
+from jmarl.runs.checks import check_data, check_fit, check_seeds, check_settings
 from jmarl.runs.experiment import examples_of, learns_from_completions, task_of, team_of
 from jmarl.runs.kinds.given import encode_tokens
 from jmarl.runs.kinds.rollouts import sampler_of
+from jmarl.runs.kinds.seeds import several
 from jmarl.runs.prepare import prepare
 from jmarl.runs.run import Run, Task
-from jmarl.runs.seeds import check_seeds, common_step, prepare_seeds
+from jmarl.runs.seeds_files import common_step
 from jmarl.sampling.generate import NO_LIMIT, SampleRequest
 from jmarl.team import Team, to_agents, to_checkpoint
 from jmarl.types import TeamState
@@ -91,12 +92,8 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
     team, quiet = load_team(cfg), cfg.train.replace(progress=False)
     with failing():
-        if cfg.seeds:
-            run, runs, states = prepare_seeds(quiet, team, task, cfg.seeds)
-            cfgs, setup = runs.cfgs, runs.setup
-        else:
-            run, state = prepare(quiet, team, task)
-            cfgs, states, setup = [run.cfg], [state], run.setup
+        run, state = prepare(quiet, team, task, kind=several(cfg.seeds) if cfg.seeds else None)
+        states, cfgs = (state, [*map(run.cfg.for_seed, cfg.seeds)]) if cfg.seeds else ([state], [run.cfg])
         task, lines = run.task, prompt_lines(team, run)
     if cfg.train.run.replay_rollout:
         read_failed_update(cfg.train)
@@ -108,7 +105,7 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
         resumed = resume_lines(int(states[0].step), cfg.train.run.num_updates, read[0][1])
     to_stderr("checking: playing episodes of two tasks; they wait for the compiler")
     with failing():
-        lines += episodes_of(setup, states[0], task.items, task.env)
+        lines += episodes_of(run.setup, states[0], task.items, task.env)
     close(task.env)
     return lines + resumed, nbytes(to_checkpoint(states[0]))
 

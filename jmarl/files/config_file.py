@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ def changed_settings(cfg: ExperimentConfig) -> list[str] | None:
     return sorted(name for name in {**before, **now} if before.get(name) != now.get(name) and name not in chosen)
 
 
-def record_choices(cfg: TrainConfig, python: Callable[[], str]) -> None:
+def record_choices(cfg: TrainConfig, team: Team, env: Any, items: Sequence[Any]) -> None:
     """Record that the directory of a run that begins is trusted. Write its config.yaml, with the settings that were chosen in
-    place of auto. python: returns that of a run which did not start from an `ExperimentConfig`."""
+    place of auto; of a run which did not start from an `ExperimentConfig` see `python_config`."""
     if not cfg.run.output_dir or cfg.run.replay_rollout:
         return
     file = Path(cfg.run.output_dir) / CONFIG_FILE
@@ -53,7 +53,7 @@ def record_choices(cfg: TrainConfig, python: Callable[[], str]) -> None:
         record_trust(file.parent, {})
     if not text and not file.is_file():
         if not cfg.run.resume:
-            replace_text(file, python())
+            replace_text(file, python_config(cfg, team, env, items))
         return
     tree, settings = read_config(file).tree, flat(cfg)
     sections = [tree.get("train", {}).get(SECTION_OF[name], {}) for name in CHOSEN]

@@ -171,13 +171,13 @@ def chosen_before(cfg: TrainConfig) -> dict[str, Any]:
     return {}
 
 
-def resolve_auto(cfg: C, run: TrainConfig | None = None) -> C:
+def resolve_auto(cfg: C, seeds: Sequence[int] = ()) -> C:
     """Return settings without auto, as far as they are known before the state of the run is. A run that resumes has those that
     it began with.
 
-    run: settings with the directory that holds the checkpoints, if others.
+    seeds: of several runs in one program.
     """
-    before = chosen_before(run or cfg)
+    before = chosen_before(cfg.for_seed(seeds[0]) if seeds else cfg)
     if cfg.episodes.chat_date == "auto":
         before.setdefault("chat_date", datetime.date.today().isoformat())
     return on_platform(cfg.replace(**before), jax.default_backend())

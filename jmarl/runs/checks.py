@@ -10,21 +10,26 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from jmarl.algorithms import ALGORITHMS, Algorithm, AlgorithmRow, check_row, find_row, resolve, row_of_loss
 from jmarl.algorithms import constraints as table
 from jmarl.algorithms.constraints import facts
 from jmarl.algorithms.resolve import policy_config
-from jmarl.config import TrainConfig
+from jmarl.config import TrainConfig, check_argument
 from jmarl.config.constraints import BEST, require
 from jmarl.envs import import_name
 from jmarl.envs.base import Environment
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.evaluation.environment import Reward, as_environment
-from jmarl.files.run_directory import check_directory
+from jmarl.files.lock import check_unlocked
+from jmarl.files.own_files import check_free
+from jmarl.files.run_directory import check_directory, checkpoints_of, resolve_resume
 from jmarl.learning.per_agent import learning_agents, updates_per_agent
 from jmarl.models import sharding
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.processes import exchange
+from jmarl.shadows import explaining
 from jmarl.team import Team
 
 
@@ -63,6 +68,22 @@ def check_settings(cfg: TrainConfig) -> None:
     if cfg.run.mesh not in ("auto", "data=all"):
         sharding.make_mesh(cfg.run.mesh)
     exchange.from_first(partial(check_directory, cfg))
+
+
+@explaining()
+def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
+    """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
+    exchange.require_one("several seeds in one program")
+    find_own_algorithms(cfg.algorithm, cfg.preference.rl_algorithm)
+    check_argument("seeds", seeds, list | tuple | range | np.ndarray, "a list of different numbers, such as [0, 1, 2]")
+    seeds, cfg = [int(seed) for seed in seeds], resolve_resume(cfg, seeds)
+    single_run = bool(cfg.run.output_dir) and checkpoints_of(cfg).exists()
+    require(table.SEEDS, facts(cfg, seeds=seeds, saves=cfg.run.saves, single_run=single_run))
+    if cfg.run.output_dir:
+        check_unlocked(cfg.run.output_dir)
+        check_free(cfg.run.output_dir)
+    for seed in seeds:
+        check_settings(cfg.for_seed(seed))
 
 
 def check_agents(cfg: TrainConfig, num_agents: int) -> None:

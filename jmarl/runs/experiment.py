@@ -33,12 +33,12 @@ from jmarl.models.hub.tokenize import with_instruction
 from jmarl.preferences.pairs import load_pairs, load_trajectories
 from jmarl.processes import exchange
 from jmarl.remote.pools.choose import in_pool, pool_of
-from jmarl.runs.checks import check_agents, check_data, check_fit, check_settings, find_own_algorithms
+from jmarl.runs.checks import check_agents, check_data, check_fit, check_seeds, check_settings, find_own_algorithms
 from jmarl.runs.imitation import collect_solutions
 from jmarl.runs.prepare import of_this_process
 from jmarl.runs.records import FitResult, TrainResult
 from jmarl.runs.run import Task
-from jmarl.runs.seeds import check_seeds, train_seeds
+from jmarl.runs.seeds import train_seeds
 from jmarl.runs.train import fit, train
 from jmarl.team import Team
 

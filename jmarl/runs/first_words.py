@@ -14,15 +14,16 @@ from jmarl.files.run_files import shown
 from jmarl.learning.meshes import line_of_cores, line_of_mesh
 from jmarl.logs.terminal import say
 from jmarl.models import lora
-from jmarl.models.sharding import DeviceMesh
+from jmarl.models.sharding import mesh_for
 from jmarl.models.weights import num_params
 from jmarl.preferences.pairs import Trajectory
 from jmarl.runs.run import Task
 from jmarl.team import Team
 
 
-def first_words(team: Team, task: Task, cfg: TrainConfig, mesh: DeviceMesh | None) -> None:
-    """Show the first lines of a run, if it shows anything. mesh: of the run, or of all runs that learn together."""
+def first_words(team: Team, task: Task, cfg: TrainConfig, num_runs: int) -> None:
+    """Show the first lines of a run, if it shows anything. num_runs: of this team that learn together."""
+    mesh = mesh_for(cfg.run.mesh, [num_runs * len(spec.members) for spec in team.stacks], cfg.run.strategy)
     if task.env is None:
         lines = [line_of_run(team, cfg), line_of_data(task.items, task.held_out), task.overlap]
     else:

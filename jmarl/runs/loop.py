@@ -19,18 +19,19 @@ import contextlib
 import json
 import time
 import warnings
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from jmarl.files.attempt import write_end
-from jmarl.files.config_file import python_config, record_choices
+from jmarl.files.config_file import record_choices
 from jmarl.files.interrupt import Interrupt, Interrupted, Stopped, interruptible
 from jmarl.files.own_files import Watch
 from jmarl.files.run_directory import open_run, read_state
 from jmarl.files.run_files import next_commands, shown
 from jmarl.files.saving import Saves, write_models
+from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import update_calls, update_team
 from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.goodput import CLOCK
@@ -168,21 +169,29 @@ def run_training(run: Run, source: Source, state: TeamState, wandb_config: dict 
     writes_models = not run.setup.algorithm.compares_scores  # their directories would not hold the head of a reward model
     with open_run(cfg, state, run.identity, wandb_config) as opened, CLOCK.running():
         if exchange.is_first():
-            record_choices(cfg, partial(python_config, cfg, team, run.task.env, run.task.items))
+            record_choices(cfg, team, run.task.env, run.task.items)
         watch = Watch(cfg.run.output_dir if exchange.is_first() else "", opened.writer)
         unchanged = not opened.changes and run.task.eval_metrics is None
         log = run.kind.log(team, cfg, opened.writer, unchanged)
         result = run_loop(run, opened.state, source, log, Saves(cfg.run, opened.savers, source.to_save))
-        if not result.interrupted and writes_models:
-            with CLOCK.phase("checkpoint"):
-                result = result._replace(unsaved=write_models(cfg.run, team, result.state) or result.unsaved)
-        result = result._replace(unsaved=result.unsaved or exchange.from_first(watch.lost))
-        saved = bool(cfg.run.output_dir) and not result.unsaved
-        if saved and exchange.is_first():
-            write_end(cfg.run.output_dir, cfg.run.num_updates, int(result.state.step), result.interrupted)
-    if saved and not result.interrupted and cfg.run.progress and writes_models:  # a reward model is often a part of another run
-        say(next_commands(shown(cfg.run.output_dir)))
+        result = end_run(run.setup, result, watch.lost, writes_models)
+    if cfg.run.output_dir and cfg.run.progress and not (result.unsaved or result.interrupted) and writes_models:
+        say(next_commands(shown(cfg.run.output_dir)))  # a reward model is often a part of another run
     return result, log
+
+
+def end_run(setup: Setup, result: LoopResult, lost: Callable[[], str], writes_models: bool = True) -> LoopResult:
+    """Write the models of a run, and that it has ended. Returns the result with why something could not be written.
+
+    lost: returns which of its files were removed meanwhile, see `Watch`."""
+    run = setup.cfg.run
+    if not result.interrupted and writes_models:
+        with CLOCK.phase("checkpoint"):
+            result = result._replace(unsaved=write_models(run, setup.team, result.state) or result.unsaved)
+    result = result._replace(unsaved=result.unsaved or exchange.from_first(lost))
+    if run.output_dir and not result.unsaved and exchange.is_first():
+        write_end(run.output_dir, run.num_updates, int(result.state.step), result.interrupted)
+    return result
 
 
 def repeat_update(run: Run, state: TeamState) -> tuple[TeamState, Any]:

@@ -19,11 +19,10 @@ from jmarl.runs.checks import find_own_algorithms
 from jmarl.runs.first_words import first_words
 from jmarl.runs.kinds import kind_of
 from jmarl.runs.precompile import choose_updates, keep_programs
-from jmarl.runs.run import Run, Task, identity_of
-from jmarl.runs.start import choose_mesh, start
+from jmarl.runs.run import Kind, Run, Task, identity_of
+from jmarl.runs.start import choose_mesh
 from jmarl.shadows import explaining
 from jmarl.team import Team, initial_params, on_mesh
-from jmarl.types import TeamState
 
 
 @explaining()
@@ -34,8 +33,9 @@ def prepare(
     *,
     params: Sequence[Any] | None = None,
     wandb_config: dict | None = None,
-) -> tuple[Run, TeamState]:
-    """Check a run, and return it with its state at step 0. Writes nothing.
+    kind: Kind | None = None,
+) -> tuple[Run, Any]:
+    """Check a run, and return it with its state at step 0, of several seeds a list. Writes nothing.
 
     Args:
         cfg: the settings.
@@ -43,20 +43,21 @@ def prepare(
         task: what from.
         params: parameters [A, ...] of each stack, instead of those of the team's agents. They are donated.
         wandb_config: keyword arguments of `wandb.init`, to be checked.
+        kind: of the run; None: that of the algorithm.
     """
+    seeds = kind.seeds if kind else ()
     find_own_algorithms(cfg.algorithm, cfg.preference.rl_algorithm)
     cfg = with_absolute_directory(of_this_process(cfg))
-    given = exchange.from_first(partial(resolve_resume, cfg))  # files are read by one process
-    cfg = of_this_process(exchange.from_first(partial(resolve_auto, given)))
-    cfg = choose_mesh(team, cfg)
-    kind = kind_of(cfg.algorithm, task)
+    given = exchange.from_first(partial(resolve_resume, cfg, seeds))  # files are read by one process
+    cfg = of_this_process(exchange.from_first(partial(resolve_auto, given, seeds)))
+    cfg = choose_mesh(team, cfg, len(seeds) or 1)
+    kind = kind or kind_of(cfg.algorithm, task)
     task, data, cfg = kind.check(cfg, team, task, wandb_config)
     check_equal(cfg, data, team)
     keep_programs(say if cfg.run.progress else None)
     team = on_mesh(team, cfg.run)
-    first_words(team, task, cfg, team.stacks[0].mesh)
-    setup, state = start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg)
-    state = kind.begin(setup, state, task)
+    first_words(team, task, cfg, len(seeds) or 1)
+    setup, state = kind.start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, task)
     setup = choose_updates(kind, setup, state, task)
     return Run(kind, setup, task, identity_of(setup, state, task.env, data), given), state
 

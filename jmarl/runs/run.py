@@ -1,7 +1,7 @@
 """A run: everything of it that does not change from step to step, and the task that it learns."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
@@ -12,6 +12,7 @@ from jmarl.learning.setup import Setup
 from jmarl.logs.step_log import StepLog
 from jmarl.models import lora
 from jmarl.rollout.experience import Source
+from jmarl.runs.start import start
 from jmarl.team import Team, policies
 from jmarl.types import Batches, TeamState
 
@@ -49,6 +50,12 @@ class Run:
         return self.setup.cfg
 
 
+def start_alone(team: Team, params: Sequence[Any], cfg: TrainConfig, task: Task) -> tuple[Setup, TeamState]:
+    """Return what `start` returns."""
+    del task
+    return start(team, params, cfg)
+
+
 class Kind(NamedTuple):
     """Where the experience of a run comes from, as functions, and its log."""
 
@@ -60,11 +67,13 @@ class Kind(NamedTuple):
     make_batches: Callable[[Setup, TeamState, Any], Batches]
     """(setup, state, experience) -> batches of all stacks and critics. If the state has shapes in place of arrays, as where
     updates are compiled before a run, what models compute is 0."""
-    source: Callable[[Run, TeamState], Source]
+    source: Callable[[Run, Any], Source]
     """(run, state at step 0) -> the source of experience, which copies what it needs of the state"""
     log: type[StepLog]
-    begin: Callable[[Setup, TeamState, Task], TeamState] = lambda setup, state, task: state
-    """(setup, state, task) -> the state at step 0 with what the source keeps in it"""
+    start: Callable[[Team, Sequence[Any], TrainConfig, Task], tuple[Setup, Any]] = start_alone
+    """(team, params, settings, task) -> the setup, and the state at step 0 with what the source keeps in it; of several seeds a
+    list"""
+    seeds: Sequence[int] = ()  # of several runs that learn together
 
 
 def identity_of(setup: Setup, state: TeamState, env: Environment | None, data: Mapping[str, Any]) -> dict[str, Any]:

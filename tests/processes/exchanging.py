@@ -20,7 +20,7 @@ from jmarl.models.stack import to_host, unstack
 from jmarl.processes import exchange
 from jmarl.processes.ending import Interrupted
 from jmarl.rollout.chunks import divided
-from jmarl.runs import checks, seeds
+from jmarl.runs import checks
 from jmarl.types import Shared
 
 
@@ -101,6 +101,6 @@ def exchange_all():
     divide_rewards(number)
     spread_arrays()
     refused("sweep", lambda: run(["train", "--config", "magrpo", "--set", "sweep.learning_rate=[1e-3, 1e-2]"]))
-    refused("seeds", lambda: seeds.check_seeds([0, 1], TrainConfig.of(num_updates=1)))
+    refused("seeds", lambda: checks.check_seeds([0, 1], TrainConfig.of(num_updates=1)))
     refused("reward model", lambda: checks.check_settings(TrainConfig.of(algorithm="marlhf", num_updates=1, num_candidates=2)))
     refused("mesh", lambda: mesh_for("agent=1", [2]))

@@ -21,7 +21,7 @@ from jmarl.rl import advantages
 from jmarl.rollout import make_batches
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
-from jmarl.runs.stacked_seeds import join_requests
+from jmarl.runs.kinds.seeds import join_requests
 from jmarl.runs.train import train
 from jmarl.sampling.generate import SampleRequest, pad, sample_team, tokenize
 from jmarl.team import Team, make_team

@@ -17,10 +17,9 @@ from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.reward_values import RewardError
 from jmarl.envs.rewards import make_reward
-from jmarl.models import sharding
 from jmarl.rollout.together import CallersEnvironment, run_together
 from jmarl.runs.kinds.rollouts import play_step, sampler_of
-from jmarl.runs.stacked_seeds import Runs, join_states, play_together
+from jmarl.runs.kinds.seeds import join_states, play_together, runs_of
 from jmarl.runs.start import start
 from jmarl.team import make_team
 
@@ -199,15 +198,14 @@ def test_runs_together_play_what_each_plays_alone(tiny_config, tiny_tokenizer, r
         num_prompts=2, num_generations=2, max_new_tokens=5, num_turns=3, branching="chain", lora_rank=2,
         early_termination_threshold=threshold, progress=False,
     )  # fmt: skip
-    cfgs = tuple(cfg.replace(seed=seed) for seed in SEEDS)
     env = RewardEnvironment(make_reward(reward, num_agents=2), [default_formatter] * 2, go_on)
-    started = [start(team, params, c) for c in cfgs]
+    started = [start(team, params, cfg.replace(seed=seed)) for seed in SEEDS]
     alone = [play_step(sampler_of(setup, state), setup, ITEMS, env, 0) for setup, state in started]
     order.clear()
-    runs = Runs(started[0][0], cfgs, sharding.mesh_for("auto", [2 * len(SEEDS)]))
+    runs = runs_of(started[0][0], SEEDS)
     state = join_states([initial for _, initial in started], runs)
 
-    plays = [partial(play_step, setup=setup, tasks=ITEMS, env=env, step=0) for setup in runs.setups]
+    plays = [partial(play_step, setup=setup, tasks=ITEMS, env=env, step=0) for setup in runs.alone]
     rollouts = play_together(runs, state, plays)
     for one, other in zip(alone, rollouts, strict=True):
         assert [turn.texts for turn in one.turns] == [turn.texts for turn in other.turns]

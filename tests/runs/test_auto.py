@@ -19,10 +19,10 @@ from jmarl.memory import shapes_of
 from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.runs.checks import environment_of
 from jmarl.runs.kinds.rollouts import ROLLOUTS
+from jmarl.runs.kinds.seeds import several
 from jmarl.runs.precompile import choose_updates
 from jmarl.runs.prepare import prepare
 from jmarl.runs.run import Task
-from jmarl.runs.seeds import prepare_seeds
 from jmarl.runs.start import start
 from jmarl.team import Team, make_team
 from tests.house import HOUSE, ITEMS
@@ -135,7 +135,7 @@ def test_every_kind_of_run_chooses(agents, on_gpu) -> None:
     assert [int(result.state.step) for result in results] == [1, 1]
     pairs, _ = prepare(TrainConfig.of(algorithm="madpo", batch_size=2, **short), team, Task(letters, ITEMS))
     adapters = TrainConfig.of(lora_rank=2, **short)
-    seeds = prepare_seeds(adapters, Team.of(agents[:1] * 2), Task(letters, ITEMS), [0, 1])[0]
+    seeds, _ = prepare(adapters, Team.of(agents[:1] * 2), Task(letters, ITEMS), kind=several([0, 1]))
     assert not is_open(pairs.cfg) and not is_open(seeds.cfg)
 
 

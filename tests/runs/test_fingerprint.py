@@ -22,9 +22,9 @@ from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardProcessors, make_reward
 from jmarl.envs.vector import LockStep
 from jmarl.files.identity import fingerprint
+from jmarl.runs.kinds.seeds import several
 from jmarl.runs.prepare import prepare
 from jmarl.runs.run import Task
-from jmarl.runs.seeds import prepare_seeds
 from jmarl.team import Team
 
 SCRIPT = """
@@ -259,7 +259,7 @@ def test_the_fingerprint_of_a_run_has_the_rows_whatever_holds_them(kind, tmp_pat
     team = Team.of([random_agent(tiny_config(), tiny_tokenizer, 0)])
     expected = fingerprint.of_data(items)
     assert prepare(cfg, team, Task(reward, given()))[0].identity["data"] == expected
-    assert prepare_seeds(cfg, team, Task(reward, given()), [0, 1])[0].identity["data"] == expected
+    assert prepare(cfg, team, Task(reward, given()), kind=several([0, 1]))[0].identity["data"] == expected
 
 
 def test_where_calls_run_is_no_difference():

@@ -195,20 +195,18 @@ STARTS = """
 import sys
 import jax
 from jmarl.config import TrainConfig
-from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
-from jmarl.runs.stacked_seeds import Runs, join_states, state_of_run
-from jmarl.runs.seeds import start_seeds
+from jmarl.runs.kinds.seeds import start_seeds
+from jmarl.runs.kinds.seeds import join_states, runs_of, state_of_run
 
 assert jax.device_count() == 2
 agent = load_agent(sys.argv[1])
 team, params = make_team([agent, agent], lora=True)
-cfgs = [TrainConfig.of(seed=seed, num_generations=2, lora_rank=8, progress=False) for seed in range(4)]
-mesh = sharding.mesh_for("auto", [8])
+cfg = TrainConfig.of(num_generations=2, lora_rank=8, progress=False)
 for _ in range(40):
-    setup, states = start_seeds(team, params, cfgs)
-    runs = Runs(setup, tuple(cfgs), mesh)
+    setup, states = start_seeds(range(4), team, params, cfg, None)
+    runs = runs_of(setup, range(4))
     state = join_states(states, runs)
     jax.block_until_ready([state_of_run(state, run, runs) for run in range(4)])
 """

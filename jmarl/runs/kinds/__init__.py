@@ -1,5 +1,6 @@
-"""Kinds of runs: rollouts, given data, preference rounds, a learned reward. They differ by where experience comes from: each
-is one file with its checks, its largest experience, its batches and its source (`Kind` in `runs/run.py`).
+"""Kinds of runs: rollouts, also from several seeds, given data, preference rounds, a learned reward. They differ by where
+experience comes from: each is one file with its checks, its largest experience, its batches and its source (`Kind` in
+`runs/run.py`).
 
 May import all that a run needs. Open `rollouts.py` first. A new kind is a file and a case of `kind_of`; if its updates have
 another form, also a batch (`types`), an objective, a log, and constraints of its settings (`algorithms/constraints.py`).

@@ -35,7 +35,7 @@ from jmarl.rollout.zeros import zero_rollout
 from jmarl.runs.checks import check_run, check_team, environment_of
 from jmarl.runs.precompile import compile_all, first_part, longest_prompts, programs_of_run
 from jmarl.runs.run import Kind, Run, Task, fingerprints
-from jmarl.runs.start import in_chosen_context
+from jmarl.runs.start import in_chosen_context, start
 from jmarl.sampling.generate import Sampler, SampleRequest
 from jmarl.sampling.refill import EarlyRows, empty_rows
 from jmarl.team import Team
@@ -120,13 +120,14 @@ def request_of(setup: Setup, items: Sequence[dict], env: Environment, step: int)
     return first_request(setup.team, tasks_at(items, cfg, step), env, cfg.sampling, cfg.episodes, group, randomness)
 
 
-def with_empty_rows(setup: Setup, state: TeamState, task: Task) -> TeamState:
-    """Return the state before the first step; with async_steps no completion of it has begun. See `Kind.begin`."""
-    if not setup.cfg.episodes.async_steps:
-        return state
+def start_with_empty_rows(team: Team, params: Sequence[Any], cfg: TrainConfig, task: Task) -> tuple[Setup, TeamState]:
+    """Return setup and state before the first step; with async_steps no completion of it has begun. See `Kind.start`."""
+    setup, state = start(team, params, cfg)
+    if not cfg.episodes.async_steps:
+        return setup, state
     rows = empty_rows(setup.team, request_of(setup, task.items, task.env, 0), platform_of(state.stacks))
     pairs = zip(rows, setup.team.stacks, strict=True)
-    return state._replace(pending=tuple(place_agents(pending, spec.mesh) for pending, spec in pairs))
+    return setup, state._replace(pending=tuple(place_agents(pending, spec.mesh) for pending, spec in pairs))
 
 
 def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) -> list[dict]:
@@ -189,4 +190,4 @@ def check_valid(first: Rollout) -> None:
         raise ValueError(f"no joint action of the first update has a valid reward: {fault}")
 
 
-ROLLOUTS = Kind(check, longest, rollout_batches, source_of_rollouts, RolloutLog, with_empty_rows)
+ROLLOUTS = Kind(check, longest, rollout_batches, source_of_rollouts, RolloutLog, start_with_empty_rows)
