@@ -7,6 +7,7 @@ that are auto as far as the platform says it, and refuses settings that the row 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -58,9 +59,10 @@ class Algorithm:
         """Keyword arguments of the loss."""
         return dict(self.loss_options)
 
-    def loss_of(self, *arrays: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the loss of arrays, as the row computes it, and its metrics."""
-        return self.row.loss(*arrays, **self.options)
+    @property
+    def loss_of(self) -> Callable[..., tuple[Any, dict[str, Any]]]:
+        """The loss of the row with its options: arrays -> (scalar, metrics)."""
+        return functools.partial(self.row.loss, **self.options)
 
     @property
     def critic_kind(self) -> Literal["head", "own", "central"] | None:
@@ -193,7 +195,7 @@ def check_row(algorithm: Algorithm) -> None:
     row, name, options = algorithm.row, algorithm.name, algorithm.options
     if row.data == "pairs":
         margins = jax.ShapeDtypeStruct((2,), jnp.float32)
-        check_loss(name, algorithm.loss_of, margins, margins)
+        check_loss(name, lambda *arrays: algorithm.loss_of(*arrays), margins, margins)
     if row.data != "rollouts":
         return
     returns, valid = jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.bool_)
@@ -204,7 +206,7 @@ def check_row(algorithm: Algorithm) -> None:
     tokens = jax.ShapeDtypeStruct((2,) if per_token else (1, 1, 2), jnp.float32)
     with_options = "".join(f", {option}={value!r}" for option, value in options.items())
     try:
-        check_loss(name, algorithm.loss_of, *[tokens] * 4)
+        check_loss(name, lambda *arrays: algorithm.loss_of(*arrays), *[tokens] * 4)
     except ValueError as error:
         call = f"loss(logp, old_logp, advantages, weights{with_options})"
         raise ValueError(f"{error}. It is called as {call}, with arrays of jax [tokens]") from error
