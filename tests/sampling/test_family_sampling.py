@@ -69,7 +69,7 @@ def make_ids(step, prompt_ids=(0, 1), purpose=0):
 
 
 def program_of(cfg):
-    return SampleProgram(cfg, Sampling(NEW), 1, GROUP, "cpu")
+    return SampleProgram(cfg, Sampling(NEW, compute_dtype="float32"), 1, GROUP, "cpu")
 
 
 def assert_same_rows(got, expected):
