@@ -2,7 +2,7 @@
 
 A node is a state of an episode in which agents act. All nodes of a turn, of all episodes, are sampled in one batch, and their
 joint actions are answered in one call of the environment. `play` holds no models: it requests the completions of each turn from
-`sample`. For one run that is `partial(sample_team, team, params)`; `rollout.together` answers requests of several runs.
+`sample`, such as `partial(sample_team, team, params)`; `rollout.together` answers requests of several runs.
 """
 
 from collections.abc import Sequence

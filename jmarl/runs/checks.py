@@ -119,7 +119,9 @@ def environment_of(team: Team, reward: Reward, cfg: TrainConfig) -> Environment:
     """Return the environment of a run, see `as_environment`. Raises ValueError if num_turns does not fit it, or if the name of
     a reward function is taken."""
     env = as_environment(team, reward, cfg.episodes.num_turns)
-    s = facts(cfg, num_agents=team.num_agents, env=env, max_turns=getattr(env, "max_turns", 1))
+    num_turns, max_turns = cfg.episodes.num_turns, getattr(env, "max_turns", 1)
+    # No `facts`, which need the algorithm: a run of one's own algorithm is played without it.
+    s = SimpleNamespace(num_turns=num_turns, num_agents=team.num_agents, env=env, max_turns=max_turns)
     if isinstance(env, RewardEnvironment):
         require(table.REWARD_ENVIRONMENT, s)
         env.reward.check_names()

@@ -63,7 +63,7 @@ def train_seeds(
     run, source, states = prepared(cfg, team, Task(reward, items, eval_items), params=params, kind=kind)
     runs, cfg = runs_of(run.setup, kind.seeds), run.cfg
     kind = kind._replace(make_batches=lambda _, state, rollouts: batches_together(runs, state, rollouts))
-    with open_seeds(run, runs, states) as (state, savers, log, lost), CLOCK.running():
+    with CLOCK.running(), open_seeds(run, runs, states) as (state, savers, log, lost):
         saves = Saves(cfg.run, savers, state_of=lambda state, i: state_of_run(state, i, runs))
         result = run_loop(dataclasses.replace(run, kind=kind, setup=runs.joint), state, source, log, saves)
         results = []

@@ -9,6 +9,7 @@ import pytest
 from jmarl.config import TrainConfig
 from jmarl.logs.rollout_log import RolloutLog
 from jmarl.preferences.pairs import Pair
+from jmarl.runs.checks import environment_of
 from jmarl.runs.prepare import prepare
 from jmarl.runs.run import Task
 from jmarl.team import Team
@@ -48,3 +49,9 @@ def test_a_run_is_resolved_and_nothing_is_written(
     assert bool(run.identity["initial"]) == (algorithm in ("madpo_iter", "dpo")), "the reference must not change"
     with pytest.raises(dataclasses.FrozenInstanceError):
         run.setup = None
+
+
+def test_an_environment_needs_no_algorithm(tiny_config, tiny_tokenizer, random_agent):
+    """A run of one's own algorithm is played without it."""
+    team = Team.of([random_agent(tiny_config(), tiny_tokenizer, 0)])
+    assert environment_of(team, lengths, TrainConfig.of(algorithm="elsewhere.py:loss")).num_agents == 1

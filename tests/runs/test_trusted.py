@@ -349,7 +349,9 @@ def test_a_process_that_cannot_try_a_chat_template_is_said(copy_dir, monkeypatch
     (copy_dir / "chat_template.jinja").write_text("{{ 'of this test' }}")
     with monkeypatch.context() as patched:
         patched.setitem(agents.RENDER_LIMITS, "RLIMIT_AS", 1 << 20)
-        with pytest.raises(OSError, match=r"no process can try the model's chat template \(.*\): give it memory"):
+        with pytest.raises(
+            OSError, match=r"no process can try the model's chat template \(.*\): let this account have more memory"
+        ):
             load_tokenizer(copy_dir)
     monkeypatch.setattr(sys, "executable", "/nothing/python")
     with pytest.raises(OSError, match=r"chat template \(.*No such file or directory: '/nothing/python'\)"):

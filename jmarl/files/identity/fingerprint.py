@@ -65,10 +65,12 @@ NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 CONTAINERS = list | tuple | set | frozenset | collections.deque
 MAX_ARRAY = 2**26  # bytes; of larger arrays only the shape is compared
 UNSEEN = " (the code that may write it cannot be seen)"  # ends the names of whole numbers
-# In which this or an earlier version wraps what is the user's. A new version of the library is no difference.
+# In which this or an earlier version wraps what is the user's, or keeps what a run adds to a model. A new version of the
+# library is no difference.
 WRAPPERS = (
     "jmarl.envs.reward_environment.bind_formatter.", "jmarl.envs.rewards.bind_completions.", "jmarl.envs.vector.InProcess",
     "jmarl.envs.pool.",
+    *(f"jmarl.models.config.ModelConfig({x}=)" for x in ("fused_attention", "row_parts", "splits_weights", "long_context")),
 )  # fmt: skip
 
 

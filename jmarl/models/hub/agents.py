@@ -289,12 +289,15 @@ def ends(template: str) -> bool:
     command = [sys.executable, "-P", "-c", RENDER, json.dumps(RENDER_LIMITS), str(Path(jinja2.__file__).parents[1])]
     try:
         trial = subprocess.run(command, input=template.encode("utf-8", "replace"), capture_output=True, timeout=RENDER_S)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"the trial of the model's chat template did not end in {RENDER_S} s: is the machine too busy?") from None
+    except OSError as error:
+        why = str(error)
+    else:
+        if trial.stdout:
+            return not trial.returncode
         why = trial.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"it ended with {trial.returncode}"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        trial, why = None, f"no end in {RENDER_S} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
-    if trial is None or not trial.stdout:
-        raise OSError(f"no process can try the model's chat template ({why}): give it memory, processes, time")
-    return not trial.returncode
+    raise OSError(f"no process can try the model's chat template ({why}): let this account have more memory and processes")
 
 
 # --- other sources of models -------------------------------------------------------------------------------------------
