@@ -53,7 +53,7 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
         errors += [f"{name}: {change}" for change in team_changes(old.get(name, []), json.loads(json.dumps(new[name])))]
     if old.get("bases", []) != new["bases"]:
         errors.append("bases: the frozen weights of LoRA differ from those that the adapters were trained on")
-    if old.get("initial", new.get("initial")) != new.get("initial"):
+    if (old.get("initial") or new.get("initial")) != new.get("initial"):  # an older version may not have recorded them
         errors.append("initial: other weights before training, which are the reference")
     others = json.loads(json.dumps({name: x for name, x in new.items() if name not in WITH_OWN_WORDS}))
     errors += changed(old, others).values()

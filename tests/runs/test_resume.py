@@ -95,6 +95,9 @@ def test_a_changed_team_is_named_and_what_a_newer_version_adds_is_no_change():
 def test_what_a_kind_of_run_adds_to_its_identity_must_not_change():
     cfg, old = meta()
     assert check_changes(cfg, old, old | {"texts": {"rows": 2}}, 4) == {}, "a checkpoint of an older version"
+    assert check_changes(cfg, old | {"initial": []}, old | {"initial": ["a"]}, 4) == {}, "of one's own row for pairs"
+    with pytest.raises(CannotGoOn, match="initial: other weights before training"):
+        check_changes(cfg, old | {"initial": ["b"]}, old | {"initial": ["a"]}, 4)
     with pytest.raises(CannotGoOn, match=r"texts: \{'rows': 2\} -> \{'rows': 3\}"):
         check_changes(cfg, old | {"texts": {"rows": 2}}, old | {"texts": {"rows": 3}}, 4)
 
