@@ -123,7 +123,7 @@ def test_a_run_ends_normally_if_its_last_checkpoint_cannot_be_written(pair, tmp_
         full.close()
 
     with contextlib.ExitStack() as full, warnings.catch_warnings():
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         warnings.showwarning = record
         result = run(pair, reward, save_every=1, output_dir=str(tmp_path))
     assert len(warned) == 1 and re.search("not saved, training goes on: .*step 2", warned[0])
