@@ -6,16 +6,20 @@ items, `generate` asks a trained team, `fit` trains on given data, `metrics` rea
 names. Each name is imported when it is first used, so that `import jmarl` takes milliseconds. CoMLRL's trainers are names of
 `jmarl.comlrl.trainers`, and can be imported from here too.
 
-Where to add what:
+An environment, an algorithm or a model family of your own needs no change here: see the README and the guides. Where to add
+what to jmarl itself:
 
-- a loss or a group estimator: a function in `rl/` and a row in `algorithms/table.py`, whose `options` name the settings that
-  the loss reads; advantages of tokens: `token_advantages` in `objectives/policy.py`;
-- an environment: a class in `envs/` and a line in `envs/__init__.py`;
-- a model family: its switches in `models/config.py`, what they do in `models/decoder.py`, names of weights in
-  `models/hub/hf_format.py` and `gguf.py`, new weights also in `models/sharding.py`;
-- a metric: the dict that a loss or `objectives/policy.py` returns, or `logs/rollout_log.py`, and its line in the table
-  of columns in `experiments/README.md`;
-- a setting and its flag: a field of a section in `config/`; one that a row of the table has a default for, also there;
+- a loss or a group estimator: a function in `rl/losses.py` or `rl/advantages.py`, a row in `algorithms/table.py`, whose
+  `options` name the settings that the loss reads, and one in the table of the README; advantages of tokens:
+  `token_advantages` in `objectives/policy.py`;
+- an environment: a class in a world of `envs/`, as `envs/games/grid.py`, a line in `envs/__init__.py`, and one in
+  `experiments/README.md`, as `python -m experiments.environments` prints it;
+- a model family: a file in `models/families/` and a line in `models/families/__init__.py`, which says how; what no other
+  family computes, also in `models/config.py`, `models/weights.py` and `models/decoder.py`;
+- a metric: the dict that a loss or `objectives/policy.py` returns, or `logs/rollout_log.py`; its name in `columns.py` and its
+  line in the table of columns in `experiments/README.md`;
+- a setting and its flag: a field of a section in `config/sections.py`, `config/run.py` or `config/preference.py`; one that a
+  row of the table has a default for, also in `algorithms/table.py`;
 - a rule that two settings must obey: a row of `config/constraints.py`, or of `algorithms/constraints.py` if it depends on the
   algorithm, the team, the seeds or the data.
 """
@@ -26,7 +30,7 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from jmarl.lazy import modules_of
+from jmarl.lazy import keep_old_name, modules_of
 from jmarl.shadows import explaining
 
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _NAMES
@@ -93,6 +97,8 @@ _NAMES = {  # module -> the public names that it defines
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _room = modules_of(__name__)
+for _name in ("", ".preferences", ".preferences.encoding"):  # which were once in jmarl.training
+    keep_old_name(f"{__name__}.training{_name}", f"{__name__}{_name}")
 
 # transformers advises to install PyTorch when it is imported. Only its tokenizers are used here, which work without.
 logging.getLogger("transformers").addFilter(lambda record: not record.getMessage().startswith("PyTorch was not found"))

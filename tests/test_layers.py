@@ -47,7 +47,6 @@ ORDER = [
     "files",
     "preferences",
     "runs",
-    "training",  # old names
     "serving",
     "plan",
     "report",
@@ -200,6 +199,11 @@ def test_rooms_are_small():
     assert {str(room): len(names) - 1 for room, names in files.items() if len(names) - 1 > limits[room]} == {}
 
 
+def test_tests_mirror_the_rooms():
+    directories = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert directories - {"families"} == {room for room in PACKAGES if "." not in room}  # models/families has its own
+
+
 @pytest.mark.parametrize("room", [room for room, path in PACKAGES.items() if len([*path.parent.glob("*.py")]) > 1])
 def test_a_room_says_what_it_is_for_and_which_file_to_open_first(room):
     docstring = ast.get_docstring(ast.parse(PACKAGES[room].read_text())) or ""
@@ -268,6 +272,22 @@ def test_names_say_what_things_are(path):
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
     assert not {name for name in names if name.strip("_") in EMPTY_NAMES}
+
+
+# Classes of CoMLRL's and MRLM's documents, which keep their names beside others of jmarl and of each other.
+NAMES_OF_GUESTS = {
+    "CodeExecutionEnvironment", "DPOConfig", "DPOTrainer", "EnvironmentConfig", "ExperimentConfig", "ModelConfig", "PPOConfig",
+    "SFTConfig", "SFTTrainer", "Trajectory",
+}  # fmt: skip
+
+
+def test_a_class_name_means_one_thing():
+    modules = defaultdict(list)
+    for module, path in MODULES.items():
+        names = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}
+        for name in names - (NAMES_OF_GUESTS if module.startswith(("comlrl.", "mrlm.")) else set()):
+            modules[name].append(module)
+    assert {name: where for name, where in modules.items() if len(where) > 1} == {}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)

@@ -28,8 +28,8 @@ from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import close, describe
 from jmarl.envs.calls.copies import copies
-from jmarl.files.checkpoint import nbytes
 from jmarl.files.run_directory import read_state, resolve_resume
+from jmarl.files.saved_arrays import nbytes
 from jmarl.learning.setup import Setup
 from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.samples import block
@@ -46,7 +46,7 @@ from jmarl.runs.kinds.given import encode_tokens
 from jmarl.runs.kinds.rollouts import sampler_of
 from jmarl.runs.kinds.seeds import several
 from jmarl.runs.prepare import prepare
-from jmarl.runs.run import Run, Task
+from jmarl.runs.run import PreparedRun, Task
 from jmarl.runs.seeds_files import common_step
 from jmarl.sampling.generate import NO_LIMIT, SampleRequest
 from jmarl.team import Team, to_agents, to_checkpoint
@@ -119,7 +119,7 @@ def failing() -> Iterator[None]:
         raise CheckFailed(sentence_of(error, verbose=True)) from error
 
 
-def prompt_lines(team: Team, run: Run) -> list[str]:
+def prompt_lines(team: Team, run: PreparedRun) -> list[str]:
     """Return lines with the number of tasks and the first prompts."""
     items, cfg = run.task.items, run.cfg
     lines = [f"{plural(len(items), 'task')} to train on, {len(run.task.held_out)} held out; {agents_line(run.team)}"]

@@ -36,7 +36,7 @@ COUNTS = {  # columns of a rollout -> what they count
 }  # fmt: skip
 
 
-class Scores(NamedTuple):
+class SeedScores(NamedTuple):
     """The results of the episodes of one seed, [P, K] by task and episode of the task."""
 
     keys: list[str]  # [P] of the tasks: equal tasks have equal ones
@@ -95,7 +95,7 @@ def seeds_of(text: str) -> list[int]:
     return seeds
 
 
-def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> Scores:
+def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> SeedScores:
     """Play the tasks of one seed in batches, with a line of progress after each."""
     import numpy as np
 
@@ -119,7 +119,7 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
         mean, _ = by_task(keys[: len(done)], done)
         to_stderr(f"seed {seed}: {done.size}/{args.num_episodes} episodes, mean {mean:.4g}, {time.monotonic() - start:.0f} s")
     tables = by_name(parts, returns), by_name(measures, returns), by_name(solved, returns)
-    return Scores(keys, np.concatenate(returns), *tables, counts)
+    return SeedScores(keys, np.concatenate(returns), *tables, counts)
 
 
 def by_name(tables: Sequence[dict[str, Any]], returns: Sequence[Any]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def by_name(tables: Sequence[dict[str, Any]], returns: Sequence[Any]) -> dict[st
     }
 
 
-def summary(scores: Sequence[Scores]) -> dict[str, Any]:
+def summary(scores: Sequence[SeedScores]) -> dict[str, Any]:
     """Return the means and 95 % intervals of the episodes of some seeds."""
     import numpy as np
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import check_output, plural, to_stderr
 from jmarl.cli.teams.match import add_model_argument
-from jmarl.cli.teams.sources import Source, load_source
+from jmarl.cli.teams.sources import TeamSource, load_source
 
 if TYPE_CHECKING:
     from jmarl.config import ExperimentConfig, TrainConfig
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 WITH_IMAGES = ("gemma3_text", "mistral", "ministral3")  # families that are also parts of models of text and images
 
 
-def has_adapters(source: Source) -> bool:
+def has_adapters(source: TeamSource) -> bool:
     """Return whether agents have adapters beside their merged weights."""
     if source.adapters is not None:
         return True
@@ -92,7 +92,7 @@ def no_vllm(config: ModelConfig) -> bool:
     return lacks.get(config.family, False)
 
 
-def lines_of_vllm(source: Source) -> list[str]:
+def lines_of_vllm(source: TeamSource) -> list[str]:
     """Return what one must know to open the agents in vLLM, which chooses longrope's factors once, by its longest row."""
     lines = []
     for i, config in enumerate(agent.config for agent in source.agents):
@@ -104,7 +104,7 @@ def lines_of_vllm(source: Source) -> list[str]:
     return lines
 
 
-def write_agents(source: Source, directory: Path, final: Path, args: argparse.Namespace, as_adapters: bool) -> None:
+def write_agents(source: TeamSource, directory: Path, final: Path, args: argparse.Namespace, as_adapters: bool) -> None:
     """Write all agents and their cards. directory: where they are written. final: where they will be."""
     from jmarl.models.hub.agents import save_pretrained, save_tokenizer
 
@@ -122,7 +122,7 @@ def write_agents(source: Source, directory: Path, final: Path, args: argparse.Na
         (path / "README.md").write_text(card(source, i, args.dtype, bases[i]), encoding="utf-8")
 
 
-def write_adapters(source: Source, directory: Path) -> None:
+def write_adapters(source: TeamSource, directory: Path) -> None:
     """Write the adapters of each agent as files for peft."""
     import jax
 
@@ -144,7 +144,7 @@ def write_adapters(source: Source, directory: Path) -> None:
                 )
 
 
-def base_names(source: Source, args: argparse.Namespace, directory: Path, final: Path) -> list[str]:
+def base_names(source: TeamSource, args: argparse.Namespace, directory: Path, final: Path) -> list[str]:
     """Return the name or path of each agent's base as peft loads it.
 
     A base in another format is written to `base/`; so is the text part of a model of text and images, whose modules have other
@@ -209,7 +209,7 @@ def cast(directory: Path, dtype: str, config: ModelConfig) -> None:
 # --- the card ----------------------------------------------------------------------------------------------------------
 
 
-def card(source: Source, agent: int, dtype: str, base: str) -> str:
+def card(source: TeamSource, agent: int, dtype: str, base: str) -> str:
     """Return the model card of an agent. base: of an adapter; empty: it is a whole model."""
     models = source.experiment.team.models if source.experiment else ()
     start = models[agent if len(models) > 1 else 0] if models else ""
@@ -245,7 +245,7 @@ def license_of(model: str) -> str:
     return field[1].strip() if field else ""
 
 
-def place(source: Source) -> str:
+def place(source: TeamSource) -> str:
     """Return where the weights come from, without the path of this machine."""
     return source.text.replace(str(source.directory), "the run") if source.directory else source.text
 

@@ -21,7 +21,7 @@ from jmarl.remote.access import LOOPBACK, Access
 from jmarl.remote.limits import Limits
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
-    from jmarl.cli.teams.sources import Source
+    from jmarl.cli.teams.sources import TeamSource
 
 PORT = 50051  # of a server of environments
 EPILOG = """examples:
@@ -189,7 +189,7 @@ def run_models(args: argparse.Namespace, access: Access) -> int:
     return serve_models(team, names, cfg, access, **limits)
 
 
-def agent_names(source: Source, given: Sequence[str] | None = None, trust: bool = False) -> list[str]:
+def agent_names(source: TeamSource, given: Sequence[str] | None = None, trust: bool = False) -> list[str]:
     """Return the names of agents for clients: those given, else the roles of the environment that their run learned in, else
     agent_0, ..."""
     from jmarl.envs import make

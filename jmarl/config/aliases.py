@@ -123,7 +123,7 @@ HIGHEST_CLIP = 0.28  # the largest default of clip_eps_high in algorithms with d
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class StepsAsUpdates:
     """Optimizer steps, as updates: an update has num_epochs * num_minibatches of them."""
 
     name: str
@@ -192,7 +192,7 @@ def schedule(value: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 CONVERSIONS: dict[str, Conversion] = {  # in the order in which they are made
-    **{name: Steps(name) for name in ("max_steps", "warmup_steps", "save_steps", "eval_steps", "logging_steps")},
+    **{name: StepsAsUpdates(name) for name in ("max_steps", "warmup_steps", "save_steps", "eval_steps", "logging_steps")},
     "epsilon_high": upper_clip,
     "epsilon": both_clips,
     "delta": bound_above_clip,

@@ -14,7 +14,7 @@ from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 Texts = list[list[list[str]]]
 
 
-class Score(NamedTuple):
+class Estimate(NamedTuple):
     mean: float
     interval: float  # half of the 95 % interval of the mean over items, for these runs: it says nothing about other runs
 
@@ -45,20 +45,20 @@ class CrossPlay(NamedTuple):
         return mean_and_interval(self.by_item)[1]
 
     @property
-    def self_play(self) -> Score:
+    def self_play(self) -> Estimate:
         """Mean of the diagonal: the teams of the runs."""
-        return _score(self._items()[0])
+        return _estimate(self._items()[0])
 
     @property
-    def zero_shot(self) -> Score:
+    def zero_shot(self) -> Estimate:
         """Mean of the pairings whose agents are not all of one run."""
-        return _score(self._items()[1])
+        return _estimate(self._items()[1])
 
     @property
-    def gap(self) -> Score:
+    def gap(self) -> Estimate:
         """Self-play minus zero-shot, item by item: differences in difficulty between items do not widen the interval."""
         own, other = self._items()
-        return _score(own - other)
+        return _estimate(own - other)
 
     @property
     def ratio(self) -> float:
@@ -119,9 +119,9 @@ class CrossPlay(NamedTuple):
         return _plain(summary | dict(ratio=self.ratio) | counts)
 
 
-def _score(by_item: np.ndarray) -> Score:
+def _estimate(by_item: np.ndarray) -> Estimate:
     mean, interval = mean_and_interval(by_item)
-    return Score(float(mean), float(interval))
+    return Estimate(float(mean), float(interval))
 
 
 def _plain(x: Any) -> Any:

@@ -56,7 +56,7 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LaunchResult:
     """How all processes ended."""
 
     exits: list[Exit]
@@ -119,7 +119,7 @@ class Child:
 
 def run_children(
     commands: Mapping[int, tuple[Sequence[str], Mapping[str, str]]], logs: Path, header: str, grace: float
-) -> Outcome:
+) -> LaunchResult:
     """Run processes until all have ended.
 
     Args:
@@ -146,7 +146,7 @@ def run_children(
                     child.kill()
                 child.waiter.join()
                 child.reader.join(1.0)
-    return Outcome(exits, signals, {child.rank: list(child.last_lines) for child in children})
+    return LaunchResult(exits, signals, {child.rank: list(child.last_lines) for child in children})
 
 
 def _wait_for_all(children: Sequence[Child], ends: queue.SimpleQueue[Exit], grace: float) -> list[Exit]:

@@ -51,7 +51,7 @@ def tell(error: BaseException) -> bool:
     """
     if count() > 1 and not (_ended or isinstance(error, FailedProcess) or getattr(error, KNOWN, False)):
         setattr(error, KNOWN, True)
-        _judge(_exchange(message_of(error, outside=True)))
+        _judge(_exchange(payload_of(error, outside=True)))
     return not _ended
 
 
@@ -80,7 +80,7 @@ def require_one(what: str) -> None:
         raise RuntimeError(f"{what} need one process, and this run has {count()}: start a single one")
 
 
-class Message(NamedTuple):
+class Payload(NamedTuple):
     """What a process gives to the others: a pickled object, or why it has none."""
 
     data: bytes
@@ -134,23 +134,23 @@ def gather(make: Callable[[], T], what: str = "the results of a process") -> lis
     mine: Any = None
     try:
         mine = make()
-        message = Message(_pickled(mine, what))
+        payload = Payload(_pickled(mine, what))
     except Interrupted as reason:
-        message = Message(b"", interrupted=str(reason))
+        payload = Payload(b"", interrupted=str(reason))
     except BaseException as error:
         setattr(error, KNOWN, True)
-        _judge(_exchange(message_of(error)))
+        _judge(_exchange(payload_of(error)))
         raise
-    messages = _exchange(message)
-    _judge(messages)
-    for i, other in enumerate(messages):
+    payloads = _exchange(payload)
+    _judge(payloads)
+    for i, other in enumerate(payloads):
         if other.error:
-            failed = FailedProcess(f"process {i} of {len(messages)} failed: {other.reason}")
+            failed = FailedProcess(f"process {i} of {len(payloads)} failed: {other.reason}")
             failed.add_note(f"process {i}: {other.error}")
             raise failed
-    if interrupted := [other.interrupted for other in messages if other.interrupted is not None]:
+    if interrupted := [other.interrupted for other in payloads if other.interrupted is not None]:
         raise Interrupted(interrupted[0])
-    return [mine if i == number() else pickle.loads(other.data) for i, other in enumerate(messages)]
+    return [mine if i == number() else pickle.loads(other.data) for i, other in enumerate(payloads)]
 
 
 def _pickled(value: Any, what: str) -> bytes:
@@ -163,16 +163,16 @@ def _pickled(value: Any, what: str) -> bytes:
         ) from error
 
 
-def _judge(messages: list[Message]) -> None:
+def _judge(payloads: list[Payload]) -> None:
     """Note whether processes have failed by themselves, and are not in step with the others."""
     global _ended
-    outside = [message.outside for message in messages]
+    outside = [payload.outside for payload in payloads]
     _ended = _ended or (any(outside) and not all(outside))
 
 
-def message_of(error: BaseException, outside: bool = False) -> Message:
+def payload_of(error: BaseException, outside: bool = False) -> Payload:
     """Return what a process gives to the others when it fails."""
-    return Message(b"", "".join(traceback.format_exception(error)), sentence(error), outside)
+    return Payload(b"", "".join(traceback.format_exception(error)), sentence(error), outside)
 
 
 def from_first(make: Callable[[], T]) -> T:
@@ -278,10 +278,10 @@ def _client() -> Any:
     return distributed.global_state.client
 
 
-def _give(message: Message) -> int:
-    """Write a message to the store. Returns the number of the exchange."""
+def _give(payload: Payload) -> int:
+    """Write a payload to the store. Returns the number of the exchange."""
     global _sent
-    exchange, data = next(_numbers), pickle.dumps(message)
+    exchange, data = next(_numbers), pickle.dumps(payload)
     _sent += len(data)
     parts = [data[start : start + PART] for start in range(0, len(data), PART)]
     prefix = f"jmarl/{exchange}/{number()}"
@@ -292,15 +292,15 @@ def _give(message: Message) -> int:
     return exchange
 
 
-def _exchange(message: Message) -> list[Message]:
+def _exchange(payload: Payload) -> list[Payload]:
     global _seconds
     start = time.monotonic()
-    exchange = _give(message)
-    messages = [message if i == number() else pickle.loads(_read(f"jmarl/{exchange}/{i}")) for i in range(count())]
+    exchange = _give(payload)
+    payloads = [payload if i == number() else pickle.loads(_read(f"jmarl/{exchange}/{i}")) for i in range(count())]
     while len(_written) > 1:  # all have read what came before this exchange, because all have written to this one
         _client().key_value_delete(f"{_written.pop(0)}/")
     _seconds += time.monotonic() - start
-    return messages
+    return payloads
 
 
 def _read(prefix: str) -> bytes:

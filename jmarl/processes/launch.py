@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jmarl.processes.children import Outcome, run_children
+from jmarl.processes.children import LaunchResult, run_children
 from jmarl.processes.place import PER_PROCESS
 
 WRONG_INPUT = 2  # exit code of a wrong flag, setting or file
@@ -60,15 +60,15 @@ def launch(run: Launch, say: Callable[[str], None]) -> int:
         port = run.port or free_port()
         places = enumerate(slots, start=run.node * len(slots))
         commands = {rank: (command, os.environ | variables(run, rank, len(slots), port, slot, gpus)) for rank, slot in places}
-        outcome = run_children(commands, run.logs, header, run.grace)
-        first = outcome.first_failed
+        result = run_children(commands, run.logs, header, run.grace)
+        first = result.first_failed
         if first is None:
-            return max((end.code for end in outcome.exits), default=0)
+            return max((end.code for end in result.exits), default=0)
         code = first.exit_code
-        if outcome.signals:
-            say(f"stopped by {signal.Signals(outcome.signals[0]).name}: process {first.rank} {first.words}")
+        if result.signals:
+            say(f"stopped by {signal.Signals(result.signals[0]).name}: process {first.rank} {first.words}")
             break
-        say(report(outcome, run.logs))
+        say(report(result, run.logs))
         if first.code == WRONG_INPUT:  # it would fail again
             break
         if run.elastic and len(slots) > 1:
@@ -76,13 +76,13 @@ def launch(run: Launch, say: Callable[[str], None]) -> int:
     return code
 
 
-def report(outcome: Outcome, logs: Path) -> str:
+def report(result: LaunchResult, logs: Path) -> str:
     """Return lines that say which process failed first, how, and what it wrote last."""
-    first = outcome.first_failed
+    first = result.first_failed
     assert first is not None
-    others = [end for end in sorted(outcome.exits) if end.rank != first.rank and end.failed]
+    others = [end for end in sorted(result.exits) if end.rank != first.rank and end.failed]
     lines = [f"process {first.rank} failed first: it {first.words}. Its last lines, of {logs / f'rank_{first.rank}.txt'}:"]
-    lines += [f"    | {line}" for line in outcome.last_lines[first.rank]]
+    lines += [f"    | {line}" for line in result.last_lines[first.rank]]
     return "\n".join(lines + [f"    process {end.rank} {end.words} after it" for end in others])
 
 

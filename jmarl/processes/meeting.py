@@ -29,11 +29,11 @@ def meet(place: Place, timeout: float, say: Callable[[str], None]) -> str:
     Raises:
         RuntimeError: not all were there in time, or they do not agree on their number.
     """
-    clock = Clock(timeout, say)
-    return _listen(place, clock) if place.process == 0 else _visit(place, clock)
+    deadline = Deadline(timeout, say)
+    return _listen(place, deadline) if place.process == 0 else _visit(place, deadline)
 
 
-class Clock:
+class Deadline:
     """The seconds that are left, and the lines about what is waited for."""
 
     def __init__(self, timeout: float, say: Callable[[str], None]):
@@ -49,7 +49,7 @@ class Clock:
         return now - self.start < self.timeout
 
 
-def _listen(place: Place, clock: Clock) -> str:
+def _listen(place: Place, deadline: Deadline) -> str:
     """Wait at the coordinator's port for all other processes."""
     port = int(place.address.rpartition(":")[2])
     both = socket.has_dualstack_ipv6()
@@ -67,9 +67,10 @@ def _listen(place: Place, clock: Clock) -> str:
         server.settimeout(RETRY)
         try:
             while len(guests) < place.count - 1:
-                if not clock.has_time(f"process 0 waits at {place.address}: {_here(guests, place)}"):
+                if not deadline.has_time(f"process 0 waits at {place.address}: {_here(guests, place)}"):
                     raise RuntimeError(
-                        f"only {_here(guests, place)} at {place.address} within {clock.timeout:.0f} s: {_what_to_check(place)}"
+                        f"only {_here(guests, place)} at {place.address} within {deadline.timeout:.0f} s: "
+                        f"{_what_to_check(place)}"
                     )
                 for number in [number for number, guest in guests.items() if not _is_open(guest)]:
                     guests.pop(number).close()
@@ -107,21 +108,21 @@ def _greeted(guest: socket.socket, place: Place, guests: dict[int, socket.socket
     return number
 
 
-def _visit(place: Place, clock: Clock) -> str:
+def _visit(place: Place, deadline: Deadline) -> str:
     """Go to process 0, and wait there for the others."""
     host, _, port = place.address.rpartition(":")
     reason = ""
     while True:
-        if not clock.has_time(f"process {place.process} of {place.count} waits for process 0 at {place.address} ({reason})"):
+        if not deadline.has_time(f"process {place.process} of {place.count} waits for process 0 at {place.address} ({reason})"):
             raise RuntimeError(
                 f"process {place.process} of {place.count} did not reach process 0 at {place.address} within "
-                f"{clock.timeout:.0f} s ({reason}): {_what_to_check(place)}"
+                f"{deadline.timeout:.0f} s ({reason}): {_what_to_check(place)}"
             )
         try:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=3.0) as connection:
                 connection.sendall(HELLO.format(place.process, place.count).encode())
                 connection.settimeout(RETRY)
-                answer = _answer(connection, place, clock)
+                answer = _answer(connection, place, deadline)
                 if answer == GO:
                     return connection.getsockname()[0].removeprefix("::ffff:")
                 if answer:
@@ -134,14 +135,14 @@ def _visit(place: Place, clock: Clock) -> str:
         time.sleep(RETRY)
 
 
-def _answer(connection: socket.socket, place: Place, clock: Clock) -> bytes:
+def _answer(connection: socket.socket, place: Place, deadline: Deadline) -> bytes:
     """Return what process 0 answers; nothing if it has gone."""
     text = b""
     while not text.endswith(b"\n"):
-        if not clock.has_time(f"process {place.process} of {place.count} is at {place.address} and waits for others"):
+        if not deadline.has_time(f"process {place.process} of {place.count} is at {place.address} and waits for others"):
             raise RuntimeError(
                 f"process {place.process} of {place.count} reached process 0 at {place.address}, and others did not within "
-                f"{clock.timeout:.0f} s: {_what_to_check(place)}"
+                f"{deadline.timeout:.0f} s: {_what_to_check(place)}"
             )
         with contextlib.suppress(TimeoutError):
             part = connection.recv(4096)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from jmarl.logs.completions_file import NAME, TRAIN, finite, newest_records, read_completions, steps_of
-from jmarl.report.load import Run
+from jmarl.report.load import RecordedRun
 
 MAX_MEMORY = 5 * 10**8  # of the records of a report, which a browser must open; see `memory_of`
 THINNED = 1 << 20  # of training steps every so many are shown before held-out records are thinned too
 MAX_EVERY = THINNED << 20
 
 
-def load_completions(runs: Sequence[Run], max_bytes: int) -> tuple[list[dict[str, Any]], int]:
+def load_completions(runs: Sequence[RecordedRun], max_bytes: int) -> tuple[list[dict[str, Any]], int]:
     """Return the records of all runs, each with the number of its run, and which part of the steps they are (1: all, 2: every
     second one, ...). See `completions_file` for records.
 
@@ -35,7 +35,7 @@ def load_completions(runs: Sequence[Run], max_bytes: int) -> tuple[list[dict[str
     return records, every
 
 
-def new_completions(runs: Sequence[Run], after: Sequence[int]) -> list[dict[str, Any]]:
+def new_completions(runs: Sequence[RecordedRun], after: Sequence[int]) -> list[dict[str, Any]]:
     """Return the newest records of runs from the given steps on, each with the number of its run. Those of the given step are
     among them, because a held-out record has the step of the update before it.
 

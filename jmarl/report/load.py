@@ -30,7 +30,7 @@ NOT_COMPARED = {
 AGENT = re.compile(r"\bagent_\d+(?=/)")
 
 
-class Run(NamedTuple):
+class RecordedRun(NamedTuple):
     """What one run directory has."""
 
     name: str
@@ -46,7 +46,7 @@ class Group(NamedTuple):
     """Runs that are shown as one: their mean, and its interval."""
 
     name: str
-    runs: list[Run]
+    runs: list[RecordedRun]
 
 
 class Grouping(NamedTuple):
@@ -100,13 +100,13 @@ def roles_of(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(role) for role in roles] if isinstance(roles, list) else []
 
 
-def load_runs(paths: Sequence[Path]) -> list[Run]:
+def load_runs(paths: Sequence[Path]) -> list[RecordedRun]:
     """Return the runs in directories. paths: run directories, or directories of several seeds."""
     directories = [directory for path in paths for directory in run_directories(path)]
     return [load_run(directory, name) for directory, name in names_of(list(dict.fromkeys(directories))).items()]
 
 
-def groupings_of(runs: Sequence[Run]) -> list[Grouping]:
+def groupings_of(runs: Sequence[RecordedRun]) -> list[Grouping]:
     """Return the ways to group runs: those of equal settings together (the first one), each run alone, and by the value of each
     setting in which they differ."""
     equal = Grouping("combination of settings", [Group(group_name(members), members) for members in partition(runs, compared)])
@@ -124,15 +124,15 @@ def groupings_of(runs: Sequence[Run]) -> list[Grouping]:
     return [equal, *([alone] if len(equal.groups) < len(runs) else []), *by_setting]
 
 
-def partition(runs: Sequence[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
+def partition(runs: Sequence[RecordedRun], key: Callable[[RecordedRun], Any]) -> list[list[RecordedRun]]:
     """Return the runs in lists of equal keys, in order."""
-    lists: dict[str, list[Run]] = {}
+    lists: dict[str, list[RecordedRun]] = {}
     for run in runs:
         lists.setdefault(json.dumps(key(run), sort_keys=True, default=str), []).append(run)
     return list(lists.values())
 
 
-def compared(run: Run) -> dict[str, Any]:
+def compared(run: RecordedRun) -> dict[str, Any]:
     """Return the settings that runs of a group have in common. A run without recorded settings is alone in its group."""
     settings = {name: value for name, value in run.settings.items() if name not in NOT_COMPARED}
     return settings or {f"{IDENTITY}directory": str(run.path)}
@@ -144,7 +144,7 @@ def order_of(value: Any) -> tuple[bool, float, str]:
     return not is_number, float(value) if is_number else 0.0, str(value)
 
 
-def value_name(setting: str, runs: Sequence[Run]) -> str:
+def value_name(setting: str, runs: Sequence[RecordedRun]) -> str:
     """Return the name of the runs that have one value of a setting."""
     value = str(runs[0].settings.get(setting, "not recorded"))
     return f"{setting} = {value if len(value) <= 60 else value[:60] + ' …'}" + f" ({len(runs)} runs)" * (len(runs) > 1)
@@ -170,7 +170,7 @@ def names_of(directories: Sequence[Path]) -> dict[Path, str]:
     return {path: os.path.relpath(path.resolve(), common) for path in directories}
 
 
-def group_name(runs: Sequence[Run]) -> str:
+def group_name(runs: Sequence[RecordedRun]) -> str:
     """Return the name of a run, or the common beginning of the names of several."""
     if len(runs) == 1:
         return runs[0].name
@@ -178,12 +178,12 @@ def group_name(runs: Sequence[Run]) -> str:
     return f"{prefix or runs[0].path.resolve().parent.name} ({len(runs)} seeds)"
 
 
-def load_run(directory: Path, name: str) -> Run:
+def load_run(directory: Path, name: str) -> RecordedRun:
     """Return what a run directory has, without its completions."""
     rows = read_rows(directory / METRICS)
     attempts = load_attempts(directory)
     recorded = next((attempt["settings"] for attempt in reversed(attempts) if "settings" in attempt), {})
-    return Run(
+    return RecordedRun(
         name,
         directory,
         [row for row in rows if "eval/updates" not in row],

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from jmarl.logs.completions_file import finite
 from jmarl.report.completions import load_completions
-from jmarl.report.load import IDENTITY, Group, Grouping, Run, groupings_of, load_runs, roles_of
+from jmarl.report.load import IDENTITY, Group, Grouping, RecordedRun, groupings_of, load_runs, roles_of
 from jmarl.report.summary import curves, goodput, held_out, settings_table
 
 SCRIPTS, STYLES = ("charts.js", "tables.js", "completions.js", "page.js"), ("page.css",)
@@ -54,7 +54,7 @@ def load_content(paths: Sequence[Path], max_mb: float) -> dict[str, Any]:
     return numbers | {"completions": records, "every": every}
 
 
-def summarize(runs: Sequence[Run]) -> dict[str, Any]:
+def summarize(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return all that the page shows but the completions, as JSON values.
 
     Groups with the same runs are in `groups` once; each grouping names its groups and has their numbers in that list.
@@ -83,7 +83,7 @@ def summarize(runs: Sequence[Run]) -> dict[str, Any]:
     return finite(content)
 
 
-def common_roles(runs: Sequence[Run]) -> list[str]:
+def common_roles(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the names of the agents if all runs have the same."""
     roles = roles_of(runs[0].attempts)
     return roles if all(roles_of(run.attempts) == roles for run in runs) else []

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from jmarl.config import check
 from jmarl.report.completions import new_completions
-from jmarl.report.load import Run, load_runs
+from jmarl.report.load import RecordedRun, load_runs
 from jmarl.report.page import load_content, render, summarize
 
 HOST, NAMES = "127.0.0.1", ("127.0.0.1", "localhost")
@@ -33,7 +33,7 @@ class Follower:
         self.paths, self.max_mb = paths, max_mb
         self.lock = threading.Lock()
         self.numbers: dict[str, Any] = {}
-        self.runs: list[Run] = []
+        self.runs: list[RecordedRun] = []
         self.next_reading = 0.0  # `time.monotonic()` before which rows are not read again
 
     def page(self) -> str:

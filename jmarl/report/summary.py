@@ -13,7 +13,7 @@ import numpy as np
 from jmarl.columns import INTERVAL
 from jmarl.config import ExperimentConfig, TaskConfig, TeamConfig, TrainConfig, flat
 from jmarl.evaluation.statistics import mean_and_interval
-from jmarl.report.load import IDENTITY, Group, Run
+from jmarl.report.load import IDENTITY, Group, RecordedRun
 
 MAX_POINTS = 400  # of a curve: more cannot be seen
 NOT_DRAWN = {"step", "eval/updates"}
@@ -34,7 +34,7 @@ def curves(group: Group) -> dict[str, dict[str, list[float | None]]]:
             for name in drawn}  # fmt: skip
 
 
-def points(run: Run, name: str) -> dict[float, float]:
+def points(run: RecordedRun, name: str) -> dict[float, float]:
     """Return the values of a column by the number of updates."""
     rows = run.evaluations if name.startswith("eval/") else run.rows
     return {row["step"]: row[name] for row in rows if name in row}

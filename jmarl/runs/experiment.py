@@ -29,7 +29,7 @@ from jmarl.files.interrupt import raised_again
 from jmarl.files.run_directory import resolve_resume
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import watched
-from jmarl.models.hub.tokenize import with_instruction
+from jmarl.models.hub.messages import with_instruction
 from jmarl.preferences.pairs import load_pairs, load_trajectories
 from jmarl.processes import exchange
 from jmarl.remote.pools.choose import in_pool, pool_of

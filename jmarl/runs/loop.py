@@ -41,7 +41,7 @@ from jmarl.memory import explain_memory, shapes_of
 from jmarl.models.stack import to_host
 from jmarl.processes import exchange
 from jmarl.rollout.experience import Source
-from jmarl.runs.run import Run
+from jmarl.runs.run import PreparedRun
 from jmarl.team import without_gradients
 from jmarl.types import TeamState
 
@@ -56,7 +56,7 @@ class LoopResult(NamedTuple):
     unsaved: str  # why the last checkpoint could not be written; empty if it was written or not wanted
 
 
-def run_loop(run: Run, state: TeamState, source: Source, log: StepLog, saves: Saves) -> LoopResult:
+def run_loop(run: PreparedRun, state: TeamState, source: Source, log: StepLog, saves: Saves) -> LoopResult:
     """Train from `state`, which is donated, to the last update or until a signal."""
     setup, settings, first = run.setup, run.cfg.run, int(state.step)
     interrupted, reason, before, after = False, "", None, None
@@ -160,7 +160,7 @@ def save_at_failure(log: StepLog, saves: Saves, state: TeamState) -> None:
 
 
 @explain_memory(lambda: [])  # also while programs compile, a state is restored and models are written
-def run_training(run: Run, source: Source, state: TeamState, wandb_config: dict | None) -> tuple[LoopResult, StepLog]:
+def run_training(run: PreparedRun, source: Source, state: TeamState, wandb_config: dict | None) -> tuple[LoopResult, StepLog]:
     """Open or resume a run, train, and write the models. Returns the result of the loop and the log.
 
     wandb_config: keyword arguments of `wandb.init`; None: no W&B.
@@ -194,7 +194,7 @@ def end_run(setup: Setup, result: LoopResult, lost: Callable[[], str], writes_mo
     return result
 
 
-def repeat_update(run: Run, state: TeamState) -> tuple[TeamState, Any]:
+def repeat_update(run: PreparedRun, state: TeamState) -> tuple[TeamState, Any]:
     """Repeat the update in the file `replay_rollout` and print its metrics, without writing anything. Returns the state without
     gradients, and the experience of the update."""
     failed = read_failed_update(run.cfg)

@@ -19,7 +19,7 @@ from jmarl.runs.checks import find_own_algorithms
 from jmarl.runs.first_words import first_words
 from jmarl.runs.kinds import kind_of
 from jmarl.runs.precompile import choose_updates, keep_programs
-from jmarl.runs.run import Kind, Run, Task, identity_of
+from jmarl.runs.run import Kind, PreparedRun, Task, identity_of
 from jmarl.runs.start import choose_mesh
 from jmarl.shadows import explaining
 from jmarl.team import Team, initial_params, on_mesh
@@ -34,7 +34,7 @@ def prepare(
     params: Sequence[Any] | None = None,
     wandb_config: dict | None = None,
     kind: Kind | None = None,
-) -> tuple[Run, Any]:
+) -> tuple[PreparedRun, Any]:
     """Check a run, and return it with its state at step 0, of several seeds a list. Writes nothing.
 
     Args:
@@ -59,7 +59,7 @@ def prepare(
     first_words(team, task, cfg, len(seeds) or 1)
     setup, state = kind.start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, task)
     setup = choose_updates(kind, setup, state, task)
-    return Run(kind, setup, task, identity_of(setup, state, task.env, data), given), state
+    return PreparedRun(kind, setup, task, identity_of(setup, state, task.env, data), given), state
 
 
 def of_this_process(cfg: TrainConfig) -> TrainConfig:

@@ -30,7 +30,7 @@ class Task(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PreparedRun:
     """A run that is checked, with settings that are resolved. A reward model that is trained on the way is a run of its own."""
 
     kind: "Kind"  # where its experience comes from
@@ -61,13 +61,13 @@ class Kind(NamedTuple):
 
     check: Callable[[TrainConfig, Team, Task, dict | None], tuple[Task, dict[str, Any], TrainConfig]]
     """(settings, team, task, wandb_config) -> the task with what fits the agents' contexts, the fingerprints of all that was
-    given, and the settings with the context, see `Run.long_context`. Raises for arguments of a run that are wrong."""
+    given, and the settings with the context, see `config.Run.long_context`. Raises for arguments of a run that are wrong."""
     longest: Callable[[Setup, Task], Any]
     """(setup, task) -> the experience of the largest update, of zeros"""
     make_batches: Callable[[Setup, TeamState, Any], Batches]
     """(setup, state, experience) -> batches of all stacks and critics. If the state has shapes in place of arrays, as where
     updates are compiled before a run, what models compute is 0."""
-    source: Callable[[Run, Any], Source]
+    source: Callable[[PreparedRun, Any], Source]
     """(run, state at step 0) -> the source of experience, which copies what it needs of the state"""
     log: type[StepLog]
     start: Callable[[Team, Sequence[Any], TrainConfig, Task], tuple[Setup, Any]] = start_alone

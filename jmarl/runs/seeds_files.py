@@ -26,14 +26,14 @@ from jmarl.logs.step_log import QueuedStep, StepLog
 from jmarl.logs.terminal import say
 from jmarl.models.stack import to_host
 from jmarl.runs.kinds.seeds import Runs, agents_of_run, join_states
-from jmarl.runs.run import Run
+from jmarl.runs.run import PreparedRun
 from jmarl.team import Team
 from jmarl.types import TeamState
 
 
 @contextlib.contextmanager
 def open_seeds(
-    run: Run, runs: Runs, states: Sequence[TeamState]
+    run: PreparedRun, runs: Runs, states: Sequence[TeamState]
 ) -> Iterator[tuple[TeamState, list[tuple[Checkpointer, dict[str, Any]]], SeedsLog, Callable[[], str]]]:
     """Open the directory of each run, or resume all runs at the newest step that all of them have saved.
 

@@ -23,7 +23,7 @@ from jmarl.rollout.turns import Rollout
 from jmarl.runs.loop import repeat_update, run_training
 from jmarl.runs.prepare import of_this_process, prepare
 from jmarl.runs.records import FitResult, TrainResult
-from jmarl.runs.run import Run, Task
+from jmarl.runs.run import PreparedRun, Task
 from jmarl.team import Team, check_arguments
 
 
@@ -97,7 +97,7 @@ def fit(
     return FitResult(team, result.state, log.losses, *result[1:])
 
 
-def prepared(cfg: TrainConfig, team: Team, task: Task, **given: Any) -> tuple[Run, Source, Any]:
+def prepared(cfg: TrainConfig, team: Team, task: Task, **given: Any) -> tuple[PreparedRun, Source, Any]:
     """Return a run, its source of experience and its state at step 0. Arguments as of `prepare`."""
     cfg = of_this_process(cfg)
     with CLOCK.running(), watched("preparing the run", cfg.run.progress, CLOCK.reader()):

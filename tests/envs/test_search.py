@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from jmarl.envs.tools.corpus import KINDS, Document, corpus, entries
+from jmarl.envs.tools.corpus import KINDS, Document, corpus, things
 from jmarl.envs.tools.registry import ToolRegistry
 from jmarl.envs.tools.search import BM25, search_corpus, web_search
 from jmarl.envs.tools.tool_use import create_default_tool_registry
@@ -19,24 +19,24 @@ from jmarl.envs.vector import Unanswered
 def test_the_corpus_has_560_documents_with_distractors():
     assert len(corpus()) == len({document.title for document in corpus()}) == 560 and len(KINDS) == 10
     assert len({document.text for document in corpus()}) == 560
-    for entry in entries():
-        similar = [e for e in entries() if e.kind == entry.kind and set(e.name.split()) & set(entry.name.split())]
+    for thing in things():
+        similar = [e for e in things() if e.kind == thing.kind and set(e.name.split()) & set(thing.name.split())]
         assert len(similar) >= 2
 
 
 def test_one_document_answers_each_question():
     """Its title is in the question, and no other title of its kind is."""
-    for entry in entries():
-        for fact in KINDS[entry.kind].questions:
-            question = entry.question(fact)
-            named = [e for e in entries() if e.kind == entry.kind and e.name in question]
-            assert named == [entry] and entry.facts[fact] in entry.document().text
-            assert entry.facts[fact] not in question.replace(entry.name, "")
+    for thing in things():
+        for fact in KINDS[thing.kind].questions:
+            question = thing.question(fact)
+            named = [e for e in things() if e.kind == thing.kind and e.name in question]
+            assert named == [thing] and thing.facts[fact] in thing.document().text
+            assert thing.facts[fact] not in question.replace(thing.name, "")
 
 
 def test_search_finds_the_document_of_every_question():
     """Measured: all of 2,240 among the first three, 99.8 % first. The other results share a part of the name."""
-    questions = [(entry.name, entry.question(fact)) for entry in entries() for fact in KINDS[entry.kind].questions]
+    questions = [(thing.name, thing.question(fact)) for thing in things() for fact in KINDS[thing.kind].questions]
     results = [[document.title for document in search_corpus(question, 3)] for _, question in questions]
     names = [name for name, _ in questions]
     among_three = np.mean([name in titles for name, titles in zip(names, results, strict=True)])

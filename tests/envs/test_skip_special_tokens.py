@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from jmarl.cli.teams.match import add_play_arguments, environment_of_run, play_config
-from jmarl.cli.teams.sources import Source
+from jmarl.cli.teams.sources import TeamSource
 from jmarl.config import ExperimentConfig
 from jmarl.envs.base import special_tokens
 from jmarl.envs.centralized import Centralized
@@ -72,6 +72,6 @@ def test_a_run_that_is_played_again_shows_what_it_showed(tiny_config, tiny_token
     add_play_arguments(parser, "eval")
     agent = random_agent(tiny_config(), tiny_tokenizer, 0)
     cfg = ExperimentConfig.of(models=["m0"], train_envs=["tools", "math"], num_turns=4, skip_special_tokens=False)
-    source = Source([agent], "a run", cfg.train, cfg)
+    source = TeamSource([agent], "a run", cfg.train, cfg)
     assert play_config(parser.parse_args(["--model", "m0"]), source, 1).episodes.skip_special_tokens is False
     assert special_tokens(environment_of_run(source, {})[0]) == SPECIAL_TOKENS

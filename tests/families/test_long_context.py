@@ -13,7 +13,7 @@ import jmarl
 from jmarl.cli import plan
 from jmarl.cli.export import lines_of_vllm
 from jmarl.cli.main import main
-from jmarl.cli.teams.sources import Source
+from jmarl.cli.teams.sources import TeamSource
 from jmarl.config import Sampling, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.models import decoder
@@ -160,7 +160,7 @@ def test_prompts_need_the_long_factors_with_the_completions_that_they_and_later_
 def test_an_export_says_which_factors_vllm_must_take(agent):
     """vLLM 0.33.0 takes the long ones unless its longest row fits the short ones, layers/rotary_embedding/phi3_*.py."""
     runs = [settings(), settings(long_context=False), settings(long_context=True), None]
-    lines = [lines_of_vllm(Source([agent], "here", cfg)) for cfg in runs]
+    lines = [lines_of_vllm(TeamSource([agent], "here", cfg)) for cfg in runs]
     line = "agent 0 learned with longrope's short factors: open it in vLLM with --max-model-len 16"
     assert lines == [[line], [line], [], []]
 

@@ -14,7 +14,7 @@ import pytest
 from jmarl.cli.launch import run_directory, without_resume
 from jmarl.cli.main import main
 from jmarl.processes import ending
-from jmarl.processes.children import Exit, Outcome
+from jmarl.processes.children import Exit, LaunchResult
 from jmarl.processes.launch import Launch, check_gpus, process_command, variables, visible_gpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +132,7 @@ def test_it_ends_with_the_code_of_the_last_attempt_and_wrong_input_is_not_tried_
 
 def test_who_ended_because_of_another_one_did_not_fail_first():
     def first(*codes):
-        return Outcome([Exit(time, rank, code) for time, (rank, code) in enumerate(codes)], [], {}).first_failed
+        return LaunchResult([Exit(time, rank, code) for time, (rank, code) in enumerate(codes)], [], {}).first_failed
 
     assert first((2, 76), (0, -signal.SIGABRT), (1, 1)).rank == 1  # process 0 gives the others time to read its reason
     assert first((2, 76), (0, -signal.SIGABRT)).rank == 2

@@ -12,7 +12,7 @@ import pytest
 
 from jmarl.cli.main import main
 from jmarl.cli.serve import agent_names
-from jmarl.cli.teams.sources import Source
+from jmarl.cli.teams.sources import TeamSource
 from jmarl.config import ExperimentConfig
 
 
@@ -25,7 +25,7 @@ from jmarl.config import ExperimentConfig
     ],
 )
 def test_agents_are_called_by_their_roles(experiment, names):
-    source = Source([None] * 2, "-", experiment=experiment)
+    source = TeamSource([None] * 2, "-", experiment=experiment)
     assert agent_names(source) == names and agent_names(source, ["a", "b"]) == ["a", "b"]
     for given in (["a"], ["a", "a"], ["a", "b", "c"]):
         with pytest.raises(ValueError, match="give 2 different names"):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import add_trust_argument, find_own_modules, plural, to_stderr
-from jmarl.cli.teams.sources import Source, load_source, require_trusted_task, tree_of
+from jmarl.cli.teams.sources import TeamSource, load_source, require_trusted_task, tree_of
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.config import ExperimentConfig, TrainConfig
@@ -160,7 +160,7 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ValueError(f"{flag} is for --data; of a YAML file (--config) or a run it is the file's own")
 
 
-def source_of(args: argparse.Namespace) -> Source:
+def source_of(args: argparse.Namespace) -> TeamSource:
     """Return the agents of `--model`, or of `--config` before training, and what `--config` or `--data` says they play."""
     from jmarl.cli.configuration import read_experiment
     from jmarl.config import ExperimentConfig
@@ -188,7 +188,7 @@ def source_of(args: argparse.Namespace) -> Source:
     return dataclasses.replace(source, text=text, cfg=cfg.train, experiment=cfg)
 
 
-def environment_of_run(source: Source, options: dict[str, Any], all_rows: bool = False) -> tuple[Any, str, dict[str, Any]]:
+def environment_of_run(source: TeamSource, options: dict[str, Any], all_rows: bool = False) -> tuple[Any, str, dict[str, Any]]:
     """Return what a run learned in: its environment, a mixture, or its prompts with a reward; its name and its options.
 
     options: override those of the run. all_rows: both splits are all of the data, which no agent was trained on."""
@@ -250,7 +250,7 @@ def built(name: str, options: dict[str, Any]) -> tuple[Any, str, dict[str, Any]]
     return env, name, options
 
 
-def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> TrainConfig:
+def play_config(args: argparse.Namespace, source: TeamSource, max_turns: int) -> TrainConfig:
     """Return the settings to play with: flags, then those of the run, then the defaults."""
     import jax
 

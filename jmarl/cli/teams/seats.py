@@ -16,7 +16,7 @@ from jmarl.config import check
 from jmarl.remote.access import Access
 
 if TYPE_CHECKING:  # imported in the functions: without a team there is no jax
-    from jmarl.cli.teams.sources import Source
+    from jmarl.cli.teams.sources import TeamSource
     from jmarl.config import TrainConfig
     from jmarl.serving.others import TeamSeats
     from jmarl.team import Team
@@ -61,7 +61,9 @@ def others_of(args: argparse.Namespace, roles: Sequence[str], name: str) -> Team
     return TeamSeats(team, cfg if args.max_new_tokens is None else cfg.replace(max_new_tokens=args.max_new_tokens))
 
 
-def load_team(args: argparse.Namespace, roles: Sequence[str] | None = None, name: str = "") -> tuple[Team, TrainConfig, Source]:
+def load_team(
+    args: argparse.Namespace, roles: Sequence[str] | None = None, name: str = ""
+) -> tuple[Team, TrainConfig, TeamSource]:
     """Return the team of `--models`, the settings of its run for this platform, and where it comes from.
 
     roles: of the environment that is called `name`, one agent for each; None: all agents that there are.

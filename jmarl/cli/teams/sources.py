@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TeamSource:
     """The agents that `--model` names."""
 
     agents: list[Agent]  # on the host, with merged adapters
@@ -40,7 +40,7 @@ class Source:
         return agents
 
 
-def load_source(models: Sequence[str], base_models: Sequence[str] | None = None, best: bool = False) -> Source:
+def load_source(models: Sequence[str], base_models: Sequence[str] | None = None, best: bool = False) -> TeamSource:
     """Return the agents of `--model`. Raises FileNotFoundError or ValueError if there are none, with what is there instead.
 
     base_models: those of `--base-model`. best: of a run the weights of its best evaluation, not the newest ones."""
@@ -55,14 +55,14 @@ def load_source(models: Sequence[str], base_models: Sequence[str] | None = None,
     if base_models:
         raise ValueError(f"--base-model is for the directory of a run, and --model {' '.join(models)} is none")
     if len(models) == 1 and (paths[0] / "agent_0").is_dir():
-        return Source(load_directory(paths[0]), f"the agents in {models[0]}")
+        return TeamSource(load_directory(paths[0]), f"the agents in {models[0]}")
     for model, path in zip(models, paths, strict=True):
         if below := sorted(x for pattern in ("*", "*/*") for x in path.glob(pattern) if is_run(x)):
             raise ValueError(f"{model} holds several runs: give one of them, such as {below[0]}")
         if len(models) > 1 and (is_run(path) or (path / "agent_0").is_dir()):
             raise ValueError(f"with several models each is one agent, and {model} is a team: give it alone, or its agent_0")
     loaded = {model: open_agent(model) for model in models}  # equal models are read once, when they are needed
-    return Source([loaded[model] for model in models], ", ".join(models))
+    return TeamSource([loaded[model] for model in models], ", ".join(models))
 
 
 def is_run(path: Path) -> bool:
@@ -127,7 +127,7 @@ def require_trusted_task(directory: Path, experiment: ExperimentConfig, trust: b
     require_trust(config_file_of(directory) or directory, settings, trust)
 
 
-def load_run(path: Path, base_models: Sequence[str] | None = None, best: bool = False) -> Source:
+def load_run(path: Path, base_models: Sequence[str] | None = None, best: bool = False) -> TeamSource:
     """Return the newest agents of a run, or those of its best evaluation."""
     from jmarl.config import TrainConfig
     from jmarl.files.checkpoint import saved_steps
@@ -148,7 +148,7 @@ def load_run(path: Path, base_models: Sequence[str] | None = None, best: bool = 
         else:
             cfg = config_of(checkpoints, step) if step is not None else TrainConfig.of(**tree_of(path).get("train", {}))
         check_links(path)
-        return Source(load_directory(path), f"the models of {path}", cfg, experiment, path)
+        return TeamSource(load_directory(path), f"the models of {path}", cfg, experiment, path)
     if step is None:
         raise FileNotFoundError(f"{path} has neither models nor a complete checkpoint yet: wait for the first one")
     known = experiment.team.models if experiment else tree_of(path).get("team", {}).get("models", ())
@@ -177,7 +177,9 @@ def train_config(meta: dict[str, Any]) -> TrainConfig:
     return TrainConfig.of(**known)
 
 
-def load_checkpoint(path: Path, models: Sequence[str], experiment: ExperimentConfig | None, best: Best | None = None) -> Source:
+def load_checkpoint(
+    path: Path, models: Sequence[str], experiment: ExperimentConfig | None, best: Best | None = None
+) -> TeamSource:
     """Return the agents in the newest intact checkpoint of a run, or in that of its best evaluation.
 
     models: those that the run started from."""
@@ -199,7 +201,7 @@ def load_checkpoint(path: Path, models: Sequence[str], experiment: ExperimentCon
     adapters = params if describe(params[0]).rank else None
     cfg = experiment.train if experiment else train_config(meta)
     text = f"the checkpoint of step {step} in {path}" + (f", the best by {best.column} on its held-out tasks" if best else "")
-    return Source(agents_of(team, params), text, cfg, experiment, path, adapters)
+    return TeamSource(agents_of(team, params), text, cfg, experiment, path, adapters)
 
 
 def stacks_in(arrays: dict[str, Any], team: Team, cfg: TrainConfig, bases: Sequence[str]) -> list[Any]:

@@ -29,7 +29,7 @@ _MARKDOWN = ("", "markdown", "md")
 SPECIAL_TOKENS_AT_END = re.compile(r"(?:(?<!\s)\s*(?:<\|[^|<>\n]{1,30}\|>|<(?:/s|eos|end_of_turn)>))+\s*\Z")
 
 
-class Block(NamedTuple):
+class FencedBlock(NamedTuple):
     """A fenced block."""
 
     language: str  # empty: none is given
@@ -41,17 +41,17 @@ def is_python(language: str) -> bool:
     return not language or bool(_PYTHON.fullmatch(language))
 
 
-def fenced_blocks(text: str) -> list[Block]:
+def fenced_blocks(text: str) -> list[FencedBlock]:
     """Return the fenced blocks of a text with line ends \\n. A last block that is not closed ends with the text."""
     text = SPECIAL_TOKENS_AT_END.sub("", text)
-    blocks, lines, i = list[Block](), text.split("\n"), 0
+    blocks, lines, i = list[FencedBlock](), text.split("\n"), 0
     while i < len(lines):
         opening = _OPENING.fullmatch(lines[i]) or _OPENING_AFTER_TEXT.fullmatch(lines[i])
         i += 1
         if opening is not None:
             inside, i = _lines_of_block(opening, lines, i)
             blocks += _blocks_of(opening, inside)
-    return blocks or [Block("", code.strip()) for code in _INLINE.findall(text)]
+    return blocks or [FencedBlock("", code.strip()) for code in _INLINE.findall(text)]
 
 
 def _lines_of_block(opening: re.Match[str], lines: Sequence[str], start: int) -> tuple[list[str], int]:
@@ -75,16 +75,16 @@ def _lines_of_block(opening: re.Match[str], lines: Sequence[str], start: int) ->
     return inside, len(lines)
 
 
-def _blocks_of(opening: re.Match[str], inside: list[str]) -> list[Block]:
+def _blocks_of(opening: re.Match[str], inside: list[str]) -> list[FencedBlock]:
     """Return the block, or the blocks that a block of Markdown contains."""
     groups = opening.groupdict()
     info = ((groups["info"] if groups["fence"] else groups["after"]) or "").strip()
     if _CODE_BEHIND.match(info):
-        return [Block("", textwrap.dedent("\n".join([info, *inside])).rstrip())]
+        return [FencedBlock("", textwrap.dedent("\n".join([info, *inside])).rstrip())]
     text, language = textwrap.dedent("\n".join(inside)).rstrip(), language_of(info)
     if language in _MARKDOWN and any(_OPENING.fullmatch(line) for line in inside):
         return fenced_blocks(text)
-    return [Block(language, text)]
+    return [FencedBlock(language, text)]
 
 
 def language_of(info: str) -> str:

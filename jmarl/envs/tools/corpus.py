@@ -34,7 +34,7 @@ class Fact(NamedTuple):
     unit: str = ""  # what the number counts, if differences and products of it make sense
 
 
-class Kind(NamedTuple):
+class ThingKind(NamedTuple):
     """A kind of thing: two name patterns for each stem, a text about it, and its facts."""
 
     names: tuple[str, str]
@@ -54,13 +54,13 @@ class Kind(NamedTuple):
 
 _DATA = json.loads(files("jmarl.envs.tools").joinpath("corpus.json").read_text(encoding="utf-8"))
 MONTHS: list[str] = _DATA["months"]
-KINDS: dict[str, Kind] = {
-    name: Kind(tuple(kind["names"]), kind["text"], {fact: Fact(**fields) for fact, fields in kind["facts"].items()})
+KINDS: dict[str, ThingKind] = {
+    name: ThingKind(tuple(kind["names"]), kind["text"], {fact: Fact(**fields) for fact, fields in kind["facts"].items()})
     for name, kind in _DATA["kinds"].items()
 }
 
 
-class Entry(NamedTuple):
+class Thing(NamedTuple):
     """A thing and its facts."""
 
     kind: str
@@ -77,14 +77,14 @@ class Entry(NamedTuple):
 
 
 @functools.cache
-def entries() -> tuple[Entry, ...]:
+def things() -> tuple[Thing, ...]:
     """Return all things, always the same."""
     rng = random.Random(SEED)
     names = {}
     for kind in KINDS:
         stems = rng.sample(_DATA["stems"], STEMS_PER_KIND)
         names[kind] = [name for stem in stems for name in _draw_names(kind, stem, rng)]
-    return tuple(Entry(kind, name, _draw_facts(kind, names, rng)) for kind in KINDS for name in names[kind])
+    return tuple(Thing(kind, name, _draw_facts(kind, names, rng)) for kind in KINDS for name in names[kind])
 
 
 def _draw_names(kind: str, stem: str, rng: random.Random) -> list[str]:
@@ -107,4 +107,4 @@ def _draw_facts(kind: str, names: dict[str, list[str]], rng: random.Random) -> d
 @functools.cache
 def corpus() -> tuple[Document, ...]:
     """Return the documents."""
-    return tuple(entry.document() for entry in entries())
+    return tuple(thing.document() for thing in things())

@@ -26,7 +26,7 @@ from typing import Any
 
 from jmarl.envs import data
 from jmarl.envs.tools.calculator import calculate
-from jmarl.envs.tools.corpus import KINDS, MONTHS, Entry, entries
+from jmarl.envs.tools.corpus import KINDS, MONTHS, Thing, things
 
 ROUNDED = 0.0051  # tolerance of answers with two decimals
 MAX_TRIES = 500  # to draw another task of a kind, until the kind counts as exhausted
@@ -95,10 +95,10 @@ def _search(*questions: str) -> list[Call]:
 
 
 def _lookup(rng: random.Random) -> Task:
-    entry = rng.choice(entries())
-    fact = rng.choice(sorted(KINDS[entry.kind].questions))
-    question = entry.question(fact)
-    return _task(question, entry.facts[fact], ["web_search"], [_search(question)])
+    thing = rng.choice(things())
+    fact = rng.choice(sorted(KINDS[thing.kind].questions))
+    question = thing.question(fact)
+    return _task(question, thing.facts[fact], ["web_search"], [_search(question)])
 
 
 HOPS = {  # kind of the second thing -> how the question refers to it, and the facts that it asks for
@@ -109,8 +109,8 @@ HOPS = {  # kind of the second thing -> how the question refers to it, and the f
 
 def _two_hops(rng: random.Random) -> Task:
     kind = rng.choice(sorted(HOPS))
-    first = rng.choice([e for e in entries() if kind in e.facts and e.kind != "person"])
-    second = next(e for e in entries() if e.kind == kind and e.name == first.facts[kind])
+    first = rng.choice([e for e in things() if kind in e.facts and e.kind != "person"])
+    second = next(e for e in things() if e.kind == kind and e.name == first.facts[kind])
     reference, facts = HOPS[kind]
     fact = rng.choice(facts)
     template = KINDS[kind].questions[fact].replace("the town of {name}", "{name}")
@@ -120,16 +120,16 @@ def _two_hops(rng: random.Random) -> Task:
     return _task(question, second.facts[fact], ["web_search"], calls)
 
 
-def _measured_fact(rng: random.Random) -> tuple[Entry, str, str]:
+def _measured_fact(rng: random.Random) -> tuple[Thing, str, str]:
     """Draw a thing, one of its facts that is a number, and what the number counts."""
-    entry = rng.choice(entries())
-    fact, unit = rng.choice(sorted(KINDS[entry.kind].units.items()))
-    return entry, fact, unit
+    thing = rng.choice(things())
+    fact, unit = rng.choice(sorted(KINDS[thing.kind].units.items()))
+    return thing, fact, unit
 
 
 def _lookup_difference(rng: random.Random) -> Task:
     first, fact, unit = _measured_fact(rng)
-    second = rng.choice([e for e in entries() if e.kind == first.kind and e.facts[fact] != first.facts[fact]])
+    second = rng.choice([e for e in things() if e.kind == first.kind and e.facts[fact] != first.facts[fact]])
     questions = first.question(fact), second.question(fact)
     high, low = sorted((int(first.facts[fact]), int(second.facts[fact])), reverse=True)
     question = f"By how many {unit} do the answers to these two questions differ? {questions[0]} {questions[1]}"
@@ -138,10 +138,10 @@ def _lookup_difference(rng: random.Random) -> Task:
 
 
 def _lookup_product(rng: random.Random) -> Task:
-    entry, fact, _ = _measured_fact(rng)
+    thing, fact, _ = _measured_fact(rng)
     factor, summand = rng.randint(12, 98), rng.randint(101, 999)
-    query = entry.question(fact)
-    expression = f"{entry.facts[fact]} * {factor} + {summand}"
+    query = thing.question(fact)
+    expression = f"{thing.facts[fact]} * {factor} + {summand}"
     calls = [_search(query), [_call("calculator", {"expression": expression})]]
     question = f"Multiply the answer to this question by {factor} and add {summand}: {query}"
     return _task(question, calculate(expression), ["web_search", "calculator"], calls)

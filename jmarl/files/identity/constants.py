@@ -125,14 +125,16 @@ def _is_called(cls: type, function: types.FunctionType, reads: set[str]) -> bool
     return special or (from_library and name not in CONSTRUCTORS) or name in reads | INTERFACE
 
 
-class Code(NamedTuple):
+class AttributeUse(NamedTuple):
     """What the functions of the user that a reward reaches do with attributes."""
 
     reads: frozenset[str]  # names of attributes; with one of READS_ALL, any
     writes: frozenset[tuple[str, str]]  # class whose method writes an attribute of its own, empty for others, and its name
 
 
-def code_of(functions: Iterable[types.FunctionType], members: Iterable[tuple[type, types.FunctionType]]) -> Code:
+def attribute_use_of(
+    functions: Iterable[types.FunctionType], members: Iterable[tuple[type, types.FunctionType]]
+) -> AttributeUse:
     """Return what code does with attributes.
 
     functions: that are called; members: those of classes, of which some are: special ones, those of an environment, those that
@@ -151,10 +153,10 @@ def code_of(functions: Iterable[types.FunctionType], members: Iterable[tuple[typ
             writes |= {(x.owner, x.name) for x in own}
         elif function.__name__ not in CONSTRUCTORS:
             writes |= {("", attribute) for attribute in _written("STORE_ATTR", codes(function.__code__))}
-    return Code(frozenset(reads), frozenset(writes))
+    return AttributeUse(frozenset(reads), frozenset(writes))
 
 
-def attributes_of(value: Any, code: Code) -> dict[str, Any]:
+def attributes_of(value: Any, use: AttributeUse) -> dict[str, Any]:
     """Return the attributes of an object, or of a class, that the user's code reads and does not write.
 
     Also left out: what a constructor or the body of a class computes without arguments, which the source of the class covers.
@@ -162,11 +164,11 @@ def attributes_of(value: Any, code: Code) -> dict[str, Any]:
     is_class = isinstance(value, type)
     classes = [x for x in (value.__mro__ if is_class else type(value).__mro__) if is_of_user(x.__module__)]
     names = {"", *(x.__qualname__ for x in classes)}
-    left_out = {name for owner, name in code.writes if owner in names}
+    left_out = {name for owner, name in use.writes if owner in names}
     for cls in classes:
         sources = {source for f in functions_of(cls) if (source := source_of(f.__code__))} | {_source(cls.__module__)}
         left_out |= {name for source in sources for owner, name in writes_in(source).computed if owner in names}
-    read = state_of(value).keys() if code.reads & READS_ALL else code.reads
+    read = state_of(value).keys() if use.reads & READS_ALL else use.reads
     return {name: x for name, x in state_of(value).items() if name in read and name not in left_out}
 
 

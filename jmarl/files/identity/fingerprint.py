@@ -37,10 +37,10 @@ from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.vector import Engine
 from jmarl.files.identity.constants import (
     GENERATED,
-    Code,
+    AttributeUse,
+    attribute_use_of,
     attributes_of,
     closure_of,
-    code_of,
     codes,
     functions_of,
     is_of_user,
@@ -107,7 +107,7 @@ def of_reward(env: Any) -> dict[str, str]:
     """Return a digest of the source of each function and class that computes rewards or writes prompts, by qualified name."""
     first = _Walk()
     first.visit(env)
-    walk = _Walk(code_of(first.functions, first.members))
+    walk = _Walk(attribute_use_of(first.functions, first.members))
     walk.visit(env)
     if isinstance(env, RewardEnvironment):  # a new function may call the old one, which is then in both fingerprints
         names = [_name(x) for x in (*env.formatters, env.transition) if x is not None]
@@ -119,11 +119,11 @@ def of_reward(env: Any) -> dict[str, str]:
 class _Walk:
     """A walk through a value and everything that it refers to.
 
-    code: of the functions that an earlier walk has found; None: find them.
+    use: of attributes, by the functions that an earlier walk has found; None: find them.
     """
 
-    def __init__(self, code: Code | None = None):
-        self.code, self.digests = code, dict[str, str]()
+    def __init__(self, use: AttributeUse | None = None):
+        self.use, self.digests = use, dict[str, str]()
         self.functions: list[types.FunctionType] = []  # of the user
         self.members: list[tuple[type, types.FunctionType]] = []  # of classes of the user
         self.visited: dict[int, Any] = {}  # by id, which no other value has while it is kept
@@ -175,7 +175,7 @@ class _Walk:
             self.add_values(variables, f"{{}} of {_name(function)}", function)
             more += variables.values()
         if is_of_user(getattr(value, "__module__", None)):
-            attributes = state_of(value) if self.code is None else attributes_of(value, self.code)
+            attributes = state_of(value) if self.use is None else attributes_of(value, self.use)
             self.add_values(attributes, f"{{}} of {_name(value)}", value)
             more += attributes.values()
         bases = value.__mro__[1:] if isinstance(value, type) and is_of_user(value.__module__) else ()
@@ -189,8 +189,8 @@ class _Walk:
             return (cls,)
         compared: dict[str, Any] = {}
         if is_of_user(cls.__module__) or isinstance(value, NAMESPACES) or (_is_of_jmarl(cls) and dataclasses.is_dataclass(cls)):
-            code = None if cls.__module__.startswith(SETTINGS) else self.code
-            compared = state_of(value) if code is None else attributes_of(value, code)
+            use = None if cls.__module__.startswith(SETTINGS) else self.use
+            compared = state_of(value) if use is None else attributes_of(value, use)
         elif not acts:
             return ()
         # How errors are handled is not in it, because the errors advise to change that: see `error_handling`.

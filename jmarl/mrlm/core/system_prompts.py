@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.envs.base import Answer, Texts, describe, special_tokens
-from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, with_instruction
+from jmarl.models.hub.messages import ChatPrompt, as_prompt, with_instruction
 
 SystemPrompt = tuple[str, bool]  # the text, and whether it is a message of a chat
 

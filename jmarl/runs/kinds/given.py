@@ -38,7 +38,7 @@ from jmarl.preferences.long_rows import rows_that_fit
 from jmarl.preferences.pairs import shared_examples
 from jmarl.rollout.experience import DataExperience, Source
 from jmarl.runs.checks import check_data, check_fit, check_team
-from jmarl.runs.run import Kind, Run, Task, fingerprints
+from jmarl.runs.run import Kind, PreparedRun, Task, fingerprints
 from jmarl.runs.start import in_chosen_context
 from jmarl.sampling.generate import NO_LIMIT
 from jmarl.team import Team, policies
@@ -66,7 +66,7 @@ def longest(setup: Setup, task: Task) -> DataExperience:
     return draw_examples(setup.team, Examples([longest]), setup.algorithm)
 
 
-def data_source(run: Run, state: TeamState) -> Source:
+def data_source(run: PreparedRun, state: TeamState) -> Source:
     """Return the source of a run on given data, with the log-probabilities of its pairs under the initial weights."""
     team, algorithm, cfg = run.team, run.setup.algorithm, run.cfg
     with CLOCK.phase("reference" if algorithm.row.data == "pairs" else "data"):

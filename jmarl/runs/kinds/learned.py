@@ -25,7 +25,7 @@ from jmarl.rollout.experience import Source
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.kinds.rollouts import ROLLOUTS, rollout_source, shared
 from jmarl.runs.kinds.rounds import Rounds, make_rounds
-from jmarl.runs.run import Run
+from jmarl.runs.run import PreparedRun
 from jmarl.team import Team, policies
 from jmarl.types import TeamState
 
@@ -89,7 +89,7 @@ class LearnedRounds:
         return {f"reward_model/{name}": x for name, x in (result.after or {}).items()}
 
 
-def learned_source(run: Run, state: TeamState) -> Source:
+def learned_source(run: PreparedRun, state: TeamState) -> Source:
     """Return the source of a run on a learned reward: rollouts, and before each round a new reward model. See `Kind.source`."""
     assert run.task.fit is not None, "reward models are trained by jmarl.fit"
     setup, task = run.setup, shared(run.setup, run.task)

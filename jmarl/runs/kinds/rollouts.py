@@ -34,7 +34,7 @@ from jmarl.rollout.turns import Rollout, check_columns
 from jmarl.rollout.zeros import zero_rollout
 from jmarl.runs.checks import check_run, check_team, environment_of
 from jmarl.runs.precompile import compile_all, first_part, longest_prompts, programs_of_run
-from jmarl.runs.run import Kind, Run, Task, fingerprints
+from jmarl.runs.run import Kind, PreparedRun, Task, fingerprints
 from jmarl.runs.start import in_chosen_context, start
 from jmarl.sampling.generate import Sampler, SampleRequest
 from jmarl.sampling.refill import EarlyRows, empty_rows
@@ -70,7 +70,7 @@ def evaluation_on(setup: Setup, task: Task) -> Callable[[TeamState], Evaluation]
     return evaluation_of(setup.team, task.held_out, task.env, setup.cfg, task.eval_metrics)
 
 
-def source_of_rollouts(run: Run, state: TeamState) -> Source:
+def source_of_rollouts(run: PreparedRun, state: TeamState) -> Source:
     """Return the source of a run on rollouts. See `Kind.source`."""
     del state
     task = shared(run.setup, run.task)

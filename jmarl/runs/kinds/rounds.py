@@ -40,7 +40,7 @@ from jmarl.rollout.experience import DataExperience, Source
 from jmarl.runs.kinds.given import batch_size, complete_batches, draw_examples, encode, needs_team_margin
 from jmarl.runs.kinds.rollouts import check, evaluation_on, shared
 from jmarl.runs.precompile import longest_prompts
-from jmarl.runs.run import Kind, Run, Task
+from jmarl.runs.run import Kind, PreparedRun, Task
 from jmarl.team import Team, policies
 from jmarl.types import TeamState
 
@@ -299,7 +299,7 @@ def copies_for_rounds(initial: Sequence[Any], algorithm: Algorithm) -> list[Any]
     return [map_own(jnp.copy, stack) for stack in initial]
 
 
-def source_of_rounds(run: Run, state: TeamState) -> Source:
+def source_of_rounds(run: PreparedRun, state: TeamState) -> Source:
     """Return the source of a run in rounds. See `Kind.source`."""
     setup, task = run.setup, shared(run.setup, run.task)
     return pair_source(setup, make_rounds(setup, task, state), evaluation_on(setup, task))

@@ -34,7 +34,7 @@ from jmarl.rollout.together import CallersEnvironment, run_together
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.kinds import rollouts
 from jmarl.runs.precompile import choose_updates
-from jmarl.runs.run import Kind, Run, Task
+from jmarl.runs.run import Kind, PreparedRun, Task
 from jmarl.runs.start import start
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
 from jmarl.sampling.stack_program import GROUP_CACHE
@@ -86,7 +86,7 @@ def start_seeds(
     return with_settings(setup._replace(cfg=cfg), update_settings(joint.cfg)), states
 
 
-def source(seeds: Sequence[int], run: Run, states: Sequence[TeamState]) -> Source:
+def source(seeds: Sequence[int], run: PreparedRun, states: Sequence[TeamState]) -> Source:
     """Return the source of several runs, which call one environment in the thread of the caller. See `Kind.source`."""
     del states
     runs, task = runs_of(run.setup, seeds), run.task

@@ -28,16 +28,16 @@ SECCOMP_MODE_FILTER = 2
 NOBODY = 65534
 
 
-class Refused(OSError):
+class RefusedByKernel(OSError):
     """The kernel refused a call; the message names the call and the reason."""
 
 
 def checked_call(description: str, function: Callable[..., int], *arguments: object) -> int:
-    """Call a function of libc; raise `Refused` if it returns a negative number."""
+    """Call a function of libc; raise `RefusedByKernel` if it returns a negative number."""
     result = function(*arguments)
     if result < 0:
         number = ctypes.get_errno()
-        raise Refused(number, f"{description}: {os.strerror(number)}")
+        raise RefusedByKernel(number, f"{description}: {os.strerror(number)}")
     return result
 
 

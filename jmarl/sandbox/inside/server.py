@@ -113,7 +113,7 @@ def serve_request(request_fd: int, confinement: Confinement) -> NoReturn:
         if limits["kind"] == "session":
             session.serve(confinement, limits, request_fd)
             os._exit(0)
-        result = Run(confinement, limits, request_fd, source, tests_size).result()
+        result = ProgramRun(confinement, limits, request_fd, source, tests_size).result()
     except Exception as error:
         result = {"outcome": "error", "kind": "infrastructure", "message": f"{type(error).__name__}: {error}"}
     confinement.clean_up()  # before the client gets the verdict
@@ -144,7 +144,7 @@ class Pipes:
             os.close(fd)
 
 
-class Run:
+class ProgramRun:
     """One program with its judge, from the forks to the result.
 
     stopped: the limit at which the runner stopped it. planned, tests, fault, load_error, final: what the judge has written (see

@@ -202,7 +202,7 @@ def cut(text: str, max_length: int) -> str:
     return text if len(text) <= max_length else f"{text[:max_length]} … ({len(text) - max_length} more characters)"
 
 
-class Refused(Exception):
+class RefusedCall(Exception):
     """A call is refused; the message is for whoever made it."""
 
 
@@ -218,7 +218,7 @@ class Shell:
         """Return the reply to a call."""
         try:
             return {"value": getattr(self, "do_" + call["do"])(*call["arguments"])}
-        except Refused as error:
+        except RefusedCall as error:
             return {"error": cut(str(error), self.max_length)}
         except OSError as error:
             return {"error": error.strerror or str(error)}
@@ -242,28 +242,28 @@ class Shell:
             names["_"] = value
             return cut(repr(value), self.max_length)
         except BaseException as error:  # also SystemExit, which must not end the session
-            raise Refused(format_error(error)) from None
+            raise RefusedCall(format_error(error)) from None
         finally:
             flush()
 
     def resolve(self, path: str) -> str:
-        """Return the real path of a relative one; raise `Refused` unless it lies below the root."""
+        """Return the real path of a relative one; raise `RefusedCall` unless it lies below the root."""
         try:
             os.fsencode(path)
         except UnicodeEncodeError:
-            raise Refused("the path has characters that no file name can have") from None
+            raise RefusedCall("the path has characters that no file name can have") from None
         if not path or "\0" in path:
-            raise Refused("give a path without null bytes, relative to the session's directory; '.' is the directory")
+            raise RefusedCall("give a path without null bytes, relative to the session's directory; '.' is the directory")
         full = os.path.realpath(os.path.join(self.root, path))
         if os.path.isabs(path) or os.path.commonpath([full, self.root]) != self.root:
-            raise Refused("the path leads out of the session's directory: give one relative to it, without '..' above it")
+            raise RefusedCall("the path leads out of the session's directory: give one relative to it, without '..' above it")
         return full
 
     def do_read(self, path: str) -> str:
         """Return the text of a file."""
         full = self.resolve(path)
         if os.path.isdir(full):
-            raise Refused("this is a directory: use list")
+            raise RefusedCall("this is a directory: use list")
         fd = open_regular(full, os.O_RDONLY)
         try:
             data, size = os.read(fd, self.max_length), os.fstat(fd).st_size
@@ -276,10 +276,10 @@ class Shell:
         """Write a file and make its parent directories; return its size."""
         full = self.resolve(path)
         if path.endswith("/") or os.path.isdir(full):
-            raise Refused("this is a directory: give the path of a file")
+            raise RefusedCall("this is a directory: give the path of a file")
         data, parent = text.encode("utf-8", "backslashreplace"), os.path.dirname(full)
         if os.path.lexists(parent) and not os.path.isdir(parent):
-            raise Refused("the parent of this path is a file, not a directory")
+            raise RefusedCall("the parent of this path is a file, not a directory")
         os.makedirs(parent, exist_ok=True)
         fd = open_regular(full, os.O_WRONLY | os.O_CREAT)
         try:
@@ -293,7 +293,7 @@ class Shell:
         """Return one line for each entry of a directory."""
         full = self.resolve(path)
         if not os.path.isdir(full):
-            raise Refused("this is not a directory" if os.path.lexists(full) else "there is no such directory")
+            raise RefusedCall("this is not a directory" if os.path.lexists(full) else "there is no such directory")
         with os.scandir(full) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
         lines = [list_line(entry) for entry in entries[:MAX_LISTED]]
@@ -307,7 +307,7 @@ def open_regular(path: str, flags: int) -> int:
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise Refused("this is not a regular file")
+        raise RefusedCall("this is not a regular file")
     return fd
 
 
