@@ -32,10 +32,10 @@ from jmarl.envs.vector import Fault
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access
 from jmarl.remote.catalog import read_offer
-from jmarl.remote.client.engine import RemoteEngine
 from jmarl.remote.client.plays import request_id
-from jmarl.remote.server import Server
-from jmarl.remote.sessions import Limits
+from jmarl.remote.client.remote_engine import RemoteEngine
+from jmarl.remote.grpc_server import EnvironmentServer
+from jmarl.remote.sessions import ServerLimits
 
 HERE = "experiments.bench.remote"
 
@@ -187,7 +187,7 @@ def serve(pipe: Connection) -> None:
     """Serve the environment, and say at which port."""
 
     async def run() -> None:
-        server = Server(read_offer(f"{HERE}:Trivial"), Access(), Limits(rate=1e6))
+        server = EnvironmentServer(read_offer(f"{HERE}:Trivial"), Access(), ServerLimits(rate=1e6))
         server.catalog.build_all()
         pipe.send(await server.start())
         await asyncio.Event().wait()

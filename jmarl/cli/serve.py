@@ -18,7 +18,7 @@ from jmarl.cli.teams.seats import add_openenv_arguments, load_team, run_openenv
 from jmarl.cli.teams.sources import require_trusted_task
 from jmarl.config import check
 from jmarl.remote.access import LOOPBACK, Access
-from jmarl.remote.limits import Limits
+from jmarl.remote.limits import ServerLimits
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.cli.teams.sources import TeamSource
@@ -46,7 +46,7 @@ LIMITS = {
 }
 
 DEFAULTS = {"workers": 0, "grace": 300.0, "slots": 8, "max_waiting": 64, "seat": 0, "split": "train"} | {
-    flag[2:].replace("-", "_"): getattr(Limits(), name) for flag, (name, _) in LIMITS.items()
+    flag[2:].replace("-", "_"): getattr(ServerLimits(), name) for flag, (name, _) in LIMITS.items()
 }
 OTHER_DEFAULTS = {"--models": {"grace": 30.0}, "--openenv": {"sessions": SEAT_SESSIONS}}
 FLAGS = {  # flags that have an effect, besides those of access
@@ -78,7 +78,7 @@ def add_environments_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=int, metavar="N", help="processes of each environment (0: none)")
     text = "seconds for episodes and requests after SIGTERM (300; with --http 30)"
     group.add_argument("--grace", type=float, metavar="S", help=text)
-    limits = Limits()
+    limits = ServerLimits()
     for flag, (name, text) in LIMITS.items():
         default = getattr(limits, name)
         shown = f"{default}; with --openenv {SEAT_SESSIONS}" if flag == "--sessions" else default
@@ -164,10 +164,10 @@ def run_environments(args: argparse.Namespace, access: Access) -> int:
     check("--grace", args.grace, 0 <= args.grace < 1 << 30, "a number of seconds")
     find_own_modules()
     from jmarl.remote.catalog import read_offer
-    from jmarl.remote.server import serve_environments
+    from jmarl.remote.grpc_server import serve_environments
 
     offer = read_offer(args.environments, args.rewards, args.config)
-    return serve_environments(offer, access, Limits(**limits), args.workers, args.grace)
+    return serve_environments(offer, access, ServerLimits(**limits), args.workers, args.grace)
 
 
 def run_models(args: argparse.Namespace, access: Access) -> int:
@@ -183,7 +183,7 @@ def run_models(args: argparse.Namespace, access: Access) -> int:
     team, cfg, source = load_team(args)
     cfg = cfg if args.mesh is None else cfg.replace(mesh=args.mesh)
     to_stderr(f"{source.text}: {', '.join(names := agent_names(source, args.names, args.trust))}")
-    from jmarl.serving.server import serve_models
+    from jmarl.serving.http_server import serve_models
 
     limits = dict(slots=args.slots, max_waiting=args.max_waiting, max_tokens=args.max_new_tokens, grace_s=args.grace)
     return serve_models(team, names, cfg, access, **limits)

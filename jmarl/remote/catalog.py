@@ -31,8 +31,8 @@ from jmarl.envs.calls.awaiting import is_async
 from jmarl.envs.options import WithOptions
 from jmarl.envs.tools.tool_use import ToolUse
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote.engines import Lane, Player, Turns, declares_turns, engine_of, plays_one_episode
-from jmarl.remote.gate import Refused, StatusCode, log
+from jmarl.remote.engines import EnvironmentPlayer, Lane, Turns, declares_turns, engine_of, plays_one_episode
+from jmarl.remote.gate import GrpcRefusal, StatusCode, log
 from jmarl.remote.options import is_of_files, may_read_files, problem_of
 from jmarl.remote.values import to_map
 from jmarl.sandbox import default_sandbox
@@ -42,7 +42,7 @@ WRONG = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)  #
 KEYS = ("env", "reward", "workers", "client_options")
 
 
-class Entry(NamedTuple):
+class CatalogEntry(NamedTuple):
     """An environment that a server offers."""
 
     env: str  # as for `make`
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 class Offer(NamedTuple):
     """What a server was told to offer, by name."""
 
-    environments: dict[str, Entry]
+    environments: dict[str, CatalogEntry]
     rewards: dict[str, str]  # name -> module:function
 
 
@@ -64,7 +64,7 @@ class Built:
 
     name: str
     env: Any  # as `make` returned it
-    player: Player
+    player: EnvironmentPlayer
     facts: pb.DescribeReply
     trusts_errors: bool  # errors of `reset` are sentences of jmarl, which name no secret
     workers: int  # processes
@@ -78,7 +78,7 @@ class Built:
         self.users -= 1
 
 
-class Reward(NamedTuple):
+class CatalogReward(NamedTuple):
     """A reward function that a server offers."""
 
     function: Callable
@@ -94,7 +94,7 @@ def read_offer(environments: str = "", rewards: str = "", config: str | Path | N
     """
     offer = Offer({}, {})
     for text in filter(None, map(str.strip, environments.split(","))):
-        _add(offer, text.rpartition("/")[2], Entry(text), "--environments")
+        _add(offer, text.rpartition("/")[2], CatalogEntry(text), "--environments")
     for text in filter(None, map(str.strip, rewards.split(","))):
         _add(offer, text.rpartition("/")[2], text, "--rewards")
     if config is not None:
@@ -108,16 +108,16 @@ def read_offer(environments: str = "", rewards: str = "", config: str | Path | N
     return offer
 
 
-def _add(offer: Offer, name: str, entry: Entry | str, place: str) -> None:
+def _add(offer: Offer, name: str, entry: CatalogEntry | str, place: str) -> None:
     if name in offer.environments or name in offer.rewards:
         raise ValueError(f"{place}: {name!r} is offered twice: give one of them another name in the file of --config")
-    if isinstance(entry, Entry):
+    if isinstance(entry, CatalogEntry):
         offer.environments[name] = entry
     else:
         offer.rewards[name] = entry
 
 
-def _entry(entry: Any, place: str) -> Entry | str:
+def _entry(entry: Any, place: str) -> CatalogEntry | str:
     """Return an entry of the file; the text of a reward."""
     if not isinstance(entry, dict) or ("env" in entry) == ("reward" in entry):
         raise ValueError(f"{place}: give {{env: math, ...}} or {{reward: module:function}}, got {entry!r:.80}")
@@ -130,7 +130,7 @@ def _entry(entry: Any, place: str) -> Entry | str:
         raise ValueError(f"{place}: workers={workers!r} is a number of processes, or 0 for none")
     if allowed is not None and not (isinstance(allowed, list) and all(isinstance(name, str) for name in allowed)):
         raise ValueError(f"{place}: client_options={allowed!r} is a list of options, such as [max_turns], or [] for none")
-    return Entry(str(entry["env"]), {key: x for key, x in entry.items() if key not in KEYS}, workers, allowed)
+    return CatalogEntry(str(entry["env"]), {key: x for key, x in entry.items() if key not in KEYS}, workers, allowed)
 
 
 class Catalog:
@@ -150,21 +150,23 @@ class Catalog:
         self.rewards = {name: self._reward(name, place) for name, place in offer.rewards.items()}
 
     async def environment(self, name: str, options: dict[str, Any], num_turns: int, origin: str) -> Built:
-        """Return an environment with the options of a client. Raises `Refused` if there is none, or for what is not allowed.
+        """Return an environment with the options of a client. Raises `GrpcRefusal` if there is none, or for a wrong option.
 
         origin: of the client, see `gate.Caller`."""
         if (entry := self.offer.environments.get(name)) is None:
             hint = did_you_mean(name, self.offer.environments)
             known = ", ".join(self.offer.environments) or "none"
-            raise Refused(
+            raise GrpcRefusal(
                 StatusCode.INVALID_ARGUMENT, f"there is no environment {name!r:.80} here{hint}; this server has {known}"
             )
         if num_turns < 0:
-            raise Refused(StatusCode.INVALID_ARGUMENT, f"num_turns={num_turns}: give at least 1, or 0 where it is not known")
+            raise GrpcRefusal(
+                StatusCode.INVALID_ARGUMENT, f"num_turns={num_turns}: give at least 1, or 0 where it is not known"
+            )
         try:
             key = (name, repr(sorted(options.items())), num_turns)
         except ValueError:
-            raise Refused(StatusCode.INVALID_ARGUMENT, f"{name} does not take a number of so many digits") from None
+            raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"{name} does not take a number of so many digits") from None
         while (built := self._find(key)) is None:  # again where it had to make room before this could go on
             self._check_options(name, entry, options)
             await self.turns(origin).run(partial(self._add, key, entry, options))
@@ -182,7 +184,7 @@ class Catalog:
                 return built
         return None
 
-    async def _add(self, key: tuple[str, str, int], entry: Entry, options: dict[str, Any]) -> None:
+    async def _add(self, key: tuple[str, str, int], entry: CatalogEntry, options: dict[str, Any]) -> None:
         """Build an environment, if no other client has had it built meanwhile."""
         async with self._building:
             if self._find(key) is None:
@@ -190,8 +192,8 @@ class Catalog:
                 self._make_room(built)
                 self._built[key[:2] if declares_turns(built.env) else key] = built
 
-    def _check_options(self, name: str, entry: Entry, options: Mapping[str, Any]) -> None:
-        """Raise `Refused` for options that a client may not set."""
+    def _check_options(self, name: str, entry: CatalogEntry, options: Mapping[str, Any]) -> None:
+        """Raise `GrpcRefusal` for options that a client may not set."""
         for option, value in options.items():
             if entry.client_options is not None and option not in entry.client_options:
                 problem = f"clients may set {', '.join(entry.client_options) or 'no option'}"
@@ -200,12 +202,12 @@ class Catalog:
             if not problem and option in entry.options and entry.options[option] != value:
                 problem = "this server has set it to another value"
             if problem:
-                raise Refused(
+                raise GrpcRefusal(
                     StatusCode.INVALID_ARGUMENT, f"{name} does not take the option {option!r:.80} of a client: {problem}"
                 )
 
-    def _build(self, name: str, entry: Entry, options: Mapping[str, Any], num_turns: int = 0) -> Built:
-        """Return an environment. Raises `Refused` if it does not take the options; other errors are not for clients."""
+    def _build(self, name: str, entry: CatalogEntry, options: Mapping[str, Any], num_turns: int = 0) -> Built:
+        """Return an environment. Raises `GrpcRefusal` if it does not take the options; other errors are not for clients."""
         merged = {**entry.options, **options}
         try:
             env = make(entry.env, **merged)
@@ -220,12 +222,12 @@ class Catalog:
             is_told = place.startswith("jmarl.") and isinstance(error, ValueError)
             is_told = is_told and not may_read_files(merged) and not is_of_files(error)
             sentence = f"environment {name!r} does not take {', '.join(options)} with these values; the server's log says why"
-            raise Refused(StatusCode.INVALID_ARGUMENT, str(error) if is_told else sentence) from error
+            raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, str(error) if is_told else sentence) from error
         lane = Lane(name, None if workers else self.timeout)  # a pool ends its calls itself
-        return Built(name, env, Player(engine, is_bulk, lane), facts, type_is_of_jmarl(_inner_type(env)), workers)
+        return Built(name, env, EnvironmentPlayer(engine, is_bulk, lane), facts, type_is_of_jmarl(_inner_type(env)), workers)
 
     def _make_room(self, new: Built) -> None:
-        """Forget environments that nobody uses, if there are too many. Raises `Refused` if all are used."""
+        """Forget environments that nobody uses, if there are too many. Raises `GrpcRefusal` if all are used."""
         alike = {key: built for key, built in self._built.items() if bool(built.workers) == bool(new.workers)}
         limit = MAX_POOLS if new.workers else MAX_BUILT
         for key, built in alike.items():
@@ -234,26 +236,26 @@ class Catalog:
                 return
         if len(alike) >= limit:
             new.player.close()
-            raise Refused(
+            raise GrpcRefusal(
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"this server plays environments with {limit} different options already: use one of them",
             )
 
-    def _reward(self, name: str, place: str) -> Reward:
+    def _reward(self, name: str, place: str) -> CatalogReward:
         function = import_object(place)
         if not callable(function) or isinstance(function, type):
             raise ValueError(f"reward {place!r} is a {type(function).__name__}: give a function, as module:function")
         source = fingerprint(name, [metadata.version("jmarl"), source_of(function)])
-        return Reward(function, Lane(f"reward {name}", self.timeout), pb.ServedReward(
+        return CatalogReward(function, Lane(f"reward {name}", self.timeout), pb.ServedReward(
             name=name, is_async=is_async(function), fingerprint=source
         ))  # fmt: skip
 
-    def reward(self, name: str, expected: str = "") -> Reward:
-        """Return a reward. Raises `Refused` if there is none, or if another fingerprint is expected."""
+    def reward(self, name: str, expected: str = "") -> CatalogReward:
+        """Return a reward. Raises `GrpcRefusal` if there is none, or if another fingerprint is expected."""
         if name not in self.rewards:
             known = ", ".join(self.rewards) or "none"
             code = StatusCode.FAILED_PRECONDITION if expected else StatusCode.INVALID_ARGUMENT
-            raise Refused(code, f"there is no reward {name!r:.80} here; this server has {known}")
+            raise GrpcRefusal(code, f"there is no reward {name!r:.80} here; this server has {known}")
         check_fingerprint(expected, self.rewards[name].facts.fingerprint, name)
         return self.rewards[name]
 
@@ -305,9 +307,9 @@ def sandbox_level(env: Any) -> str:
 
 
 def check_fingerprint(expected: str, own: str, name: str) -> None:
-    """Raise `Refused` for another fingerprint than a client expects: there was another server at this address before."""
+    """Raise `GrpcRefusal` for another fingerprint than a client expects: there was another server at this address before."""
     if expected not in ("", own):
-        raise Refused(
+        raise GrpcRefusal(
             StatusCode.FAILED_PRECONDITION,
             f"{name} is another one here (fingerprint {own}, and the client's has {expected:.80}): describe it again",
         )

@@ -19,7 +19,7 @@ from jmarl.envs.messages import SimulatedEnvironment, as_text_environment
 from jmarl.envs.options import WithOptions
 from jmarl.envs.pool import Pool
 from jmarl.envs.vector import Engine, Fault, InProcess
-from jmarl.remote.gate import Refused, StatusCode
+from jmarl.remote.gate import GrpcRefusal, StatusCode
 
 SLICE_S = 0.05  # calls of one batch that are made before those of others
 MAX_AT_ONCE = 256  # calls that an engine gets at once
@@ -176,13 +176,15 @@ class Lane:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     async def run(self, call: Callable[[], Any]) -> Any:
-        """Return the result of a call, or raise what it raises. Raises `Refused` if it takes too long."""
+        """Return the result of a call, or raise what it raises. Raises `GrpcRefusal` if it takes too long."""
         return await self._turns.run(lambda: self._run(call))
 
     async def _run(self, call: Callable[[], Any]) -> Any:
         self.hanging = [thread for thread in self.hanging if thread.is_alive()]
         if len(self.hanging) >= MAX_HANGING:
-            raise Refused(StatusCode.UNAVAILABLE, f"{self.name} hangs in {MAX_HANGING} calls on this server: try another one")
+            raise GrpcRefusal(
+                StatusCode.UNAVAILABLE, f"{self.name} hangs in {MAX_HANGING} calls on this server: try another one"
+            )
         if self._thread is None:  # not before, so that an environment that nobody uses has no thread
             self._thread = threading.Thread(target=_work, args=(self._calls,), name=f"jmarl {self.name}", daemon=True)
             self._thread.start()
@@ -195,7 +197,7 @@ class Lane:
         except TimeoutError:
             self.hanging.append(self._thread)
             self.close()
-            raise Refused(StatusCode.DEADLINE_EXCEEDED, f"{self.name} did not answer within {self.timeout:g} s") from None
+            raise GrpcRefusal(StatusCode.DEADLINE_EXCEEDED, f"{self.name} did not answer within {self.timeout:g} s") from None
         if error is not None:
             raise error
         return value
@@ -238,7 +240,7 @@ class Job:
     is_over: asyncio.Future
 
 
-class Player:
+class EnvironmentPlayer:
     """Plays calls of an environment for all clients: in each turn of the thread some calls of every client that waits.
 
     Args:
@@ -296,7 +298,7 @@ class Player:
         results: list[Any] = []
         try:
             await self.lane.run(lambda: some_results(method, calls, self.is_bulk, results))
-        except Refused as refused:
+        except GrpcRefusal as refused:
             hangs = refused.code is StatusCode.DEADLINE_EXCEEDED and not self.is_bulk  # the first one without a result
             return [*results, *[refused] * (1 if hangs else len(calls) - len(results))]
         except Exception as error:

@@ -42,14 +42,14 @@ SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"]
 log = logging.getLogger("jmarl.remote")
 
 
-class Refused(Exception):
+class GrpcRefusal(Exception):
     """An answer that is an error: a code of gRPC and a sentence for the client."""
 
     def __init__(self, code: grpc.StatusCode, sentence: str):
         super().__init__(sentence)
         self.code = code
 
-    def alone(self) -> Refused:
+    def alone(self) -> GrpcRefusal:
         """Return it without its traceback, if it is kept: the request, which has megabytes, would be there until Python looks
         for cycles."""
         return self.with_traceback(None)
@@ -82,7 +82,7 @@ class Rates:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # origin -> calls left, when
 
     def check(self, origin: str) -> None:
-        """Count a call. Raises `Refused` if there are too many."""
+        """Count a call. Raises `GrpcRefusal` if there are too many."""
         now, most = self.clock(), max(self.per_second, 1.0)
         left, then = self._left.pop(origin, (most, now))
         left = min(most, left + (now - then) * self.per_second)
@@ -90,7 +90,9 @@ class Rates:
         if len(self._left) > MAX_CLIENTS:
             self._left.popitem(last=False)
         if left < 1:
-            raise Refused(StatusCode.RESOURCE_EXHAUSTED, f"more than {self.per_second:g} calls a second: wait, or send batches")
+            raise GrpcRefusal(
+                StatusCode.RESOURCE_EXHAUSTED, f"more than {self.per_second:g} calls a second: wait, or send batches"
+            )
 
 
 class Gate(grpc.GenericRpcHandler):
@@ -148,28 +150,28 @@ class Gate(grpc.GenericRpcHandler):
             await context.abort(answer.code, answer.sentence(number))  # gRPC keeps this frame for a while, but not the request
             raise AssertionError("abort raises")
 
-        async def answered(context: grpc.aio.ServicerContext, number: str) -> bytes | Refused:
+        async def answered(context: grpc.aio.ServicerContext, number: str) -> bytes | GrpcRefusal:
             try:
                 caller = self._admit(context, number)
                 with self._counted(caller.origin, MAX_CALLS, "calls at once of one client"):
                     request = await read(context, request_class, self.receive_s)
                     return self._written(await method(request, caller))
-            except Refused as refused:
+            except GrpcRefusal as refused:
                 return refused.alone()
             except Exception:
                 log.exception("request %s: the server failed in %s", number, method.__name__)
-                return Refused(StatusCode.INTERNAL, "the server failed; its log says why")
+                return GrpcRefusal(StatusCode.INTERNAL, "the server failed; its log says why")
 
         return handle
 
     def _admit(self, context: grpc.aio.ServicerContext, number: str) -> Caller:
-        """Return who calls, with the token. Raises `Refused` with another version, and above the rate."""
+        """Return who calls, with the token. Raises `GrpcRefusal` with another version, and above the rate."""
         given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         if self.access.token is not None:
             self.strangers.remove(peer_of(context.peer()))
         name = given.get(CLIENT, "")
         if not 0 < len(name) <= MAX_CLIENT_NAME:  # clients without a name would share their sessions
-            raise Refused(
+            raise GrpcRefusal(
                 StatusCode.INVALID_ARGUMENT, f"{CLIENT} has {len(name)} characters, 1 to {MAX_CLIENT_NAME} are allowed"
             )
         certificate = repr(identities) if (identities := context.peer_identities()) else ""
@@ -177,7 +179,7 @@ class Gate(grpc.GenericRpcHandler):
         self.rates.check(caller.origin)
         if (theirs := given.get(VERSION, "")) != PROTOCOL:
             spoken = f"protocol {theirs:.20}" if theirs else f"no protocol (metadata {VERSION})"
-            raise Refused(
+            raise GrpcRefusal(
                 StatusCode.INVALID_ARGUMENT,
                 f"the client speaks {spoken}, and this server protocol {PROTOCOL}, of jmarl {self.version}: install the same "
                 "version of jmarl on both sides",
@@ -190,8 +192,8 @@ class Gate(grpc.GenericRpcHandler):
             with self._counted("", MAX_HEALTH, "questions about health at once"):
                 request = await read(context, health_pb2.HealthCheckRequest, self.health_s)
             if request.service:
-                raise Refused(StatusCode.NOT_FOUND, "only the whole server has a health")
-        except Refused as refused:
+                raise GrpcRefusal(StatusCode.NOT_FOUND, "only the whole server has a health")
+        except GrpcRefusal as refused:
             await context.abort(refused.code, str(refused))
         states = health_pb2.HealthCheckResponse.ServingStatus
         status = states.SERVING if self.is_serving else states.NOT_SERVING
@@ -199,10 +201,10 @@ class Gate(grpc.GenericRpcHandler):
 
     @contextlib.contextmanager
     def _counted(self, origin: str, most: int, what: str) -> Iterator[None]:
-        """Count a call while it is answered. Raises `Refused` if there are too many. origin: of a client; empty: all without
-        a token."""
+        """Count a call while it is answered. Raises `GrpcRefusal` if there are too many. origin: of a client; empty: all
+        without a token."""
         if self._calls[origin] >= most:
-            raise Refused(StatusCode.RESOURCE_EXHAUSTED, f"more than {most} {what}: wait")
+            raise GrpcRefusal(StatusCode.RESOURCE_EXHAUSTED, f"more than {most} {what}: wait")
         self._calls[origin] += 1
         try:
             yield
@@ -215,7 +217,7 @@ class Gate(grpc.GenericRpcHandler):
         """Return the bytes of an answer."""
         size = reply.ByteSize()
         if size > self.max_bytes:
-            raise Refused(
+            raise GrpcRefusal(
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"the answer has {size} bytes, and messages of this server have at most {self.max_bytes}: ask for less at once",
             )
@@ -224,7 +226,7 @@ class Gate(grpc.GenericRpcHandler):
 
 async def refuse_token(known: str, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
     """Answer a call without the token. known: of it."""
-    refused = Refused(StatusCode.UNAUTHENTICATED, f"this call has {known}: give the one in the server's --token-file")
+    refused = GrpcRefusal(StatusCode.UNAUTHENTICATED, f"this call has {known}: give the one in the server's --token-file")
     context.set_code(refused.code)
     context.set_details(refused.sentence(secrets.token_hex(6)))
 
@@ -248,18 +250,18 @@ def peer_of(peer: str) -> Peer:
 
 
 async def read(context: grpc.aio.ServicerContext, request_class: type[Any], seconds: float) -> Any:
-    """Return the message of a call. Raises `Refused` if it is not there in time, or is another one."""
+    """Return the message of a call. Raises `GrpcRefusal` if it is not there in time, or is another one."""
     try:
         async with asyncio.timeout(seconds):
             data = await context.read()  # the iterator of gRPC would keep the message
     except TimeoutError:
-        raise Refused(StatusCode.DEADLINE_EXCEEDED, f"no message within {seconds:g} s") from None
+        raise GrpcRefusal(StatusCode.DEADLINE_EXCEEDED, f"no message within {seconds:g} s") from None
     if not isinstance(data, bytes):  # the end of the stream
-        raise Refused(StatusCode.INVALID_ARGUMENT, "a call without a message")
+        raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, "a call without a message")
     try:
         return request_class.FromString(data)
     except DecodeError:
-        raise Refused(StatusCode.INVALID_ARGUMENT, f"the message is no {request_class.DESCRIPTOR.name}") from None
+        raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"the message is no {request_class.DESCRIPTOR.name}") from None
 
 
 def shortened(text: str) -> str:

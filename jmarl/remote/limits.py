@@ -1,4 +1,4 @@
-"""What the clients of a server may use. Apart from `server`, so that `jmarl serve --help` needs no gRPC."""
+"""What the clients of a server may use. Apart from `grpc_server`, so that `jmarl serve --help` needs no gRPC."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """What clients may use. One client is whoever shows a certificate, without certificates a host: the processes of training
     on one host share what it may use, and so do hosts behind one address.
 

@@ -11,15 +11,15 @@ from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.calls.user_code import defined_text
 from jmarl.envs.rewards import value_list
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote.catalog import Reward
-from jmarl.remote.gate import Caller, Refused, StatusCode, log
+from jmarl.remote.catalog import CatalogReward
+from jmarl.remote.gate import Caller, GrpcRefusal, StatusCode, log
 from jmarl.remote.told import type_name
 from jmarl.remote.values import from_map, plain_numbers, to_map, to_value
 
 Arguments = tuple[BoundReward, list[list[str]], list[dict], np.random.Generator]
 
 
-async def score(reward: Reward, request: pb.ScoreRequest, caller: Caller) -> pb.ScoreReply | Refused:
+async def score(reward: CatalogReward, request: pb.ScoreRequest, caller: Caller) -> pb.ScoreReply | GrpcRefusal:
     """Return the values of a reward function, and the state of its random numbers after the call."""
     name = request.reward
     try:
@@ -27,15 +27,15 @@ async def score(reward: Reward, request: pb.ScoreRequest, caller: Caller) -> pb.
         values, random = await reward.lane.run(lambda: call_reward(*arguments))
         rewards = to_value([plain_numbers(value) for value in values], f"what the reward {name} returned")
         return pb.ScoreReply(rewards=rewards, random=to_map(random, "random"))
-    except Refused as refused:
+    except GrpcRefusal as refused:
         return refused
     except Exception as error:
         log.error("request %s: the reward %s raised an error", caller.number, name, exc_info=error)
-        return Refused(StatusCode.INTERNAL, f"the reward {name} raised {type_name(error)}; the server's log says more")
+        return GrpcRefusal(StatusCode.INTERNAL, f"the reward {name} raised {type_name(error)}; the server's log says more")
 
 
-def read_arguments(reward: Reward, request: pb.ScoreRequest) -> Arguments:
-    """Return the function that is called, the completions, the items and the random numbers. Raises `Refused`."""
+def read_arguments(reward: CatalogReward, request: pb.ScoreRequest) -> Arguments:
+    """Return the function that is called, the completions, the items and the random numbers. Raises `GrpcRefusal`."""
     try:
         completions, items = [list(agent.texts) for agent in request.completions], [from_map(item) for item in request.items]
         if sizes := [len(texts) for texts in completions if len(texts) != len(items)]:
@@ -46,7 +46,7 @@ def read_arguments(reward: Reward, request: pb.ScoreRequest) -> Arguments:
         bound.check(items)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         why = str(error).removesuffix(defined_text(reward.function))  # a path of this server
-        raise Refused(StatusCode.INVALID_ARGUMENT, f"reward {request.reward}: {why}") from None
+        raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"reward {request.reward}: {why}") from None
     return bound, completions, items, rng
 
 

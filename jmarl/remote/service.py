@@ -17,11 +17,11 @@ from google.protobuf.message import Message
 
 from jmarl.envs.vector import Fault
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote.catalog import Built, Catalog, Reward, check_fingerprint
-from jmarl.remote.gate import Caller, Method, Refused, StatusCode, log
-from jmarl.remote.limits import Limits
+from jmarl.remote.catalog import Built, Catalog, CatalogReward, check_fingerprint
+from jmarl.remote.gate import Caller, GrpcRefusal, Method, StatusCode, log
+from jmarl.remote.limits import ServerLimits
 from jmarl.remote.scoring import score
-from jmarl.remote.sessions import FORK_BYTES, Request, Session, Sessions, new_request, same
+from jmarl.remote.sessions import FORK_BYTES, GrpcRequest, GrpcSession, Sessions, new_request, same
 from jmarl.remote.told import fault_of, refusal_of
 from jmarl.remote.values import from_map, to_map, to_observations, to_result
 
@@ -29,8 +29,8 @@ MAX_TASKS = 100_000  # that a client may ask for
 FILL = 0.9  # of a message with tasks: the rest is for its other fields
 
 
-class Service:
-    """The calls of environments.proto, each a coroutine (request, caller) -> reply that raises `Refused`.
+class EnvironmentService:
+    """The calls of environments.proto, each a coroutine (request, caller) -> reply that raises `GrpcRefusal`.
 
     Args:
         catalog: what is offered.
@@ -40,7 +40,7 @@ class Service:
 
     def __init__(self, catalog: Catalog, sessions: Sessions, version: str):
         self.catalog, self.sessions, self.version = catalog, sessions, version
-        self.limits: Limits = sessions.limits
+        self.limits: ServerLimits = sessions.limits
         self._work: set[asyncio.Task] = set()  # the event loop itself has only weak references
 
     @property
@@ -80,7 +80,7 @@ class Service:
 
     async def tasks(self, request: pb.TasksRequest, caller: Caller) -> pb.TasksReply:
         if not 0 <= request.count <= MAX_TASKS or request.first < 0:
-            raise Refused(
+            raise GrpcRefusal(
                 StatusCode.INVALID_ARGUMENT,
                 f"count={request.count} and first={request.first}: give a count from 0 to {MAX_TASKS} and a first from 0",
             )
@@ -152,9 +152,9 @@ class Service:
     # --- reset ---
 
     async def _resets(self, calls: Sequence[pb.ResetRequest], caller: Caller) -> list[Any]:
-        """Return the replies of resets, or a `Refused`, in their order."""
+        """Return the replies of resets, or a `GrpcRefusal`, in their order."""
         answers: list[Any] = []
-        groups: dict[tuple, list[tuple[pb.ResetRequest, dict, Request]]] = defaultdict(list)
+        groups: dict[tuple, list[tuple[pb.ResetRequest, dict, GrpcRequest]]] = defaultdict(list)
         for call in calls:
             try:
                 if (stored := self.sessions.starts.repeated(caller.client, call)) is None:
@@ -166,13 +166,13 @@ class Service:
                     key = (call.environment, options, call.num_turns, call.fingerprint)
                     groups[key].append((call, task, stored))
                 answers.append(stored)
-            except Refused as refused:
+            except GrpcRefusal as refused:
                 answers.append(refused.alone())
         for group in groups.values():
             self._start(self._play_resets(group, caller), [stored for *_, stored in group], caller)
         return await all_answers(answers)
 
-    async def _play_resets(self, group: Sequence[tuple[pb.ResetRequest, dict, Request]], caller: Caller) -> None:
+    async def _play_resets(self, group: Sequence[tuple[pb.ResetRequest, dict, GrpcRequest]], caller: Caller) -> None:
         """Begin episodes of one environment with the same options."""
         client, reserved = caller.client, len(group)
         try:
@@ -189,8 +189,8 @@ class Service:
                 self.sessions.release(caller.origin, reserved)
 
     def _opened(
-        self, result: Any, built: Built, call: pb.ResetRequest, stored: Request, caller: Caller
-    ) -> tuple[Message | Refused, bool]:
+        self, result: Any, built: Built, call: pb.ResetRequest, stored: GrpcRequest, caller: Caller
+    ) -> tuple[Message | GrpcRefusal, bool]:
         """Return the answer of a reset, and whether it opened a session."""
         if isinstance(result, Fault):
             return pb.ResetReply(fault=fault_of(result, built, caller)), False
@@ -207,9 +207,9 @@ class Service:
     # --- step ---
 
     async def _steps(self, calls: Sequence[pb.StepRequest], caller: Caller) -> list[Any]:
-        """Return the replies of steps, or a `Refused`, in their order."""
+        """Return the replies of steps, or a `GrpcRefusal`, in their order."""
         answers: list[Any] = []
-        groups: dict[int, list[tuple[pb.StepRequest, Session, Request]]] = defaultdict(list)
+        groups: dict[int, list[tuple[pb.StepRequest, GrpcSession, GrpcRequest]]] = defaultdict(list)
         for call in calls:
             try:
                 session = self.sessions.get(caller.client, call.session)
@@ -219,13 +219,13 @@ class Service:
                     stored = session.answers[call.step] = new_request(call)
                     groups[id(session.built)].append((call, session, stored))
                 answers.append(stored)
-            except Refused as refused:
+            except GrpcRefusal as refused:
                 answers.append(refused.alone())
         for group in groups.values():
             self._start(self._play_steps(group, caller), [stored for *_, stored in group], caller)
         return await all_answers(answers)
 
-    async def _play_steps(self, group: Sequence[tuple[pb.StepRequest, Session, Request]], caller: Caller) -> None:
+    async def _play_steps(self, group: Sequence[tuple[pb.StepRequest, GrpcSession, GrpcRequest]], caller: Caller) -> None:
         """Play joint actions of one environment, all in one go."""
         built = group[0][1].built
         with built:
@@ -239,7 +239,7 @@ class Service:
                 if isinstance(result, Exception):
                     raise result
                 if isinstance(result, Fault):
-                    answer: Message | Refused = pb.StepReply(fault=fault_of(result, built, caller))
+                    answer: Message | GrpcRefusal = pb.StepReply(fault=fault_of(result, built, caller))
                     session.advance(None, None)
                 else:
                     message = to_result(result, session.step + 1, built.name)
@@ -255,29 +255,29 @@ class Service:
 
     # --- what all calls share ---
 
-    async def _score(self, reward: Reward, request: pb.ScoreRequest, stored: Request, caller: Caller) -> None:
+    async def _score(self, reward: CatalogReward, request: pb.ScoreRequest, stored: GrpcRequest, caller: Caller) -> None:
         self._finish(caller.client, stored, await score(reward, request, caller))
 
     def _check_serving(self) -> None:
-        """Raise `Refused` while the server ends. Clients call `List` or `Describe` before they use one."""
+        """Raise `GrpcRefusal` while the server ends. Clients call `List` or `Describe` before they use one."""
         if self.sessions.is_draining:
-            raise Refused(StatusCode.UNAVAILABLE, "this server is ending and begins no new episodes: try another one")
+            raise GrpcRefusal(StatusCode.UNAVAILABLE, "this server is ending and begins no new episodes: try another one")
 
     async def _environment(self, request: Any, num_turns: int, caller: Caller, fingerprint: str = "") -> Built:
-        """Return the environment that a request names. Raises `Refused`, also for one with another fingerprint."""
+        """Return the environment that a request names. Raises `GrpcRefusal`, also for one with another fingerprint."""
         options, size = read_map(request.options, "options"), request.ByteSize()
         self.sessions.add_bytes(caller.origin, size)
         try:
             built = await self.catalog.environment(request.environment, options, num_turns, caller.origin)
             check_fingerprint(fingerprint, built.facts.fingerprint, request.environment)
             return built
-        except Refused as refused:
+        except GrpcRefusal as refused:
             if fingerprint and refused.code is StatusCode.INVALID_ARGUMENT:  # a server that was here before took it
-                raise Refused(StatusCode.FAILED_PRECONDITION, str(refused)) from None
+                raise GrpcRefusal(StatusCode.FAILED_PRECONDITION, str(refused)) from None
             raise
         except Exception as error:
             log.error("request %s: %s cannot be built", caller.number, request.environment, exc_info=error)
-            raise Refused(
+            raise GrpcRefusal(
                 StatusCode.INTERNAL, f"the environment {request.environment} cannot be used here; the server's log says why"
             ) from error
         finally:
@@ -285,21 +285,21 @@ class Service:
 
     def _check_batch(self, count: int, least: int = 0) -> None:
         if not least <= count <= self.limits.batch:
-            raise Refused(
+            raise GrpcRefusal(
                 StatusCode.RESOURCE_EXHAUSTED if count >= least else StatusCode.INVALID_ARGUMENT,
                 f"{count} calls in a batch: this server takes {least} to {self.limits.batch}, send several batches",
             )
 
-    def _start(self, work: Coroutine[Any, Any, None], requests: Sequence[Request], caller: Caller) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], requests: Sequence[GrpcRequest], caller: Caller) -> None:
         """Begin work that goes on when the client goes away. Whatever happens, the requests get an answer."""
         size = sum(request.num_bytes for request in requests)
         self.sessions.add_bytes(caller.origin, size)
 
         async def run() -> None:
-            answer = Refused(StatusCode.INTERNAL, "the server failed; its log says why")
+            answer = GrpcRefusal(StatusCode.INTERNAL, "the server failed; its log says why")
             try:
                 await work
-            except Refused as refused:
+            except GrpcRefusal as refused:
                 answer = refused.alone()
             except Exception:
                 log.exception("request %s: the server failed", caller.number)
@@ -312,9 +312,9 @@ class Service:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    def _finish(self, client: str, request: Request, answer: Message | Refused) -> None:
+    def _finish(self, client: str, request: GrpcRequest, answer: Message | GrpcRefusal) -> None:
         """Set the answer of a request. An error is not stored: the same request again is tried again."""
-        if isinstance(answer, Refused):
+        if isinstance(answer, GrpcRefusal):
             self.sessions.starts.forget(client, request)
             self.sessions.scores.forget(client, request)
         request.answer.set_result(answer)
@@ -333,15 +333,15 @@ async def tasks_of(built: Built, key: tuple[str, int, int]) -> list[pb.Map]:
 
 
 def read_map(values: pb.Map, name: str) -> dict[str, Any]:
-    """Return the dict of a request. Raises `Refused`."""
+    """Return the dict of a request. Raises `GrpcRefusal`."""
     try:
         return from_map(values)
     except ValueError as error:
-        raise Refused(StatusCode.INVALID_ARGUMENT, f"the {name} cannot be read: {error}") from None
+        raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"the {name} cannot be read: {error}") from None
 
 
-def same_step(session: Session, call: pb.StepRequest) -> Request | None:
-    """Return the stored request of a step, or None for the next step of a session. Raises `Refused` for any other."""
+def same_step(session: GrpcSession, call: pb.StepRequest) -> GrpcRequest | None:
+    """Return the stored request of a step, or None for the next step of a session. Raises `GrpcRefusal` for any other."""
     stored = session.answers.get(call.step)
     if stored is not None and stored.request_id == call.request_id:
         return same(stored, call)
@@ -349,40 +349,40 @@ def same_step(session: Session, call: pb.StepRequest) -> Request | None:
     return None
 
 
-def check_step(session: Session, step: int, is_played: bool = False) -> None:
-    """Raise `Refused` unless a step is the next one of a session that is not over."""
+def check_step(session: GrpcSession, step: int, is_played: bool = False) -> None:
+    """Raise `GrpcRefusal` unless a step is the next one of a session that is not over."""
     at = f"the session is at step {session.step}{' and over' * session.is_done}"
     if is_played or step < session.step:
-        raise Refused(StatusCode.FAILED_PRECONDITION, f"step {step} belongs to another request: {at}")
+        raise GrpcRefusal(StatusCode.FAILED_PRECONDITION, f"step {step} belongs to another request: {at}")
     if step != session.step or session.is_done:
-        raise Refused(StatusCode.FAILED_PRECONDITION, f"step {step} cannot be played: {at}")
+        raise GrpcRefusal(StatusCode.FAILED_PRECONDITION, f"step {step} cannot be played: {at}")
 
 
-def check_messages(session: Session, call: pb.StepRequest) -> None:
-    """Raise `Refused` unless a step has one message for each agent."""
+def check_messages(session: GrpcSession, call: pb.StepRequest) -> None:
+    """Raise `GrpcRefusal` unless a step has one message for each agent."""
     roles = session.built.facts.roles
     if len(call.messages) != len(roles):
         wanted = f"a step of {session.built.name} has {len(roles)} messages, one for each agent"
-        raise Refused(StatusCode.INVALID_ARGUMENT, f"{wanted}; this one has {len(call.messages)}")
+        raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"{wanted}; this one has {len(call.messages)}")
 
 
-async def answer_of(request: Request) -> Any:
+async def answer_of(request: GrpcRequest) -> Any:
     """Return the answer of a request. Cancelling this leaves the work on it alone."""
     return unless_refused(await asyncio.shield(request.answer))
 
 
-async def all_answers(requests: Sequence[Request | Refused]) -> list[Any]:
-    """Return the answers of requests, or a `Refused`."""
-    return [await asyncio.shield(request.answer) if isinstance(request, Request) else request for request in requests]
+async def all_answers(requests: Sequence[GrpcRequest | GrpcRefusal]) -> list[Any]:
+    """Return the answers of requests, or a `GrpcRefusal`."""
+    return [await asyncio.shield(request.answer) if isinstance(request, GrpcRequest) else request for request in requests]
 
 
 def unless_refused(answer: Any) -> Any:
-    """Return an answer; raise it if it is a `Refused`."""
-    if isinstance(answer, Refused):
+    """Return an answer; raise it if it is a `GrpcRefusal`."""
+    if isinstance(answer, GrpcRefusal):
         raise answer
     return answer
 
 
-def in_batch(make: Callable[..., Any], answer: Message | Refused, caller: Caller) -> Any:
+def in_batch(make: Callable[..., Any], answer: Message | GrpcRefusal, caller: Caller) -> Any:
     """Return the answer of a call in a batch."""
-    return make(error=answer.to_error(caller.number)) if isinstance(answer, Refused) else make(reply=answer)
+    return make(error=answer.to_error(caller.number)) if isinstance(answer, GrpcRefusal) else make(reply=answer)

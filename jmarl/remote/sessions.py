@@ -19,8 +19,8 @@ from google.protobuf.message import Message
 
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import Built
-from jmarl.remote.gate import Caller, Refused, StatusCode
-from jmarl.remote.limits import Limits
+from jmarl.remote.gate import Caller, GrpcRefusal, StatusCode
+from jmarl.remote.limits import ServerLimits
 
 KEPT_ANSWERS = 4  # of the last steps of a session: a client repeats only the last request
 REMEMBERED = 10_000  # sessions that ended without a call, and resets without a result
@@ -29,17 +29,17 @@ MAX_SCORES, SCORE_BYTES = 64, 1 << 28  # answers of rewards, which are long, and
 MAX_ID = 64  # characters of the number of a request
 
 
-class Request(NamedTuple):
+class GrpcRequest(NamedTuple):
     """A request that may come again, and its answer."""
 
     request_id: str
     digest: bytes  # of its content
     num_bytes: int
-    answer: asyncio.Future  # a message, or a `Refused`
+    answer: asyncio.Future  # a message, or a `GrpcRefusal`
 
 
 @dataclasses.dataclass(eq=False)
-class Session:
+class GrpcSession:
     """An episode."""
 
     id: str
@@ -49,10 +49,10 @@ class Session:
     state: Any
     observations: Sequence[pb.Observation]  # what each agent reads
     called_at: float
-    start: Request  # the reset or fork that opened it
+    start: GrpcRequest  # the reset or fork that opened it
     step: int = 0  # joint actions so far
     is_done: bool = False
-    answers: dict[int, Request] = dataclasses.field(default_factory=dict)  # by the number of the step
+    answers: dict[int, GrpcRequest] = dataclasses.field(default_factory=dict)  # by the number of the step
     own_bytes: int = 0  # of its task and messages, which its state may contain
     num_bytes: int = 0  # these, and those of its answers
 
@@ -78,10 +78,10 @@ class Sessions:
         clock: seconds that do not go back.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, limits: ServerLimits, clock: Callable[[], float] = time.monotonic):
         self.limits, self.clock = limits, clock
         self.is_draining = False
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, GrpcSession] = {}
         self._reserved: dict[str, int] = {}  # origin -> sessions that it has or is opening
         self._bytes: dict[str, int] = {}  # origin -> bytes of its sessions and requests
         self._reaped: OrderedDict[str, str] = OrderedDict()  # session -> client
@@ -96,7 +96,7 @@ class Sessions:
         return sum(self._reserved.values()) - sum(session.is_done for session in self._sessions.values())
 
     def reserve(self, origin: str, count: int, num_bytes: int = 0) -> None:
-        """Count sessions that a client opens. Raises `Refused` if there are too many; call `release` if they are not opened.
+        """Count sessions that a client opens. Raises `GrpcRefusal` if there are too many; `release` those that are not opened.
 
         num_bytes: that they have, where this is known."""
         self.check_bytes(origin, self.limits.client_bytes // 2, num_bytes)
@@ -106,7 +106,7 @@ class Sessions:
             (self.limits.all_sessions, total, "of all clients"),
         ):
             if used + count > limit:
-                raise Refused(
+                raise GrpcRefusal(
                     StatusCode.RESOURCE_EXHAUSTED,
                     f"this server has at most {limit} open sessions {whose}, and {used} are open: close some, or add a server",
                 )
@@ -119,9 +119,9 @@ class Sessions:
             del self._reserved[origin]
 
     def check_bytes(self, origin: str, most: int, more: int = 0) -> None:
-        """Raise `Refused` if the sessions and requests of a client have more bytes. more: of what is about to be opened."""
+        """Raise `GrpcRefusal` if the sessions and requests of a client have more bytes. more: of what is about to be opened."""
         if (used := self._bytes.get(origin, 0) + more) > most:
-            raise Refused(
+            raise GrpcRefusal(
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"requests, tasks, messages and answers of the sessions of one client have {used} bytes, and {most} are "
                 "allowed: close some, or add a server",
@@ -133,7 +133,7 @@ class Sessions:
         if not self._bytes[origin]:
             del self._bytes[origin]
 
-    def count_bytes(self, session: Session, more: int = 0) -> None:
+    def count_bytes(self, session: GrpcSession, more: int = 0) -> None:
         """Count the bytes of a session. more: of what its state contains from now on."""
         session.own_bytes += more
         answers = [request.answer.result() for request in session.answers.values() if request.answer.done()]
@@ -148,32 +148,34 @@ class Sessions:
         state: Any,
         observations: Sequence[pb.Observation],
         num_bytes: int,
-        start: Request,
+        start: GrpcRequest,
         step: int = 0,
-    ) -> Session:
+    ) -> GrpcSession:
         """Return a new session, one of those that were reserved.
 
         num_bytes: of what its state may contain. start: the request that opens it, and perhaps others too; its answer is
         forgotten with the first of them."""
         name, now = secrets.token_urlsafe(18), self.clock()
-        session = Session(name, caller.client, caller.origin, built, state, observations, now, start, step)
+        session = GrpcSession(name, caller.client, caller.origin, built, state, observations, now, start, step)
         self._sessions[session.id] = session
         self.count_bytes(session, num_bytes)
         built.users += 1
         return session
 
-    def get(self, client: str, session_id: str) -> Session:
-        """Return a session of a client. Raises `Refused` if it has none of this name."""
+    def get(self, client: str, session_id: str) -> GrpcSession:
+        """Return a session of a client. Raises `GrpcRefusal` if it has none of this name."""
         session = self._sessions.get(session_id)
         if session is not None and session.client == client:
             session.called_at = self.clock()
             return session
         if self._reaped.get(session_id) == client:
             idle = f"{self.limits.idle_seconds:g} s without a call"
-            raise Refused(StatusCode.NOT_FOUND, f"session {session_id!r:.80} ended after {idle}: play the episode again")
-        raise Refused(StatusCode.NOT_FOUND, f"there is no session {session_id!r:.80} of this client: play the episode again")
+            raise GrpcRefusal(StatusCode.NOT_FOUND, f"session {session_id!r:.80} ended after {idle}: play the episode again")
+        raise GrpcRefusal(
+            StatusCode.NOT_FOUND, f"there is no session {session_id!r:.80} of this client: play the episode again"
+        )
 
-    def has(self, session: Session) -> bool:
+    def has(self, session: GrpcSession) -> bool:
         """Return whether a session is open."""
         return self._sessions.get(session.id) is session
 
@@ -196,7 +198,7 @@ class Sessions:
             self._reaped.popitem(last=False)
         return len(idle)
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: GrpcSession) -> None:
         del self._sessions[session.id]
         session.built.users -= 1
         self.release(session.origin, 1)
@@ -214,17 +216,17 @@ class Requests:
 
     def __init__(self, limit: int, max_bytes: int | None = None):
         self.limit, self.max_bytes = limit, max_bytes
-        self._requests: OrderedDict[tuple[str, str], Request] = OrderedDict()  # by client and number
+        self._requests: OrderedDict[tuple[str, str], GrpcRequest] = OrderedDict()  # by client and number
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def repeated(self, client: str, request: Any) -> Request | None:
+    def repeated(self, client: str, request: Any) -> GrpcRequest | None:
         """Return a request of the same number that came before, or None for a new one, which `remember` is called with."""
         check_request_id(request.request_id)
         return same(self._requests.get((client, request.request_id)), request)
 
-    def remember(self, client: str, request: Any) -> Request:
+    def remember(self, client: str, request: Any) -> GrpcRequest:
         """Return a new request, whose answer is to be set."""
         new = new_request(request)
         self._requests[client, request.request_id] = new
@@ -239,34 +241,34 @@ class Requests:
         answers = [request.answer.result() for request in self._requests.values() if request.answer.done()]
         return sum(answer.ByteSize() for answer in answers if isinstance(answer, Message)) > self.max_bytes
 
-    def forget(self, client: str, request: Request) -> None:
+    def forget(self, client: str, request: GrpcRequest) -> None:
         """Forget a request, so that it can be tried again."""
         if self._requests.get((client, request.request_id)) is request:
             del self._requests[client, request.request_id]
 
 
 def check_request_id(request_id: str) -> None:
-    """Raise `Refused` for an empty or long number of a request."""
+    """Raise `GrpcRefusal` for an empty or long number of a request."""
     if not 0 < len(request_id) <= MAX_ID:
-        raise Refused(
+        raise GrpcRefusal(
             StatusCode.INVALID_ARGUMENT,
             f"request_id has {len(request_id)} characters: give 1 to {MAX_ID}, others for each request",
         )
 
 
-def same(stored: Request | None, request: Any) -> Request | None:
-    """Return a stored request if there is one. Raises `Refused` if a request of the same number has another content."""
+def same(stored: GrpcRequest | None, request: Any) -> GrpcRequest | None:
+    """Return a stored request if there is one. Raises `GrpcRefusal` if a request of the same number has another content."""
     if stored is not None and stored.digest != digest(request):
-        raise Refused(
+        raise GrpcRefusal(
             StatusCode.INVALID_ARGUMENT,
             f"request_id {request.request_id!r} was used with another content: give each request its own number",
         )
     return stored
 
 
-def new_request(request: Any) -> Request:
+def new_request(request: Any) -> GrpcRequest:
     """Return a request without an answer."""
-    return Request(request.request_id, digest(request), request.ByteSize(), asyncio.get_running_loop().create_future())
+    return GrpcRequest(request.request_id, digest(request), request.ByteSize(), asyncio.get_running_loop().create_future())
 
 
 def digest(request: Message) -> bytes:

@@ -34,7 +34,7 @@ def model(name: str, created: int) -> dict[str, Any]:
 
 
 @dataclasses.dataclass
-class Answer:
+class HttpAnswer:
     """The answer to one request, while it is written."""
 
     request: ChatRequest

@@ -24,9 +24,9 @@ from starlette.routing import Route
 
 from jmarl.remote.access import LOOPBACK, Access, Strangers
 from jmarl.serving import answers
-from jmarl.serving.errors import Refusal, gone, stopping
-from jmarl.serving.requests import ChatRequest, Limits, read_chat, read_text, unknown_model
-from jmarl.serving.service import Answering, Service
+from jmarl.serving.errors import HttpRefusal, gone, stopping
+from jmarl.serving.requests import ChatRequest, RequestLimits, read_chat, read_text, unknown_model
+from jmarl.serving.service import Answering, TeamService
 from jmarl.serving.text import Piece, joined
 
 Message = MutableMapping[str, Any]
@@ -38,7 +38,7 @@ BODY_TIMEOUT_S = 30.0
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def make_app(service: Service) -> Starlette:
+def make_app(service: TeamService) -> Starlette:
     """Return the paths of a service."""
 
     async def health(request: Request) -> Response:
@@ -59,7 +59,7 @@ def make_app(service: Service) -> Starlette:
     async def text(request: Request) -> Response:
         return await answer(request, read_text)
 
-    async def answer(request: Request, read: Callable[[bytes, Limits], ChatRequest]) -> Response:
+    async def answer(request: Request, read: Callable[[bytes, RequestLimits], ChatRequest]) -> Response:
         answering = await service.answer(read(await read_body(request, service.limits.body), service.limits))
         gone = asyncio.ensure_future(request.receive())  # after the body: returns when the client has gone, or has its answer
         gone.add_done_callback(lambda _: answering.leave())
@@ -75,16 +75,16 @@ def make_app(service: Service) -> Starlette:
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", text, methods=["POST"]),
     ]
-    handlers: Any = {Refusal: on_refusal, HTTPException: on_http_error, Exception: on_failure}
+    handlers: Any = {HttpRefusal: on_refusal, HTTPException: on_http_error, Exception: on_failure}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body of a request. Raises `Refusal` if it is too large, too slow, or no JSON by its type."""
+    """Return the body of a request. Raises `HttpRefusal` if it is too large, too slow, or no JSON by its type."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a page in a browser may send other types to this machine unasked
-        raise Refusal(415, "send JSON with the header Content-Type: application/json", "unsupported_media_type")
-    too_large = Refusal(413, f"the body is larger than {limit} bytes: shorten the messages", "request_too_large")
+        raise HttpRefusal(415, "send JSON with the header Content-Type: application/json", "unsupported_media_type")
+    too_large = HttpRefusal(413, f"the body is larger than {limit} bytes: shorten the messages", "request_too_large")
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limit:
         raise too_large
@@ -96,7 +96,7 @@ async def read_body(request: Request, limit: int) -> bytes:
                 if len(body) > limit:
                     raise too_large
     except TimeoutError:
-        raise Refusal(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s", "request_timeout") from None
+        raise HttpRefusal(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s", "request_timeout") from None
     return bytes(body)
 
 
@@ -120,7 +120,7 @@ async def events(answering: Answering, request: Request) -> AsyncIterator[bytes]
         if answer.request.stream_usage:
             yield event(answer.usage_chunk(answering.num_tokens()))
         yield b"data: [DONE]\n\n"
-    except Refusal as refusal:
+    except HttpRefusal as refusal:
         yield event(refusal.body())
     except Exception as error:
         request.state.log(describe(error))
@@ -145,10 +145,10 @@ def event(value: dict[str, Any]) -> bytes:
 # --- errors ------------------------------------------------------------------------------------------------------------
 
 
-def failure(request: Request) -> Refusal:
+def failure(request: Request) -> HttpRefusal:
     """Return what a client reads of an error that is the server's."""
     text = f"the server failed to answer; its log says why under the request id {request.state.request_id}"
-    return Refusal(500, text, "internal_error")
+    return HttpRefusal(500, text, "internal_error")
 
 
 def describe(error: BaseException) -> str:
@@ -156,12 +156,12 @@ def describe(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def respond(refusal: Refusal) -> Json:
+def respond(refusal: HttpRefusal) -> Json:
     """Return a refusal as a response."""
     return Json(refusal.body(), refusal.status, refusal.headers)
 
 
-async def on_refusal(request: Request, error: Refusal) -> Response:
+async def on_refusal(request: Request, error: HttpRefusal) -> Response:
     return respond(error)
 
 
@@ -169,7 +169,7 @@ async def on_http_error(request: Request, error: HTTPException) -> Response:
     """Answer for an unknown path or method."""
     text = "this server has GET /v1/models, POST /v1/chat/completions, POST /v1/completions and GET /health"
     code = CODES.get(error.status_code, "invalid_request")
-    return respond(Refusal(error.status_code, text, code, headers=dict(error.headers or {})))
+    return respond(HttpRefusal(error.status_code, text, code, headers=dict(error.headers or {})))
 
 
 async def on_failure(request: Request, error: Exception) -> Response:
@@ -234,14 +234,14 @@ class Guard:
             path = scope["path"][:100].encode("unicode_escape").decode()
             self.log(f"{request_id} {scope['method']} {path} {status} {time.monotonic() - start:.2f} s")
 
-    def refusal(self, scope: Any) -> Refusal | None:
+    def refusal(self, scope: Any) -> HttpRefusal | None:
         """Return why a request is not for the application; None if it is."""
         if self.access.token is None and hostname(header(scope, "host") or "") not in (*LOCAL_NAMES, self.access.host):
             text = f"without a token this server is for this machine only: call it as {' or '.join(LOCAL_NAMES)}"
-            return Refusal(403, text, "forbidden_host")
+            return HttpRefusal(403, text, "forbidden_host")
         if self.draining:
             return stopping()
         if scope["path"] != HEALTH and not self.access.allows(header(scope, "authorization")):
             text = "the token is missing or wrong: send the header Authorization: Bearer TOKEN (api_key= of openai's client)"
-            return Refusal(401, text, "invalid_api_key", headers={"www-authenticate": "Bearer"})
+            return HttpRefusal(401, text, "invalid_api_key", headers={"www-authenticate": "Bearer"})
         return None

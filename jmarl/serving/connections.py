@@ -1,7 +1,7 @@
 """The connections of a server over HTTP: those that send no request are closed after `HEADER_S` seconds.
 
 uvicorn has no timer before the first request, nor for headers that come byte by byte. TLS handshakes have the same time, see
-`server`; connections that send nothing do not come here, see `access.Door`.
+`http_server`; connections that send nothing do not come here, see `access.Door`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEADER_S = 5.0  # in which the headers of a request must be there, from the first byte or the beginning of the connection
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """A connection that is closed if no whole request comes in time."""
 
     silence: asyncio.TimerHandle | None = None

@@ -27,10 +27,10 @@ from jmarl.models.sharding import place_agents
 from jmarl.sampling.generate import bucket
 from jmarl.sampling.stack_program import SampleProgram
 from jmarl.sampling.stop_texts import vocabulary
-from jmarl.serving.errors import Refusal, stopping
-from jmarl.serving.records import OpenPool, Programs, Request, Row, Size, Update
+from jmarl.serving.errors import HttpRefusal, stopping
+from jmarl.serving.records import OpenPool, Programs, Row, SamplingRequest, Size, Update
 from jmarl.serving.requests import MAX_TOP
-from jmarl.serving.rows import Joining, Pool, PoolProgram, admit, advance, empty_pool, likeliest
+from jmarl.serving.rows import Joining, PoolProgram, RowPool, admit, advance, empty_pool, likeliest
 from jmarl.team import Team
 
 SMALLEST_WIDTH, SMALLEST_CAPACITY = 64, 256  # tokens of the smallest pool: longest prompt, longest completion
@@ -38,7 +38,7 @@ SLOT_TOKENS = 2048  # prompt and completion of a slot; pools of longer ones have
 MAX_POOLS = 4  # open at the same time; each has the keys and values of all its slots in memory
 
 
-class Engine:
+class SamplingEngine:
     """Samples for requests of the agents of a team.
 
     Args:
@@ -64,8 +64,8 @@ class Engine:
         self.places = {
             agent: (i, a) for i, spec in enumerate(team.stacks) for a, roles in enumerate(spec.members) for agent in roles
         }  # agent -> number of its stack, and of its parameter set there
-        self.waiting = list[Request]()
-        self.beginning = list[Request]()  # neither waiting nor in a slot yet
+        self.waiting = list[SamplingRequest]()
+        self.beginning = list[SamplingRequest]()  # neither waiting nor in a slot yet
         self.pools = dict[Size, OpenPool]()
         self.programs = dict[Size, Future[Programs]]()
         self.calls = 0  # of `advance`
@@ -78,14 +78,14 @@ class Engine:
 
     # --- for other threads ---------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> None:
-        """Let a request wait for its turn. Raises `Refusal` if too many do, or if the engine stops."""
+    def submit(self, request: SamplingRequest) -> None:
+        """Let a request wait for its turn. Raises `HttpRefusal` if too many do, or if the engine stops."""
         with self.changed:
             if self.stopping:
                 raise stopping()
             if len(self.waiting) >= self.max_waiting:
                 text = f"{len(self.waiting)} requests wait already, which is the limit: try again later"
-                raise Refusal(429, text, "too_many_requests", headers={"retry-after": "1"})
+                raise HttpRefusal(429, text, "too_many_requests", headers={"retry-after": "1"})
             self.waiting.append(request)
             self.has_news = True
             self.changed.notify()
@@ -113,7 +113,7 @@ class Engine:
             future.add_done_callback(lambda _: self._wake())
         return self.programs[size]
 
-    def likeliest(self, request: Request, ids: Sequence[int], first: int, count: int) -> list[dict[int, float]]:
+    def likeliest(self, request: SamplingRequest, ids: Sequence[int], first: int, count: int) -> list[dict[int, float]]:
         """Return the likeliest ids in the place of each token of a completion from `first` on, with their log-probabilities."""
         (stack, a), size = self.places[request.agent], self.size_of(request.agent, len(request.ids), len(ids))
         model = self.team.stacks[stack].config
@@ -131,7 +131,7 @@ class Engine:
         self.thread.start()
 
     def end(self) -> None:
-        """Let the thread end after its turn. Requests under way get a `Refusal`."""
+        """Let the thread end after its turn. Requests under way get a `HttpRefusal`."""
         with self.changed:
             self.stopping = True
             self.changed.notify()
@@ -194,9 +194,9 @@ class Engine:
                 if row.choice in row.request.unwanted:
                     pool.rows[a][slot] = None
 
-    def _choose_joining(self) -> dict[Size, list[Request]]:
+    def _choose_joining(self) -> dict[Size, list[SamplingRequest]]:
         """Return the requests that take slots now, at most one of each parameter set in each pool."""
-        chosen, blocked = dict[Size, list[Request]](), set[tuple[Size, int]]()
+        chosen, blocked = dict[Size, list[SamplingRequest]](), set[tuple[Size, int]]()
         with self.changed:
             waiting = [*self.waiting]
         for request in waiting:
@@ -219,7 +219,7 @@ class Engine:
                 break  # no later one overtakes: a pool has to close first
         return chosen
 
-    def _leave_line(self, request: Request) -> Request:
+    def _leave_line(self, request: SamplingRequest) -> SamplingRequest:
         with self.changed:
             self.waiting.remove(request)
         return request
@@ -230,7 +230,7 @@ class Engine:
             return int((~self.pools[size].taken[a]).sum()) >= count
         return len(self.pools) + others < MAX_POOLS
 
-    def _admit(self, size: Size, requests: Sequence[Request]) -> None:
+    def _admit(self, size: Size, requests: Sequence[SamplingRequest]) -> None:
         if size not in self.pools:
             members = self.team.stacks[size.stack].members
             self.pools[size] = OpenPool(self._new_pool(size), [[None] * self.slots_of(size) for _ in members])
@@ -267,7 +267,7 @@ class Engine:
                 pool.rows[a][slot] = None
             row.request.deliver(Update(row.choice, ids, logprobs, ended, last))
 
-    def _fail_all(self, error: Exception, others: Sequence[Request] = ()) -> bool:
+    def _fail_all(self, error: Exception, others: Sequence[SamplingRequest] = ()) -> bool:
         """End all rows under way, whose arrays may be lost, and other requests. Return whether there were any."""
         rows = [row for pool in self.pools.values() for _, _, row in pool.places()]
         requests = dict.fromkeys([*self.beginning, *(row.request for row in rows), *others])
@@ -284,7 +284,7 @@ class Engine:
         sample = SampleProgram.of(spec, settings, 1, self.params[size.stack])
         return PoolProgram(sample, size.stack, self.slots_of(size), size.width)
 
-    def _new_pool(self, size: Size) -> Pool:
+    def _new_pool(self, size: Size) -> RowPool:
         spec = self.team.stacks[size.stack]
         pool = _empty_pool(len(spec.members), spec.stops.shape[-1], self._program(size))
         return place_agents(pool, spec.mesh)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """A request that is not answered.
 
     Args:
@@ -27,16 +27,16 @@ class Refusal(Exception):
         return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
 
 
-def stopping() -> Refusal:
+def stopping() -> HttpRefusal:
     """Return what is answered while a server stops."""
-    return Refusal(503, "this server is stopping: try another one", "stopping", headers={"retry-after": "5"})
+    return HttpRefusal(503, "this server is stopping: try another one", "stopping", headers={"retry-after": "5"})
 
 
-def gone() -> Refusal:
+def gone() -> HttpRefusal:
     """Return what ends a request whose client has gone; for the log, as nginx writes it."""
-    return Refusal(499, "the client has gone", "client_closed_request")
+    return HttpRefusal(499, "the client has gone", "client_closed_request")
 
 
-def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> Refusal:
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> HttpRefusal:
     """Return the refusal of a field, with status 400."""
-    return Refusal(400, message, code, param)
+    return HttpRefusal(400, message, code, param)

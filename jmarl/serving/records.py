@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jmarl.serving.rows import Pool
+from jmarl.serving.rows import RowPool
 
 
 class Update(NamedTuple):
@@ -20,7 +20,7 @@ class Update(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class Request:
+class SamplingRequest:
     """What a client asks one agent for."""
 
     agent: int
@@ -55,7 +55,7 @@ class Size(NamedTuple):
 class Row:
     """A row in a slot."""
 
-    request: Request
+    request: SamplingRequest
     choice: int
     sent: int = 0  # tokens that are delivered
 
@@ -64,7 +64,7 @@ class Row:
 class OpenPool:
     """A pool and the rows in its slots."""
 
-    arrays: Pool
+    arrays: RowPool
     rows: list[list[Row | None]]  # [A][slot]
 
     @property
@@ -80,5 +80,5 @@ class OpenPool:
 class Programs(NamedTuple):
     """The compiled programs of a pool."""
 
-    admit: Callable[..., Pool]
-    advance: Callable[..., Pool]
+    admit: Callable[..., RowPool]
+    advance: Callable[..., RowPool]

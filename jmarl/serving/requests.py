@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jmarl.config.validation import did_you_mean
-from jmarl.serving.errors import Refusal, invalid
+from jmarl.serving.errors import HttpRefusal, invalid
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 NO_EFFECT = (
@@ -39,7 +39,7 @@ NUM_SEEDS = 1 << 31
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What a request may ask for."""
 
     max_tokens: int  # of a completion
@@ -71,8 +71,8 @@ class ChatRequest:
     prompt: str | tuple[int, ...] | None = None  # a text or token ids, without the chat template
 
 
-def read_chat(body: bytes, limits: Limits) -> ChatRequest:
-    """Return the request in a body. Raises `Refusal`."""
+def read_chat(body: bytes, limits: RequestLimits) -> ChatRequest:
+    """Return the request in a body. Raises `HttpRefusal`."""
     fields = read_object(body)
     check_known(fields, CHAT_FIELDS, OFF)
     limit = [name for name in ("max_completion_tokens", "max_tokens") if fields.get(name) is not None]
@@ -89,8 +89,8 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
     )
 
 
-def read_text(body: bytes, limits: Limits) -> ChatRequest:
-    """Return the request for the completion of a prompt, a text or token ids, in a body. Raises `Refusal`."""
+def read_text(body: bytes, limits: RequestLimits) -> ChatRequest:
+    """Return the request for the completion of a prompt, a text or token ids, in a body. Raises `HttpRefusal`."""
     fields = read_object(body)
     check_known(fields, TEXT_FIELDS, TEXT_OFF)
     prompt, top = fields.get("prompt"), integer(fields, "logprobs", 0, MAX_TOP)
@@ -106,7 +106,7 @@ def read_text(body: bytes, limits: Limits) -> ChatRequest:
     )
 
 
-def _read_sampling(fields: Mapping[str, Any], limits: Limits, limit: str, logprobs: bool, top: int) -> dict[str, Any]:
+def _read_sampling(fields: Mapping[str, Any], limits: RequestLimits, limit: str, logprobs: bool, top: int) -> dict[str, Any]:
     """Return what both kinds of requests say. limit: the field with the longest completion."""
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool | None):
@@ -299,7 +299,7 @@ def kind_of(value: Any) -> str:
     return kinds.get(type(value).__name__, "a number" if not isinstance(value, float) or math.isfinite(value) else "no number")
 
 
-def unknown_model(name: str, known: Sequence[str]) -> Refusal:
+def unknown_model(name: str, known: Sequence[str]) -> HttpRefusal:
     """Return the refusal of a model that is not served."""
     message = f"there is no model {name[:80]!r}: this server has {', '.join(known)}"
-    return Refusal(404, message, "model_not_found", "model")
+    return HttpRefusal(404, message, "model_not_found", "model")

@@ -1,6 +1,6 @@
 """Programs that sample rows which come and go: `admit` puts new prompts into free slots, `advance` decodes some tokens.
 
-A `Pool` has one row in each slot. A row writes the tokens that `generate` would sample for its prompt and seed: its random
+A `RowPool` has one row in each slot. A row writes the tokens that `generate` would sample for its prompt and seed: its random
 numbers follow from its own seed, agent and number in the group, and the shapes of its pool from its own prompt and limit. So
 its tokens depend neither on its slot nor on the rows beside it, but for the rounding of sums over keys in another order.
 """
@@ -40,7 +40,7 @@ from jmarl.sampling.stack_program import SampleProgram
 from jmarl.types import PLAIN, TRACES, Completions, Vocabulary
 
 
-class Pool(NamedTuple):
+class RowPool(NamedTuple):
     """Rows under way whose prompts and limits are of one size, one in each slot. All arrays have an agent axis."""
 
     slots: Slots  # row: the number of the slot
@@ -76,7 +76,7 @@ class PoolProgram(NamedTuple):
     width: int  # longest prompt
 
 
-def empty_pool(agents: int, num_stop: int, program: PoolProgram) -> Pool:
+def empty_pool(agents: int, num_stop: int, program: PoolProgram) -> RowPool:
     """Return a pool of which no slot is taken. agents: parameter sets. num_stop: ids that end a completion."""
     model, settings, a, count = program.sample.config, program.sample.settings, agents, program.slots
     new, fused = settings.max_new_tokens, fuses_decoding(program.sample.platform, settings.compute_dtype, model)
@@ -84,7 +84,7 @@ def empty_pool(agents: int, num_stop: int, program: PoolProgram) -> Pool:
     row, clock = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (a, count)), jnp.zeros(a, jnp.int32)
     stop, zeros = jnp.zeros((a, count, num_stop), jnp.int32), jnp.zeros((a, count))
     bits = jnp.zeros((a, new, count, 2), jnp.uint32)
-    return Pool(slots._replace(row=row, clock=clock), _no_tokens(a, count, new), bits, stop, RowSampling(zeros, zeros))
+    return RowPool(slots._replace(row=row, clock=clock), _no_tokens(a, count, new), bits, stop, RowSampling(zeros, zeros))
 
 
 def _no_tokens(agents: int, slots: int, capacity: int) -> Completions:
@@ -93,7 +93,7 @@ def _no_tokens(agents: int, slots: int, capacity: int) -> Completions:
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("pool",), compiler_options=COMPILER_OPTIONS)
-def admit(params: Params, pool: Pool, joining: Joining, vocabulary: Vocabulary = PLAIN, *, program: PoolProgram) -> Pool:
+def admit(params: Params, pool: RowPool, joining: Joining, vocabulary: Vocabulary = PLAIN, *, program: PoolProgram) -> RowPool:
     """Prefill new prompts and put their rows into slots, whatever was in them.
 
     Args:
@@ -110,12 +110,12 @@ def admit(params: Params, pool: Pool, joining: Joining, vocabulary: Vocabulary =
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("pool",), compiler_options=COMPILER_OPTIONS)
 def advance(
     params: Params,
-    pool: Pool,
+    pool: RowPool,
     free: Bool[np.ndarray, "agent slot"],
     vocabulary: Vocabulary = PLAIN,
     *,
     program: PoolProgram,
-) -> Pool:
+) -> RowPool:
     """Decode some tokens of the rows in all slots. free: slots whose rows nobody waits for; otherwise as `admit`."""
     TRACES["advance"] += 1
     return _on_devices(partial(_advance, program=program, vocabulary=vocabulary), program)(params, pool, free)
@@ -127,7 +127,7 @@ def _on_devices(f: Any, program: PoolProgram) -> Any:
     return lambda params, *arrays: on_devices(f, mesh, (state_specs(mesh, params), agent, agent), agent)(params, *arrays)
 
 
-def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram, vocabulary: Vocabulary) -> Pool:
+def _admit(params: Params, pool: RowPool, joining: Joining, *, program: PoolProgram, vocabulary: Vocabulary) -> RowPool:
     decoder, inputs, settings, model = _prepared(params, joining.ids, joining.lengths, pool, program)
     slots, (a, count) = for_decoder(pool.slots)._replace(clock=pool.slots.clock[0]), joining.takes.shape
     numbers = jnp.zeros((a, count), jnp.int32)
@@ -154,7 +154,7 @@ def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram
         return jnp.where(joining.takes.reshape(a, count, *[1] * (y.ndim - 2)), x, y)
 
     own = RowSampling(joining.temperature[:, None], joining.top_p[:, None])
-    return Pool(
+    return RowPool(
         _with_clocks(select_slots(decoder, joining.takes, new, slots)),
         jax.tree.map(put, _no_tokens(a, count, capacity), pool.out),
         jnp.where(joining.takes[:, None, :, None], jnp.moveaxis(bits, 0, 1), pool.bits),
@@ -164,8 +164,8 @@ def _admit(params: Params, pool: Pool, joining: Joining, *, program: PoolProgram
 
 
 def _advance(
-    params: Params, pool: Pool, free: Bool[Array, "agent slot"], *, program: PoolProgram, vocabulary: Vocabulary
-) -> Pool:
+    params: Params, pool: RowPool, free: Bool[Array, "agent slot"], *, program: PoolProgram, vocabulary: Vocabulary
+) -> RowPool:
     ids = jnp.zeros((len(free), 1, program.width), jnp.int32)
     # XLA removes the prefill of this empty prompt: nothing reads what follows from it.
     decoder, *_ = _prepared(params, ids, jnp.ones_like(ids[..., 0]), pool, program)
@@ -177,7 +177,7 @@ def _advance(
 
 
 def _prepared(
-    params: Params, ids: Any, lengths: Any, pool: Pool, program: PoolProgram
+    params: Params, ids: Any, lengths: Any, pool: RowPool, program: PoolProgram
 ) -> tuple[Decoder, SampleInputs, Sampling, ModelConfig]:
     """Prefill one prompt of each parameter set, and return the decoder and what else the programs need."""
     sample = program.sample

@@ -16,12 +16,12 @@ from typing import Any
 
 from jmarl.config import TrainConfig
 from jmarl.models.hub.prompt_warnings import warn_of_plain_turns
-from jmarl.serving.answers import Answer
-from jmarl.serving.engine import Engine
-from jmarl.serving.errors import Refusal, gone, invalid
+from jmarl.serving.answers import HttpAnswer
+from jmarl.serving.engine import SamplingEngine
+from jmarl.serving.errors import HttpRefusal, gone, invalid
 from jmarl.serving.prompts import TOOL_MARKS, encode_messages, encode_text_prompt
-from jmarl.serving.records import Request, Update
-from jmarl.serving.requests import NUM_SEEDS, ChatRequest, Limits, unknown_model
+from jmarl.serving.records import SamplingRequest, Update
+from jmarl.serving.requests import NUM_SEEDS, ChatRequest, RequestLimits, unknown_model
 from jmarl.serving.text import Piece, RowText
 from jmarl.team import Team
 
@@ -33,15 +33,15 @@ BODY, BODY_BASE, BODY_PER_TOKEN = 1 << 20, 1 << 16, 16  # bytes of a body: at mo
 class Answering:
     """A request under way."""
 
-    answer: Answer
-    request: Request
+    answer: HttpAnswer
+    request: SamplingRequest
     texts: list[RowText]  # of each choice
     updates: asyncio.Queue[Update | Exception]
     run: Callable[..., Any]  # runs a function in the thread of the tokenizers
-    likeliest: Callable[..., Any]  # see `Engine.likeliest`
+    likeliest: Callable[..., Any]  # see `SamplingEngine.likeliest`
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield the pieces of all choices, until all have ended. Raises `Refusal` after `leave`, and errors of the engine."""
+        """Yield the pieces of all choices, until all have ended. Raises `HttpRefusal` after `leave`, and engine errors."""
         try:
             while not all(text.finish for text in self.texts):
                 update = await self.updates.get()
@@ -75,7 +75,7 @@ class Answering:
         return sum(len(text.ids) for text in self.texts)
 
 
-class Service:
+class TeamService:
     """A team whose agents answer requests.
 
     Args:
@@ -109,8 +109,8 @@ class Service:
         longest = max(LONGEST, sampling.max_new_tokens) if max_tokens is None else max_tokens
         longest = min(longest, context)
         default, body = min(sampling.max_new_tokens, longest), min(BODY, BODY_BASE + BODY_PER_TOKEN * context)
-        self.limits = Limits(longest, default, sampling.temperature, sampling.top_p, slots, body)
-        self.engine = Engine(team, params, sampling, slots, max_waiting, say)
+        self.limits = RequestLimits(longest, default, sampling.temperature, sampling.top_p, slots, body)
+        self.engine = SamplingEngine(team, params, sampling, slots, max_waiting, say)
         self.threads = ThreadPoolExecutor(1, "tokenizing")
 
     def start(self) -> None:
@@ -131,7 +131,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.threads, f, *arguments)
 
     async def answer(self, chat: ChatRequest) -> Answering:
-        """Begin to answer a request. Raises `Refusal`."""
+        """Begin to answer a request. Raises `HttpRefusal`."""
         if chat.model not in self.agents:
             raise unknown_model(chat.model, [*self.agents])
         agent = self.agents[chat.model]
@@ -153,17 +153,17 @@ class Service:
                 loop.call_soon_threadsafe(updates.put_nowait, update)
 
         seed = secrets.randbelow(NUM_SEEDS) if chat.seed is None else chat.seed
-        request = Request(agent, ids, limit, seed, deliver, chat.n, chat.temperature, chat.top_p)
+        request = SamplingRequest(agent, ids, limit, seed, deliver, chat.n, chat.temperature, chat.top_p)
         self.engine.submit(request)
         texts = [self._row_text(spec.tokenizer, chat) for _ in range(chat.n)]
-        return Answering(Answer(chat, spec.tokenizer, ids), request, texts, updates, self.run, self.engine.likeliest)
+        return Answering(HttpAnswer(chat, spec.tokenizer, ids), request, texts, updates, self.run, self.engine.likeliest)
 
     def _limit(self, asked: int | None, prompt: int, context: int) -> int:
-        """Return the longest completion of a request. Raises `Refusal` if there is no room for it."""
+        """Return the longest completion of a request. Raises `HttpRefusal` if there is no room for it."""
         limit = min(self.limits.default_tokens, max(1, context - prompt)) if asked is None else asked
         if prompt + limit <= context:
             return limit
-        raise Refusal(
+        raise HttpRefusal(
             400,
             f"the messages have {prompt} tokens; with max_completion_tokens={limit} that is {prompt + limit}, more than the "
             f"context of {context}: shorten the messages or lower max_completion_tokens",

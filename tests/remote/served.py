@@ -25,8 +25,8 @@ from jmarl.remote import environments_pb2 as pb
 from jmarl.remote import environments_pb2_grpc, values
 from jmarl.remote.access import Access
 from jmarl.remote.catalog import read_offer
-from jmarl.remote.limits import Limits
-from jmarl.remote.server import Server
+from jmarl.remote.grpc_server import EnvironmentServer
+from jmarl.remote.limits import ServerLimits
 
 HERE = "tests.remote.served"
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +136,7 @@ class Running:
         self.access = access or Access()
 
         async def start():
-            self.server = Server(offer, self.access, limits or Limits(), workers)
+            self.server = EnvironmentServer(offer, self.access, limits or ServerLimits(), workers)
             if receive_s is not None:
                 self.server._gate.receive_s = receive_s
             self.server.catalog.build_all()

@@ -18,7 +18,7 @@ from jmarl.processes.ending import Interrupted
 from jmarl.remote.access import Access, Tls
 from jmarl.remote.catalog import read_offer
 from jmarl.remote.client.addresses import Addresses, parse
-from jmarl.remote.limits import Limits
+from jmarl.remote.limits import ServerLimits
 from jmarl.remote.pools.choose import in_pool
 from tests.remote.lying import between
 from tests.remote.playing import plain, play
@@ -185,7 +185,7 @@ def test_sessions_that_a_server_has_forgotten_are_played_again(server):
 
 def test_few_sessions_suffice(capfd):
     """Sessions that wait are closed, and played again when they are needed."""
-    with running(OFFER, limits=Limits(sessions=5, batch=3)) as small:
+    with running(OFFER, limits=ServerLimits(sessions=5, batch=3)) as small:
         far, here = make(SUM, servers=small.address), LockStep(Sum())
         tasks = [{"start": n} for n in range(4)]
         assert plain(play(far, tasks)) == plain(play(here, tasks))

@@ -15,12 +15,12 @@ from jmarl import make, remote_reward
 from jmarl.envs.vector import Fault, LockStep
 from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote import server as server_module
+from jmarl.remote import grpc_server as server_module
 from jmarl.remote.catalog import read_offer
 from jmarl.remote.client import servers as servers_module
+from jmarl.remote.client.calls import Call, RemoteServer, call_all
 from jmarl.remote.client.connection import Credentials
-from jmarl.remote.client.server import Call, Server, call_all
-from jmarl.remote.limits import Limits
+from jmarl.remote.limits import ServerLimits
 from tests.remote.faulty import DRIFTING, LONG, OFFER, SLOW, THIS, eventually, forget, soon
 from tests.remote.lying import between
 from tests.remote.playing import plain, play
@@ -34,7 +34,7 @@ AWAY = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.
 
 
 def test_a_server_is_asked_for_no_more_copies_than_it_takes_at_once(monkeypatch):
-    with running(OFFER, limits=Limits(batch=2)) as server:
+    with running(OFFER, limits=ServerLimits(batch=2)) as server:
         far = make(SUM, servers=server.address).engine
         ((state, _),) = far.reset([{"start": 1}], [1])
         steps = far.step([state] * 5, [("1", "2")] * 5, [1] * 5)
@@ -42,7 +42,7 @@ def test_a_server_is_asked_for_no_more_copies_than_it_takes_at_once(monkeypatch)
 
 
 def test_servers_without_room_end_the_run_after_the_timeout():
-    with running(OFFER, limits=Limits(all_sessions=2)) as full, Client(full.address) as other:
+    with running(OFFER, limits=ServerLimits(all_sessions=2)) as full, Client(full.address) as other:
         far = make(SUM, servers={"address": full.address, "timeout": 0.5})
         starts = [other.reset(), other.reset()]
         error = soon(lambda: far.engine.reset([{"start": 1}], [1]))
@@ -56,7 +56,7 @@ def test_servers_without_room_end_the_run_after_the_timeout():
 
 def test_answers_that_fit_into_no_message_come_in_several():
     """A message holds the answers of at most 18 episodes, and the requests of many more."""
-    with running(OFFER, limits=Limits(message_bytes=20_000)) as server:
+    with running(OFFER, limits=ServerLimits(message_bytes=20_000)) as server:
         far = make(LONG, servers={"address": server.address, "timeout": 2.0})
         starts = soon(lambda: far.engine.reset([{}] * 30, range(30)))
         assert [observations for _, observations in starts] == [["x" * 1000]] * 30
@@ -67,7 +67,7 @@ def test_answers_that_fit_into_no_message_come_in_several():
 
 @pytest.mark.parametrize(("limit", "task"), [(900, {}), (20_000, {"text": "x" * 300_000})])
 def test_an_episode_that_fits_into_no_message_ends_the_run_with_the_sentence_of_the_server(limit, task):
-    with running(OFFER, limits=Limits(message_bytes=limit)) as server:
+    with running(OFFER, limits=ServerLimits(message_bytes=limit)) as server:
         far = make(LONG, servers={"address": server.address, "timeout": 2.0})
         error = soon(lambda: far.engine.reset([task] * 3, range(3)))
         assert isinstance(error, RuntimeError) and str(error).startswith(f"server {server.address}: ")
@@ -75,7 +75,7 @@ def test_an_episode_that_fits_into_no_message_ends_the_run_with_the_sentence_of_
 
 
 def test_a_client_that_calls_too_often_waits():
-    with running(OFFER, limits=Limits(rate=6, batch=1)) as server:
+    with running(OFFER, limits=ServerLimits(rate=6, batch=1)) as server:
         far = make(SUM, servers={"address": server.address, "timeout": 5.0})
         starts = soon(lambda: far.engine.reset([{"start": n} for n in range(7)], range(7)))
         assert [observations[0].split(",")[0] for _, observations in starts] == [f"total {n}" for n in range(7)]
@@ -83,7 +83,7 @@ def test_a_client_that_calls_too_often_waits():
 
 def test_a_client_waits_for_a_server_with_too_many_calls_at_once(monkeypatch):
     monkeypatch.setattr(server_module, "MAX_CONCURRENT", 1)
-    with running(OFFER, limits=Limits(batch=1)) as server:
+    with running(OFFER, limits=ServerLimits(batch=1)) as server:
         far = make(SLOW, servers={"address": server.address, "timeout": 5.0}).engine
         starts = soon(lambda: far.reset([{}] * 4, range(4)))
         steps = soon(lambda: far.step([state for state, _ in starts], [("m",)] * 4, range(4)))
@@ -94,7 +94,7 @@ def test_a_client_waits_for_a_server_with_too_many_calls_at_once(monkeypatch):
 
 
 def test_tasks_that_fit_into_no_message_are_an_error_and_lose_no_session():
-    with running(OFFER, limits=Limits(message_bytes=20_000)) as server:
+    with running(OFFER, limits=ServerLimits(message_bytes=20_000)) as server:
         far = make(LONG, servers={"address": server.address, "timeout": 2.0, "patience": 2.0})
         ((state, _),) = far.engine.reset([{}], [0])
         error = soon(lambda: far.tasks("long", 3))
@@ -256,7 +256,7 @@ def test_servers_are_asked_again_for_as_long_as_the_patience_is(server):
 
 
 def test_calls_to_a_server_that_is_gone_are_tried_again_side_by_side():
-    gone, start, state = Server("127.0.0.1:1", 1.0, Credentials()), time.monotonic(), random.getstate()
+    gone, start, state = RemoteServer("127.0.0.1:1", 1.0, Credentials()), time.monotonic(), random.getstate()
     answers = call_all([Call(gone, "Fork", pb.ForkRequest())] * 50, 10.0)
     assert {answer.code for answer in answers} == {grpc.StatusCode.UNAVAILABLE} and time.monotonic() - start < 3
     assert random.getstate() == state  # functions of the user may draw from there
@@ -289,7 +289,7 @@ def test_an_error_of_the_environment_is_raised_however_many_servers_there_are(co
 
 
 def test_a_session_whose_step_took_too_long_is_closed():
-    with running(OFFER, limits=Limits(call_seconds=0.1)) as server:
+    with running(OFFER, limits=ServerLimits(call_seconds=0.1)) as server:
         far = make(SUM, servers=server.address)
         ((state, _),) = far.engine.reset([{"start": 1}], [1])
         (step,) = far.engine.step([state], [("hang", "0.3")], [1])

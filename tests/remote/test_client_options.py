@@ -14,7 +14,7 @@ from jmarl.envs import ENVIRONMENTS, OTHER_NAMES, constructor_options, import_ob
 from jmarl.envs.options import GENERAL
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote import values
-from jmarl.remote.catalog import Entry, Offer
+from jmarl.remote.catalog import CatalogEntry, Offer
 from jmarl.remote.options import FREE_TEXTS, is_of_files, problem_of
 from tests.remote.served import SUM, Client, refused, running
 
@@ -43,8 +43,8 @@ STYLED = f"{__name__}:Styled"
 
 @pytest.fixture(scope="module")
 def client():
-    offer = Offer({name: Entry(name) for name in PLACES} | {SUM: Entry(SUM), STYLED: Entry(STYLED)}, {})
-    offer.environments["listed"] = Entry(STYLED, client_options=["file"])
+    offer = Offer({name: CatalogEntry(name) for name in PLACES} | {SUM: CatalogEntry(SUM), STYLED: CatalogEntry(STYLED)}, {})
+    offer.environments["listed"] = CatalogEntry(STYLED, client_options=["file"])
     with running(offer) as server, Client(server.address) as client:
         yield client
 
@@ -124,7 +124,7 @@ def test_counts_and_times_are_bounded(client, environment, options, text):
 
 
 def test_values_that_the_server_has_set_cannot_be_guessed_where_they_are_texts():
-    offer = Offer({"math": Entry("math"), STYLED: Entry(STYLED, {"file": SECRET})}, {})
+    offer = Offer({"math": CatalogEntry("math"), STYLED: CatalogEntry(STYLED, {"file": SECRET})}, {})
     with running(offer) as server, Client(server.address) as client:
         sentences = []
         for guess in (SECRET, "other"):

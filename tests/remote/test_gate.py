@@ -17,9 +17,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from jmarl.config.validation import did_you_mean
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access, Tls
-from jmarl.remote.gate import Rates, Refused, host_of
-from jmarl.remote.limits import Limits
-from jmarl.remote.server import GrpcStrangers, connections
+from jmarl.remote.gate import GrpcRefusal, Rates, host_of
+from jmarl.remote.grpc_server import GrpcStrangers, connections
+from jmarl.remote.limits import ServerLimits
 from tests.remote.faulty import eventually
 from tests.remote.served import SUM, Client, certificates, process, refused, running
 
@@ -106,7 +106,7 @@ def test_a_client_shows_a_certificate_where_the_server_asks_for_one_and_sessions
     tls = Tls(files["localhost.pem"], files["localhost.key"], files["ca.pem"])
     known = grpc.ssl_channel_credentials(read["ca.pem"], read["trainer.key"], read["trainer.pem"])
     other = grpc.ssl_channel_credentials(read["ca.pem"], read["localhost.key"], read["localhost.pem"])
-    with running(access=Access(tls=tls), limits=Limits(sessions=1)) as server:
+    with running(access=Access(tls=tls), limits=ServerLimits(sessions=1)) as server:
         with Client(server.address, credentials=known) as client:
             start = client.reset()
         with Client(server.address, "new name", credentials=known) as client, refused(Code.RESOURCE_EXHAUSTED):
@@ -171,7 +171,7 @@ def test_slow_senders_do_not_block_others(server):
 
 @pytest.mark.parametrize("method", ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", METHOD + "List"])
 def test_calls_without_a_token_whose_message_does_not_come_leave_room_for_others(monkeypatch, method):
-    monkeypatch.setattr("jmarl.remote.server.MAX_CONCURRENT", 8)
+    monkeypatch.setattr("jmarl.remote.grpc_server.MAX_CONCURRENT", 8)
     monkeypatch.setattr("jmarl.remote.gate.MAX_HEALTH", 4)
     end = threading.Event()
 
@@ -194,7 +194,7 @@ def test_calls_without_a_token_whose_message_does_not_come_leave_room_for_others
 
 
 def test_a_connection_that_says_nothing_is_closed(monkeypatch):
-    monkeypatch.setattr("jmarl.remote.server.HANDSHAKE_MS", 300)
+    monkeypatch.setattr("jmarl.remote.grpc_server.HANDSHAKE_MS", 300)
     with running() as server, socket.create_connection(("127.0.0.1", server.server.port)) as silent:
         silent.settimeout(10)
         while silent.recv(1000):  # what the server says first
@@ -230,8 +230,8 @@ def test_only_many_open_files_of_a_server_with_a_token_are_looked_at(monkeypatch
         looks.append(fd)
         raise OSError
 
-    monkeypatch.setattr("jmarl.remote.server.LOOK_S", 0.01)
-    monkeypatch.setattr("jmarl.remote.server.connection_of", look)
+    monkeypatch.setattr("jmarl.remote.grpc_server.LOOK_S", 0.01)
+    monkeypatch.setattr("jmarl.remote.grpc_server.connection_of", look)
     with running(access=Access(token=token)) as server, Client(server.address, token=token) as client:
         strangers = server.server._strangers
         strangers.most = 10**6
@@ -258,7 +258,7 @@ def test_who_shows_the_token_during_a_look_is_no_stranger(monkeypatch):
         strangers.remove(peer)
         return {}
 
-    monkeypatch.setattr("jmarl.remote.server.connections", look)
+    monkeypatch.setattr("jmarl.remote.grpc_server.connections", look)
     for _ in range(2):
         asyncio.run(strangers.look(0))
     assert not strangers.waiting
@@ -400,6 +400,6 @@ def test_rates_allow_as_many_calls_at_once_and_as_many_a_second_later():
         if is_allowed:
             rates.check("a")
         else:
-            with pytest.raises(Refused, match="more than 3 calls a second"):
+            with pytest.raises(GrpcRefusal, match="more than 3 calls a second"):
                 rates.check("a")
     rates.check("b")

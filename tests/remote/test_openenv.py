@@ -35,7 +35,7 @@ from jmarl.models.hub.agents import load_agent
 from jmarl.remote.access import Access, Tls
 from jmarl.remote.openenv.client import OpenEnv
 from jmarl.remote.openenv.seat import Seat
-from jmarl.remote.openenv.server import SeatServer
+from jmarl.remote.openenv.seat_server import SeatServer
 from jmarl.sampling import texts
 from jmarl.sampling.generate import pad
 from jmarl.serving.others import TeamSeats
@@ -315,7 +315,7 @@ def test_a_team_that_hangs_ends_the_episode():
 
 
 def test_a_server_ends_though_a_call_hangs_and_a_client_reads_nothing(monkeypatch):
-    monkeypatch.setattr("jmarl.remote.openenv.server.CLOSE_S", 0.2)
+    monkeypatch.setattr("jmarl.remote.openenv.seat_server.CLOSE_S", 0.2)
     monkeypatch.setattr(Hanging, "go_on", threading.Event())
     with (
         SeatServer(Seat(LockStep(Hanging())), Access(), log=lambda text: None) as server,

@@ -20,8 +20,8 @@ from jmarl.cli import serve
 from jmarl.cli.main import main
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access
-from jmarl.remote.catalog import Catalog, Entry, Offer, read_offer
-from jmarl.remote.server import LogQueue
+from jmarl.remote.catalog import Catalog, CatalogEntry, Offer, read_offer
+from jmarl.remote.grpc_server import LogQueue
 from tests.remote.served import HERE, SUM, Client, process, refused, running
 
 Code = grpc.StatusCode
@@ -170,7 +170,7 @@ def test_names_options_and_rewards_come_from_a_file(tmp_path):
 
 def test_servers_with_other_options_or_another_version_are_not_equal(monkeypatch):
     def facts(server_options, options):
-        catalog = Catalog(Offer({"guess": Entry(SUM, server_options)}, {f"{HERE}:length": f"{HERE}:length"}), 0, 5.0)
+        catalog = Catalog(Offer({"guess": CatalogEntry(SUM, server_options)}, {f"{HERE}:length": f"{HERE}:length"}), 0, 5.0)
         built = catalog._build("guess", catalog.offer.environments["guess"], options)
         catalog.close()
         built.player.close()

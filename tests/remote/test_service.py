@@ -17,8 +17,8 @@ from jmarl.remote import environments_pb2 as pb
 from jmarl.remote import values
 from jmarl.remote.catalog import read_offer
 from jmarl.remote.engines import Lane
-from jmarl.remote.gate import Refused
-from jmarl.remote.limits import Limits
+from jmarl.remote.gate import GrpcRefusal
+from jmarl.remote.limits import ServerLimits
 from jmarl.remote.sessions import Sessions
 from tests.remote import served
 from tests.remote.served import HERE, SLOW, SUM, TALK, Client, Sum, Talk, refused, running
@@ -249,7 +249,7 @@ def test_clients_may_use_the_same_numbers_of_requests(server):
 
 
 def test_a_session_without_calls_ends_and_its_client_is_told():
-    with running(limits=Limits(idle_seconds=100.0)) as server, Client(server.address) as client:
+    with running(limits=ServerLimits(idle_seconds=100.0)) as server, Client(server.address) as client:
         server.call(lambda: setattr(server.server.sessions, "clock", lambda: time.monotonic()))
         old, request = client.reset(), client.reset_request()
         number = client.call("Reset", request).start.session
@@ -264,7 +264,7 @@ def test_a_session_without_calls_ends_and_its_client_is_told():
 
 
 def test_a_full_server_says_how_many_sessions_it_has():
-    with running(limits=Limits(sessions=2)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
+    with running(limits=ServerLimits(sessions=2)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
         start = a.reset()
         a.reset()
         for client in (a, b):  # another name has no room of its own on the same host
@@ -272,7 +272,11 @@ def test_a_full_server_says_how_many_sessions_it_has():
                 client.reset()
         with refused(Code.RESOURCE_EXHAUSTED, "at most 2 open sessions of one client"):
             a.call("Fork", pb.ForkRequest(session=start.session, count=1, request_id="f"))
-    with running(limits=Limits(all_sessions=3)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
+    with (
+        running(limits=ServerLimits(all_sessions=3)) as server,
+        Client(server.address, "a") as a,
+        Client(server.address, "b") as b,
+    ):
         start = a.reset()
         a.reset()
         b.reset()
@@ -289,7 +293,7 @@ def test_a_full_server_says_how_many_sessions_it_has():
 
 
 def test_the_sessions_of_a_client_have_a_limit_of_bytes():
-    with running(limits=Limits(client_bytes=100_000)) as server, Client(server.address) as client:
+    with running(limits=ServerLimits(client_bytes=100_000)) as server, Client(server.address) as client:
         sizes = server.server.sessions._bytes
         task = {"word": "x" * 20_000}
         starts = [client.reset(task, TALK, num_turns=9) for _ in range(2)]
@@ -312,7 +316,7 @@ def test_the_sessions_of_a_client_have_a_limit_of_bytes():
 
 
 def test_requests_that_are_worked_on_count_too():
-    with running(limits=Limits(client_bytes=100_000)) as server, Client(server.address) as client:
+    with running(limits=ServerLimits(client_bytes=100_000)) as server, Client(server.address) as client:
         slow = client.future("Reset", client.reset_request({"start": 0, "sleep": 0.3, "long": "x" * 60_000}))
         time.sleep(0.1)
         slow.cancel()  # it goes on
@@ -333,11 +337,11 @@ def test_the_answers_of_rewards_have_a_limit_of_bytes(monkeypatch):
             scores.remember("a", request).answer.set_result(pb.ScoreReply(rewards=values.to_value("x" * 1000, "t")))
         return len(scores)
 
-    assert asyncio.run(remember(Sessions(Limits()).scores)) in (3, 4)
+    assert asyncio.run(remember(Sessions(ServerLimits()).scores)) in (3, 4)
 
 
 def test_resets_that_fail_use_no_room():
-    with running(limits=Limits(sessions=1)) as server, Client(server.address) as client:
+    with running(limits=ServerLimits(sessions=1)) as server, Client(server.address) as client:
         for _ in range(3):
             with refused(Code.INTERNAL):
                 client.reset({"wrong": 1})
@@ -347,7 +351,7 @@ def test_resets_that_fail_use_no_room():
 
 
 def test_a_client_that_calls_too_often_is_told_the_rate_also_under_another_name():
-    with running(limits=Limits(rate=0.01)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
+    with running(limits=ServerLimits(rate=0.01)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
         a.call("List", pb.ListRequest())
         for client in (a, b):
             with refused(Code.RESOURCE_EXHAUSTED, "more than 0.01 calls a second"):
@@ -355,7 +359,7 @@ def test_a_client_that_calls_too_often_is_told_the_rate_also_under_another_name(
 
 
 def test_messages_and_batches_have_limits():
-    limits = Limits(message_bytes=20_000, batch=3)
+    limits = ServerLimits(message_bytes=20_000, batch=3)
     with running(limits=limits) as server, Client(server.address) as client:
         with refused(Code.RESOURCE_EXHAUSTED, "4 calls in a batch: this server takes 0 to 3"):
             client.call("BatchReset", pb.BatchResetRequest(calls=[client.reset_request() for _ in range(4)]))
@@ -501,7 +505,7 @@ def test_work_that_has_not_begun_when_its_client_gives_up_is_not_done():
 
 
 def test_tasks_come_in_as_many_replies_as_they_need():
-    with running(limits=Limits(message_bytes=2000)) as server, Client(server.address) as client:
+    with running(limits=ServerLimits(message_bytes=2000)) as server, Client(server.address) as client:
         request = pb.TasksRequest(environment=SUM, split="train", count=100, seed=1)
         tasks, total, num_replies = [], 100, 0
         while len(tasks) < total:
@@ -609,7 +613,7 @@ def test_a_slow_batch_of_one_client_does_not_block_another(client, server):
 
 
 def test_a_call_that_hangs_is_given_up_and_all_others_go_on():
-    limits = Limits(call_seconds=0.5)
+    limits = ServerLimits(call_seconds=0.5)
     with running(limits=limits) as server, Client(server.address, "a") as client, Client(server.address, "b") as other:
         sessions, theirs = [client.reset().session for _ in range(4)], other.reset().session
         messages = [("1", "2"), ("hang", "1.7"), ("3", "4"), ("5", "6")]
@@ -743,9 +747,9 @@ def test_an_environment_whose_calls_hang_is_played_again_when_they_return(monkey
     async def play():
         lane = Lane("an environment", 0.1)
         for _ in range(2):
-            with pytest.raises(Refused, match="an environment did not answer within 0.1 s"):
+            with pytest.raises(GrpcRefusal, match="an environment did not answer within 0.1 s"):
                 await lane.run(go_on.wait)
-        with pytest.raises(Refused, match="hangs in 2 calls on this server"):
+        with pytest.raises(GrpcRefusal, match="hangs in 2 calls on this server"):
             await lane.run(lambda: 1)
         go_on.set()
         for thread in lane.hanging:

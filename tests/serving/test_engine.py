@@ -4,9 +4,9 @@ import pytest
 
 from jmarl.config import TrainConfig
 from jmarl.models.hub.tokenize import encode_prompt
-from jmarl.serving.engine import Engine
-from jmarl.serving.errors import Refusal
-from jmarl.serving.records import Request, Size
+from jmarl.serving.engine import SamplingEngine
+from jmarl.serving.errors import HttpRefusal
+from jmarl.serving.records import SamplingRequest, Size
 from jmarl.types import TRACES
 
 MESSAGES = [{"role": "user", "content": "What is the answer?"}]
@@ -23,7 +23,7 @@ def new_engine(team, params):
     programs = {}
 
     def new(**settings):
-        engine = Engine(team, params, SAMPLING, slots=2 * SLOTS, say=lambda line: None, **settings)
+        engine = SamplingEngine(team, params, SAMPLING, slots=2 * SLOTS, say=lambda line: None, **settings)
         engine.programs = programs
         return engine
 
@@ -44,7 +44,7 @@ def test_requests_of_all_agents_are_sampled_in_one_program(new_engine, ids):
     before, engine, updates, calls = dict(TRACES), new_engine(), {}, {}
     for agents in ([0], [1], [0, 1]):
         for agent in agents:
-            engine.submit(Request(agent, ids, LIMIT, 7, updates.setdefault((len(agents), agent), []).append))
+            engine.submit(SamplingRequest(agent, ids, LIMIT, 7, updates.setdefault((len(agents), agent), []).append))
         start = engine.calls
         while engine.turn():
             pass
@@ -56,7 +56,7 @@ def test_requests_of_all_agents_are_sampled_in_one_program(new_engine, ids):
 
 def test_requests_of_an_agent_do_not_overtake_each_other(new_engine, ids):
     engine, updates = new_engine(), []
-    requests = [Request(agent, ids, LONGEST, 1, updates.append, n) for agent, n in ((1, 3), (1, 2), (1, 1), (0, 1))]
+    requests = [SamplingRequest(agent, ids, LONGEST, 1, updates.append, n) for agent, n in ((1, 3), (1, 2), (1, 1), (0, 1))]
     for request in requests:
         engine.submit(request)
     engine.turn()
@@ -78,16 +78,16 @@ def test_pools_of_long_prompts_have_fewer_slots(new_engine):
 
 def test_full_says_how_many_wait(new_engine):
     engine = new_engine(max_waiting=1)
-    engine.submit(Request(0, [1], 1, 0, print))
-    with pytest.raises(Refusal, match="1 requests wait") as error:
-        engine.submit(Request(0, [1], 1, 0, print))
+    engine.submit(SamplingRequest(0, [1], 1, 0, print))
+    with pytest.raises(HttpRefusal, match="1 requests wait") as error:
+        engine.submit(SamplingRequest(0, [1], 1, 0, print))
     assert error.value.status == 429
 
 
 def test_an_engine_whose_turns_all_fail_ends(new_engine, ids):
     engine, answers = new_engine(), []
     engine.compiler.shutdown()
-    engine.submit(Request(0, [*ids] * 3, LIMIT, 1, answers.append))  # for whose size there is no program yet
+    engine.submit(SamplingRequest(0, [*ids] * 3, LIMIT, 1, answers.append))  # for whose size there is no program yet
     engine.run()
     assert [answer.status for answer in answers] == [503] and "after shutdown" in str(engine.failure)
 
@@ -95,11 +95,11 @@ def test_an_engine_whose_turns_all_fail_ends(new_engine, ids):
 def test_requests_get_an_answer_when_the_engine_ends(new_engine, ids):
     engine, answers = new_engine(), []
     for n in (SLOTS, 1):
-        engine.submit(Request(1, ids, LONGEST, 1, answers.append, n))
+        engine.submit(SamplingRequest(1, ids, LONGEST, 1, answers.append, n))
     engine.turn()
-    engine.submit(Request(1, ids, LONGEST, 1, answers.append))
+    engine.submit(SamplingRequest(1, ids, LONGEST, 1, answers.append))
     engine.end()
     engine.run()
-    assert [answer.status for answer in answers if isinstance(answer, Refusal)] == [503] * 3
-    with pytest.raises(Refusal, match="stopping"):
-        engine.submit(Request(0, ids, LIMIT, 1, print))
+    assert [answer.status for answer in answers if isinstance(answer, HttpRefusal)] == [503] * 3
+    with pytest.raises(HttpRefusal, match="stopping"):
+        engine.submit(SamplingRequest(0, ids, LIMIT, 1, print))

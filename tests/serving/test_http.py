@@ -20,8 +20,8 @@ from jmarl.config import TrainConfig
 from jmarl.models.hub.tokenize import encode_prompt
 from jmarl.remote.access import Access, Tls
 from jmarl.sampling.scoring import score
-from jmarl.serving.server import ModelServer
-from jmarl.serving.service import Service
+from jmarl.serving.http_server import ModelServer
+from jmarl.serving.service import TeamService
 
 TOKEN, NAMES = "s3cret", ("writer", "critic")
 MESSAGES = [{"role": "user", "content": "What is the answer?"}]
@@ -39,7 +39,7 @@ def serve(team, params):
     servers, programs, threads = [], {}, ThreadPoolExecutor(16)
 
     def start(**access):
-        service = Service(team, params, NAMES, CFG, slots=4, max_waiting=3, say=lambda line: None)
+        service = TeamService(team, params, NAMES, CFG, slots=4, max_waiting=3, say=lambda line: None)
         service.engine.programs = programs
         server = ModelServer(service, Access(**access), grace_s=5, log=(lines := []).append)
         servers.append((server, running := threads.submit(server.run, False)))
@@ -403,8 +403,8 @@ def test_a_server_ends_when_its_sampling_thread_does(serve):
 
 
 def test_silent_and_slow_connections_without_a_token_leave_room_for_others(serve, monkeypatch):
-    monkeypatch.setattr("jmarl.serving.server.MAX_CONNECTIONS", 2)
-    monkeypatch.setattr("jmarl.serving.server.MAX_STRANGERS", 4)
+    monkeypatch.setattr("jmarl.serving.http_server.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("jmarl.serving.http_server.MAX_STRANGERS", 4)
     monkeypatch.setattr("jmarl.serving.connections.HEADER_S", 0.5)
     server, _, _ = serve(token=TOKEN)
     address = server.socket.getsockname()

@@ -7,11 +7,11 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from jmarl.config import Chat
 from jmarl.models.hub.tokenize import decode, encode_prompt
-from jmarl.serving.answers import Answer
+from jmarl.serving.answers import HttpAnswer
 from jmarl.serving.app import event
-from jmarl.serving.errors import Refusal
+from jmarl.serving.errors import HttpRefusal
 from jmarl.serving.prompts import encode_messages, read_tool_calls
-from jmarl.serving.requests import ChatRequest, Limits, read_chat
+from jmarl.serving.requests import ChatRequest, RequestLimits, read_chat
 from jmarl.serving.text import Piece
 from jmarl.team import StackSpec
 
@@ -85,10 +85,10 @@ def test_tools_and_calls_are_text(spec):
 
 def test_a_model_without_a_template_is_refused(spec):
     spec.tokenizer.chat_template = None
-    with pytest.raises(Refusal, match="no chat template"):
+    with pytest.raises(HttpRefusal, match="no chat template"):
         encode_messages(spec, [USER], (), Chat(True))
     spec.tokenizer.chat_template = "{{ messages[0].content }}"
-    with pytest.raises(Refusal, match="the messages are empty"):
+    with pytest.raises(HttpRefusal, match="the messages are empty"):
         encode_messages(spec, [{"role": "user", "content": ""}], (), Chat(True))
 
 
@@ -108,7 +108,7 @@ def test_half_a_character_in_a_call_is_sent_escaped():
 @pytest.fixture
 def answer(tiny_tokenizer):
     request = ChatRequest("writer", (USER,), None, 1.0, 1.0, tools=tuple(TOOLS))
-    return Answer(request, tiny_tokenizer, [1, 2, 3])
+    return HttpAnswer(request, tiny_tokenizer, [1, 2, 3])
 
 
 def test_clients_read_tool_calls(answer):
@@ -131,7 +131,7 @@ def test_messages_with_calls_are_read():
         {"role": "tool", "content": "yes", "tool_call_id": "1"},
     ]
     body = json.dumps({"model": "writer", "messages": messages, "tools": TOOLS, "seed": -1, "stop": "x"}).encode()
-    request = read_chat(body, Limits(100, 10, 0.7, 0.9))
+    request = read_chat(body, RequestLimits(100, 10, 0.7, 0.9))
     assert request.messages[0] == {"role": "system", "content": "Be short."}
     assert request.messages[2] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
     assert (request.temperature, request.top_p, request.limit, request.stops) == (0.7, 0.9, None, ("x",))
@@ -173,6 +173,6 @@ def test_messages_with_calls_are_read():
 )
 def test_wrong_fields_are_named(fields, message):
     body = json.dumps({"model": "writer", "messages": [USER]} | fields).encode()
-    with pytest.raises(Refusal) as error:
-        read_chat(body, Limits(100, 10, 1.0, 1.0))
+    with pytest.raises(HttpRefusal) as error:
+        read_chat(body, RequestLimits(100, 10, 1.0, 1.0))
     assert error.value.status == 400 and message in error.value.message

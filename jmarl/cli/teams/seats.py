@@ -41,7 +41,7 @@ def run_openenv(args: argparse.Namespace, access: Access) -> int:
     check("--call-timeout", args.call_timeout, 0 < args.call_timeout < 1 << 30, "a number above 0")
     check("--grace", args.grace, args.grace >= 0, "a number of seconds")
     from jmarl.remote.openenv.seat import Seat
-    from jmarl.remote.openenv.server import SeatServer, serve_seat
+    from jmarl.remote.openenv.seat_server import SeatServer, serve_seat
 
     find_own_modules()
     env, name, _ = built(args.openenv, options_of(args.option or []))

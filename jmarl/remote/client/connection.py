@@ -86,7 +86,7 @@ def is_local(target: str) -> bool:
     return target.startswith("unix:") or is_loopback(target.rpartition(":")[0].strip("[]"))
 
 
-class Connection:
+class GrpcConnection:
     """Calls the methods of a server."""
 
     def __init__(self, target: str, credentials: Credentials):

@@ -23,7 +23,7 @@ from jmarl.envs.vector import LockStep
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.client.addresses import Addresses
 from jmarl.remote.client.connection import Credentials
-from jmarl.remote.client.engine import RemoteEngine
+from jmarl.remote.client.remote_engine import RemoteEngine
 from jmarl.remote.client.servers import Question, Servers, tell
 from jmarl.remote.values import from_map, to_map
 

@@ -1,7 +1,7 @@
 """What a client knows of an episode on a server: how it came to where it stands, and the session that stands there.
 
-An environment is a function of the task, the messages and the seeds. So an `Episode` can be played again on any server, and
-whoever trains sees no difference. Where it is no such function, the digests of what it said differ.
+An environment is a function of the task, the messages and the seeds. So a `RemoteEpisode` can be played again on any server,
+and whoever trains sees no difference. Where it is no such function, the digests of what it said differ.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import hashlib
 from typing import Any, NamedTuple
 
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote.client.server import Server
+from jmarl.remote.client.calls import RemoteServer
 
 
-class History(NamedTuple):
+class RemoteHistory(NamedTuple):
     """All that the state of an episode follows from, and what the environment said on the way."""
 
     task: dict
@@ -22,10 +22,10 @@ class History(NamedTuple):
     digests: tuple[bytes, ...] = ()  # of what `reset` said, and each `step`
 
 
-class Session:
+class RemoteSession:
     """The state of an episode in a server. It moves on with each step, and is closed when nobody refers to it."""
 
-    def __init__(self, server: Server, name: str, step: int):
+    def __init__(self, server: RemoteServer, name: str, step: int):
         self.server, self.name, self.step = server, name, step
         self.generation, self.used = server.generation, 0
         self._open = True
@@ -51,7 +51,7 @@ class Session:
         self.release()
 
 
-class Episode:
+class RemoteEpisode:
     """An episode after some steps, which never changes. Its session may have moved on: then its history is played again.
 
     Another process gets it without the session: who plays an episode owns its session.
@@ -59,19 +59,19 @@ class Episode:
 
     __slots__ = ("history", "session")
 
-    def __init__(self, history: History, session: Session | None):
+    def __init__(self, history: RemoteHistory, session: RemoteSession | None):
         self.history, self.session = history, session
 
-    def own_session(self) -> Session | None:
+    def own_session(self) -> RemoteSession | None:
         """Return the session if it stands where the episode does."""
         at_hand = self.session is not None and self.session.is_open() and self.session.step == len(self.history.moves)
         return self.session if at_hand else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Episode, (self.history, None)
+        return RemoteEpisode, (self.history, None)
 
     def __repr__(self) -> str:
-        return f"Episode({self.history!r})"
+        return f"RemoteEpisode({self.history!r})"
 
 
 def digest_of(result: pb.Start | pb.Result) -> bytes:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jmarl.remote import environments_pb2 as pb
+from jmarl.remote.client.calls import RemoteServer
 from jmarl.remote.client.connection import client_name
-from jmarl.remote.client.episodes import History, Session
-from jmarl.remote.client.server import Server
+from jmarl.remote.client.episodes import RemoteHistory, RemoteSession
 from jmarl.remote.values import checked_text, to_map
 
 MAX_BATCH = 256  # calls in a request
@@ -21,16 +21,18 @@ _numbers = itertools.count()  # of requests of this process
 class Play:
     """A call on its way: an episode that begins (no move), or a joint action in one."""
 
-    def __init__(self, history: History, session: Session | None = None, move: tuple[tuple[str, ...], int] | None = None):
+    def __init__(
+        self, history: RemoteHistory, session: RemoteSession | None = None, move: tuple[tuple[str, ...], int] | None = None
+    ):
         self.history, self.session = history, session
         self.moves = history.moves if move is None else (*history.moves, move)
         self.begins = move is None
-        self.server: Server | None = None if session is None else session.server
+        self.server: RemoteServer | None = None if session is None else session.server
         self.result: Any = None
-        self.lost, self.avoid = 0, set[Server]()
+        self.lost, self.avoid = 0, set[RemoteServer]()
         self.repeats = 0  # of the request, after deadlines
         self.together = MAX_BATCH  # calls in a request with this one, at most
-        self.doubted: dict[str, Server] = {}  # what is wrong with a reward -> who gave it
+        self.doubted: dict[str, RemoteServer] = {}  # what is wrong with a reward -> who gave it
         self.request: pb.ResetRequest | pb.StepRequest | None = None  # the next one; the same object when it is repeated
 
     def leave(self) -> None:
@@ -38,11 +40,11 @@ class Play:
         self.session, self.server, self.request, self.repeats = None, None, None, 0
 
 
-def divided(plays: Sequence[Play], start: pb.ResetRequest) -> Iterator[tuple[Server, str, Any, list[Play]]]:
+def divided(plays: Sequence[Play], start: pb.ResetRequest) -> Iterator[tuple[RemoteServer, str, Any, list[Play]]]:
     """Group the next requests of plays by server and method, and divide them by the limits of the server.
 
     start: what all resets have in common."""
-    groups: dict[tuple[Server, str], list[Play]] = {}
+    groups: dict[tuple[RemoteServer, str], list[Play]] = {}
     for play in plays:
         assert play.server is not None  # see `RemoteEngine._place`
         play.request = play.request or next_request(play, start)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from jmarl.processes.ending import Interrupted, NoServer
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.client.addresses import Addresses
+from jmarl.remote.client.calls import FINAL, JITTER, REPEATS, Call, Failure, RemoteServer, call_all, reply_or_failure
 from jmarl.remote.client.connection import Credentials, grpc
-from jmarl.remote.client.server import FINAL, JITTER, REPEATS, Call, Failure, Server, call_all, reply_or_failure
 
 DESCRIBE_SECONDS = 5.0  # in which a server must say that it is there
 START_SECONDS = 10.0  # in which one must, when a run begins
@@ -50,7 +50,7 @@ class Servers:
     def __init__(self, addresses: Addresses, credentials: Credentials, question: Question, timeout: float, patience: float):
         self.addresses, self.credentials, self.question, self.name = addresses, credentials, question, question.name
         self.timeout, self.patience = timeout, patience
-        self.all: dict[str, Server] = {}
+        self.all: dict[str, RemoteServer] = {}
         self._list()
         weakref.finalize(self, leave, self.all)  # also when Python ends
         self.described = self._first_description()
@@ -93,7 +93,7 @@ class Servers:
             self.refresh()
             time.sleep(0.01)
 
-    def choose(self, avoid: Collection[Server] = ()) -> Server | None:
+    def choose(self, avoid: Collection[RemoteServer] = ()) -> RemoteServer | None:
         """Return the server that gets the next session, by weight; None if none has room. One of `avoid` only if no other is
         ready."""
         ready = [server for server in self.all.values() if server.ready]
@@ -102,7 +102,7 @@ class Servers:
         free = [server for server in candidates if server.full_until <= now and server.room() > 0]
         return min(free, key=lambda server: (server.load() + 1) / server.weight, default=None)
 
-    def is_there(self, server: Server) -> bool:
+    def is_there(self, server: RemoteServer) -> bool:
         """Return whether a server that has not answered in time answers at all: then it computes for long."""
         if not (server.ready or server.sessions):  # another request has found out
             return False
@@ -110,11 +110,11 @@ class Servers:
         (answer,) = call_all([question], DESCRIBE_SECONDS)
         return not (isinstance(answer, Failure) and answer.code is grpc.StatusCode.DEADLINE_EXCEEDED)
 
-    def others(self, avoid: Collection[Server]) -> bool:
+    def others(self, avoid: Collection[RemoteServer]) -> bool:
         """Return whether there is a server to use that is not among `avoid`."""
         return any(server.ready and server not in avoid for server in self.all.values())
 
-    def lose(self, server: Server, reason: str) -> None:
+    def lose(self, server: RemoteServer, reason: str) -> None:
         """Put a server aside whose sessions are lost, unless that is known. If it comes back with them, they are closed."""
         if not (server.ready or server.sessions):
             return
@@ -125,7 +125,7 @@ class Servers:
         server.connection.close()
         self.put_aside(server, reason)
 
-    def put_aside(self, server: Server, reason: str) -> None:
+    def put_aside(self, server: RemoteServer, reason: str) -> None:
         """Begin no new sessions on a server until it has been asked again. Its own ones go on."""
         now = time.monotonic()
         server.failures = 1 if now - server.failed_at > TRUSTED_SECONDS else server.failures + 1
@@ -140,7 +140,7 @@ class Servers:
         """Take the servers of the addresses, and return those that are new. One that is gone ends its episodes."""
         new = []
         for target, weight in self.addresses.current.items():
-            server = self.all.setdefault(target, Server(target, weight, self.credentials))
+            server = self.all.setdefault(target, RemoteServer(target, weight, self.credentials))
             new += [] if server.listed else [target]
             server.weight, server.listed = weight, True
         for target, server in self.all.items():
@@ -179,19 +179,19 @@ class Servers:
                 raise NoServer(f"no server of {self.name!r} answers ({self._reasons()}): start one there with jmarl serve")
             time.sleep(0.2)
 
-    def _ask(self, servers: Iterable[Server]) -> None:
+    def _ask(self, servers: Iterable[RemoteServer]) -> None:
         """Ask servers that are not used for their description."""
         for server in servers:
             if server.asked is None and not server.ready:
                 server.asked = server.connection.start(self.question.method, self.question.request, DESCRIBE_SECONDS)
 
-    def _answer_of(self, server: Server) -> Any:
+    def _answer_of(self, server: RemoteServer) -> Any:
         """Wait for the description of a server that was asked, and return it."""
         assert server.asked is not None
         answer, server.asked = reply_or_failure(server.asked.result), None
         return answer
 
-    def _use_if_equal(self, server: Server, answer: Any) -> None:
+    def _use_if_equal(self, server: RemoteServer, answer: Any) -> None:
         """Use a server if it has answered as the first one."""
         why = ""
         try:
@@ -224,7 +224,7 @@ class Servers:
 
         One that computes for long is asked again a few times. After an error of the environment or the reward each of the
         other servers is tried once. Other failures are those of servers that are not there, which are waited for."""
-        tried: set[Server] = set()
+        tried: set[RemoteServer] = set()
         repeats, away_since = 0, None
         while True:
             self.refresh()
@@ -270,7 +270,7 @@ class Servers:
                 reply_or_failure(future.result)
 
 
-def leave(servers: dict[str, Server]) -> None:
+def leave(servers: dict[str, RemoteServer]) -> None:
     """Close all sessions and connections: servers that end wait for open sessions."""
     futures = []
     for server in servers.values():

@@ -48,7 +48,7 @@ class Handle(NamedTuple):
     answers: tuple  # digests of the answers to reset and the actions
 
 
-class Refused(Unanswered):
+class OpenEnvError(Unanswered):
     """The server answered with an error, whose code this is, or closed the connection: CLOSED."""
 
     def __init__(self, code: str, message: str):
@@ -56,7 +56,7 @@ class Refused(Unanswered):
         self.code = code
 
 
-class Session:
+class OpenEnvSession:
     """A socket, and where the episode behind it stands."""
 
     def __init__(self, connecting: Any):
@@ -117,7 +117,7 @@ class OpenEnv(TextEnvironment):
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.max_turns, self.reward_range = max_turns, (float(reward_range[0]), float(reward_range[1]))
         self.action, self.observation = action, observation
-        self._sessions: list[Session] = []  # the one that was used last is the last one
+        self._sessions: list[OpenEnvSession] = []  # the one that was used last is the last one
         self._most, self._timeout = sessions, timeout
         self._make_action, self._read = function_of("action", action), function_of("observation", observation)
         self._field = None if callable(observation) else observation
@@ -203,7 +203,7 @@ class OpenEnv(TextEnvironment):
         """Call again if the connection was closed: servers end sessions that are idle."""
         try:
             return call()
-        except Refused as error:
+        except OpenEnvError as error:
             if error.code not in (CLOSED, ENDED):
                 raise
             for session in [session for session in self._sessions if not session.episode]:
@@ -212,7 +212,7 @@ class OpenEnv(TextEnvironment):
 
     # --- sockets -------------------------------------------------------------------------------------------------------
 
-    def _session(self) -> Session:
+    def _session(self) -> OpenEnvSession:
         """Return a session for a new episode."""
         session = next((session for session in self._sessions if not session.episode), None)
         if session is None and len(self._sessions) < self._most:
@@ -221,12 +221,12 @@ class OpenEnv(TextEnvironment):
         self._use(session)
         return session
 
-    def _use(self, session: Session) -> None:
+    def _use(self, session: OpenEnvSession) -> None:
         """Put a session to the end of the list: the first one waits longest."""
         self._sessions.remove(session)
         self._sessions.append(session)
 
-    def _connect(self) -> Session | None:
+    def _connect(self) -> OpenEnvSession | None:
         """Open a socket. Returns None if the server has no room for one more beside those of this object."""
         from websockets.exceptions import InvalidStatus, WebSocketException
 
@@ -241,31 +241,31 @@ class OpenEnv(TextEnvironment):
         self._sessions.append(session)
         try:
             self._call(session, {"type": "state"}, kind="state")  # a full server says so only now
-        except Refused as error:
+        except OpenEnvError as error:
             if error.code == FULL and self._sessions:
                 self._most = len(self._sessions)
                 return None
             raise
         return session
 
-    def _open(self) -> Session:
+    def _open(self) -> OpenEnvSession:
         """Open a socket; again where that hangs, as it sometimes does with TLS: Python reads and writes in two threads."""
         from websockets.sync.client import connect
 
         options: dict[str, Any] = dict(max_size=MAX_MESSAGE, compression=None, proxy=None, close_timeout=2)
         for is_last in (False, False, True):
             try:
-                return Session(connect(self._url, additional_headers=self._headers, open_timeout=CONNECT_S, **options))
+                return OpenEnvSession(connect(self._url, additional_headers=self._headers, open_timeout=CONNECT_S, **options))
             except TimeoutError:
                 if is_last:
                     raise
         raise AssertionError  # not reached
 
-    def _drop(self, session: Session) -> None:
+    def _drop(self, session: OpenEnvSession) -> None:
         self._sessions.remove(session)
         session.close()
 
-    def _call(self, session: Session, message: dict, kind: str = "observation") -> dict:
+    def _call(self, session: OpenEnvSession, message: dict, kind: str = "observation") -> dict:
         """Send a message and return the data of the answer. Drops the socket unless the answer came and is one."""
         from websockets.exceptions import ConnectionClosed
 
@@ -273,19 +273,19 @@ class OpenEnv(TextEnvironment):
             with contextlib.suppress(ConnectionClosed):  # a server that refuses a session has said why before
                 session.socket.send(json.dumps(message))
             return checked(json.loads(session.socket.recv(self._timeout)), kind)
-        except Refused as error:
+        except OpenEnvError as error:
             session.episode = ""
             if error.code != FAILED:
                 self._drop(session)
             if error.code in CODES:
                 raise RuntimeError(f"{self._url} refused {message['type']}: {error}; {CODES[error.code]}") from error
-            raise Refused(error.code, f"{self._url} answered {message['type']} with {error}") from error
+            raise OpenEnvError(error.code, f"{self._url} answered {message['type']} with {error}") from error
         except BaseException as error:
             self._drop(session)
             if isinstance(error, TimeoutError):
                 raise Unanswered(f"{self._url} did not answer within {self._timeout:g} s") from error
             if isinstance(error, ConnectionClosed):
-                raise Refused(CLOSED, f"{self._url} closed the connection") from error
+                raise OpenEnvError(CLOSED, f"{self._url} closed the connection") from error
             if isinstance(error, ValueError | OSError | RecursionError | OverflowError):
                 raise Unanswered(f"{self._url} answered with what is no message: {error}") from error
             raise
@@ -338,12 +338,12 @@ def digest(answer: dict) -> str:
 
 
 def checked(reply: Any, kind: str) -> dict:
-    """Return the data of a reply. Raises Refused for an error of the server, and ValueError for anything else."""
+    """Return the data of a reply. Raises OpenEnvError for an error of the server, and ValueError for anything else."""
     data = reply.get("data") if isinstance(reply, dict) else None
     if not isinstance(data, dict):
         raise ValueError(f"a message without data, {reply!r:.80}")
     if reply.get("type") == "error":
-        raise Refused(code := str(data.get("code")), f"{data.get('message')} ({code})")
+        raise OpenEnvError(code := str(data.get("code")), f"{data.get('message')} ({code})")
     if reply.get("type") != kind:
         raise ValueError(f"a message of type {reply.get('type')!r:.40} in place of {kind}")
     if kind == "state":

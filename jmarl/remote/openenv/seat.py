@@ -59,9 +59,9 @@ class Seat:
             raise ValueError(f"the environment has no tasks in the split {split!r}")
         self.call, self.ask = Calls("the environment", call_s), Calls("the team", call_s)
 
-    def episode(self) -> "Episode":
+    def episode(self) -> "SeatEpisode":
         """Return an episode that has not begun."""
-        return Episode(self)
+        return SeatEpisode(self)
 
 
 class Calls:
@@ -99,7 +99,7 @@ class Calls:
             self.lock.release()
 
 
-class Episode:
+class SeatEpisode:
     """An episode of a seat: `reset`, then `step` until it is done; then it may be reset again."""
 
     def __init__(self, seat: Seat):

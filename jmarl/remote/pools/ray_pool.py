@@ -34,7 +34,7 @@ class Actor:
         return pickled_result(function, self.env, *call)
 
 
-class Task(NamedTuple):
+class ActorTask(NamedTuple):
     """What an actor does."""
 
     actor: Any
@@ -55,7 +55,7 @@ class RayPool(Workers):
         except ImportError as error:
             raise ImportError("a pool of Ray needs the ray package: pip install 'jmarl[ray]'") from error
         self._actors: list[Any] = []
-        self._starting: dict[Any, Task] = {}
+        self._starting: dict[Any, ActorTask] = {}
         self._make_actor: Callable[[], Any] | None = None
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class RayPool(Workers):
         def begin(actor: Any, call: int | None) -> None:
             reference = actor.__ray_ready__.remote() if call is None else actor.call.remote(function, calls[call])
             limit, verb = (self.start_timeout, "start") if call is None else (self.timeout, "answer")
-            running[reference] = Task(actor, call, time.monotonic() + limit, f"did not {verb} within {limit:g} s")
+            running[reference] = ActorTask(actor, call, time.monotonic() + limit, f"did not {verb} within {limit:g} s")
 
         try:
             for actor in set(self._actors) - {task.actor for task in running.values()} if indices else ():
@@ -132,7 +132,7 @@ class RayPool(Workers):
                 "of the cluster a free CPU, and can all nodes import jmarl and the module of the environment?"
             )
 
-    def _ended(self, running: dict[Any, Task]) -> dict[Any, Any]:
+    def _ended(self, running: dict[Any, ActorTask]) -> dict[Any, Any]:
         """Wait until a task ends or is late; return the results of those."""
         seconds = min(task.end for task in running.values()) - time.monotonic()
         done, waiting = self._ray.wait(list(running), timeout=max(seconds, 0))

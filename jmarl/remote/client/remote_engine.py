@@ -17,11 +17,11 @@ from jmarl.envs.base import Observations, Step, TextEnvironment, Texts
 from jmarl.envs.vector import Engine, Fault
 from jmarl.processes.ending import Interrupted
 from jmarl.remote import environments_pb2 as pb
+from jmarl.remote.client.calls import REPEATS, Call, Failure, RemoteServer, call_all, is_busy
 from jmarl.remote.client.connection import grpc
-from jmarl.remote.client.episodes import Episode, History, Session, digest_of
+from jmarl.remote.client.episodes import RemoteEpisode, RemoteHistory, RemoteSession, digest_of
 from jmarl.remote.client.plays import MAX_BATCH, Play, divided, request_id
 from jmarl.remote.client.replies import Garbage, check_numbers, read_start, read_step
-from jmarl.remote.client.server import REPEATS, Call, Failure, Server, call_all, is_busy
 from jmarl.remote.client.servers import Servers, leave, tell
 
 Code = grpc.StatusCode
@@ -48,12 +48,12 @@ class RemoteEngine(Engine):
             num_turns=asked.num_turns,
             fingerprint=servers.fingerprint,
         )
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
         self._batches, self._lost_batches = 0, 0  # so far; in a row
         self._seen: set[str] = set()  # what the replies to the last requests were, as far as it decides how to go on
 
     def reset(self, tasks: Sequence[dict], seeds: Sequence[int]) -> list[tuple[Any, Observations] | Fault]:
-        return self._play([Play(History(task, seed)) for task, seed in zip(tasks, seeds, strict=True)])
+        return self._play([Play(RemoteHistory(task, seed)) for task, seed in zip(tasks, seeds, strict=True)])
 
     def step(self, states: Sequence[Any], messages: Texts, seeds: Sequence[int]) -> list[Step | Fault]:
         calls = zip(states, messages, seeds, strict=True)
@@ -94,7 +94,7 @@ class RemoteEngine(Engine):
 
     def _fork(self, plays: Sequence[Play]) -> None:
         """Copy the sessions from which several plays continue: one session for each play."""
-        by_session: dict[Session, list[Play]] = {}
+        by_session: dict[RemoteSession, list[Play]] = {}
         for play in plays:
             if play.session is not None:
                 by_session.setdefault(play.session, []).append(play)
@@ -122,9 +122,9 @@ class RemoteEngine(Engine):
                 self._failed(call.server, answer)
                 continue
             for play, name in zip(copied, answer.sessions, strict=True):
-                self._enter(play, Session(call.server, name, call.request.step))
+                self._enter(play, RemoteSession(call.server, name, call.request.step))
 
-    def _enter(self, play: Play, session: Session) -> None:
+    def _enter(self, play: Play, session: RemoteSession) -> None:
         play.session, play.server, play.request, play.repeats = session, session.server, None, 0
         self._sessions.add(session)
 
@@ -138,7 +138,7 @@ class RemoteEngine(Engine):
             self.servers.wait_for_one(away_since)
             self._drop_lost(plays)
         homeless = [play for play in plays if play.server is None]
-        reserved: list[Server] = []
+        reserved: list[RemoteServer] = []
         for play in homeless:
             if (server := self.servers.choose(play.avoid)) is not None:
                 play.server = server
@@ -187,7 +187,7 @@ class RemoteEngine(Engine):
         for (server, method, _, chunk), reply in zip(chunks, call_all(calls, self.servers.timeout), strict=True):
             self._read(server, method, chunk, reply)
 
-    def _read(self, server: Server, method: str, plays: Sequence[Play], reply: Any) -> None:
+    def _read(self, server: RemoteServer, method: str, plays: Sequence[Play], reply: Any) -> None:
         """Read the reply to a request of several plays."""
         if not isinstance(reply, Failure) and len(reply.answers) != len(plays):
             reply = Failure(Code.UNKNOWN, f"it answered {len(plays)} calls with {len(reply.answers)} answers")
@@ -210,7 +210,7 @@ class RemoteEngine(Engine):
                 self._failed(server, failure)
                 self._lose(play, server, failure)
 
-    def _begun(self, play: Play, server: Server, reply: pb.ResetReply) -> None:
+    def _begun(self, play: Play, server: RemoteServer, reply: pb.ResetReply) -> None:
         """Read the reply to a reset."""
         start = read_start(reply, self.env)
         self._seen.add(ANSWER)
@@ -218,15 +218,15 @@ class RemoteEngine(Engine):
             play.result = start
             return
         name, observations = start
-        self._enter(play, session := Session(server, name, 0))
+        self._enter(play, session := RemoteSession(server, name, 0))
         session.used = self._batches
         digest = digest_of(reply.start)
         if play.begins:
-            play.result = Episode(play.history._replace(digests=(digest,)), session), observations
+            play.result = RemoteEpisode(play.history._replace(digests=(digest,)), session), observations
         elif digest != play.history.digests[0]:
             self._differs(play, session)
 
-    def _moved(self, play: Play, server: Server, reply: pb.StepReply) -> None:
+    def _moved(self, play: Play, server: RemoteServer, reply: pb.StepReply) -> None:
         """Read the reply to a step. What two servers say is right, also if it is a mistake of the environment."""
         session = play.session
         assert session is not None  # of a request BatchStep
@@ -252,10 +252,10 @@ class RemoteEngine(Engine):
             return
         state = None
         if not step.done:
-            state = Episode(history._replace(moves=play.moves, digests=(*history.digests, digest)), session)
+            state = RemoteEpisode(history._replace(moves=play.moves, digests=(*history.digests, digest)), session)
         play.result = step._replace(state=state)
 
-    def _differs(self, play: Play, session: Session) -> None:
+    def _differs(self, play: Play, session: RemoteSession) -> None:
         """End a play whose episode is another one than before. Training on it would take its end for that of the first one."""
         session.release()
         play.result = Fault(
@@ -265,7 +265,7 @@ class RemoteEngine(Engine):
 
     # What went wrong
 
-    def _unanswered(self, server: Server, method: str, plays: Sequence[Play], failure: Failure) -> None:
+    def _unanswered(self, server: RemoteServer, method: str, plays: Sequence[Play], failure: Failure) -> None:
         """Decide how several plays go on whose request has no reply. Raises RuntimeError for a play that fits no message."""
         is_away = failure.code is Code.UNAVAILABLE and method == "BatchReset"
         self._seen.add(AWAY if is_away else OTHER)
@@ -287,19 +287,19 @@ class RemoteEngine(Engine):
             else:
                 self._lose(play, server, failure)
 
-    def _failed(self, server: Server, failure: Failure) -> None:
+    def _failed(self, server: RemoteServer, failure: Failure) -> None:
         """Note that a server has failed to answer a request."""
         if failure.code is Code.RESOURCE_EXHAUSTED:
             self._full(server, failure)
         elif failure.code is not Code.CANCELLED:  # another failure has closed the connection
             self.servers.lose(server, failure.reason)
 
-    def _full(self, server: Server, failure: Failure) -> None:
+    def _full(self, server: RemoteServer, failure: Failure) -> None:
         """Note that a server has no room for another session."""
         self._seen.add(FULL)
         server.full_until, server.full_reason = monotonic() + FULL_SECONDS, failure.reason
 
-    def _refused(self, play: Play, server: Server, failure: Failure) -> None:
+    def _refused(self, play: Play, server: RemoteServer, failure: Failure) -> None:
         """Read the error of one play. Raises what the environment raised."""
         match failure.code:
             case Code.RESOURCE_EXHAUSTED:
@@ -326,14 +326,14 @@ class RemoteEngine(Engine):
         self._give_up(play.session, failure)
         self._lose(play, server, failure)
 
-    def _give_up(self, session: Session | None, failure: Failure) -> None:
+    def _give_up(self, session: RemoteSession | None, failure: Failure) -> None:
         """Leave a session after a failure: close it if the server still has it."""
         if session is not None and failure.code is Code.NOT_FOUND:
             session.gone()
         elif session is not None:
             session.release()
 
-    def _lose(self, play: Play, server: Server, failure: Failure) -> None:
+    def _lose(self, play: Play, server: RemoteServer, failure: Failure) -> None:
         """Let a play begin again elsewhere, or end it."""
         self._seen.add(OTHER)
         play.leave()

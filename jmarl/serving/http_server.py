@@ -21,7 +21,7 @@ from jmarl.config import TrainConfig
 from jmarl.remote.access import Access, Door, open_socket
 from jmarl.serving import connections
 from jmarl.serving.app import Guard, make_app
-from jmarl.serving.service import Service
+from jmarl.serving.service import TeamService
 from jmarl.team import Team, moved, on_mesh
 
 GRACE_S = 30.0
@@ -50,14 +50,14 @@ class ModelServer:
         log: prints a text about a request or an error.
     """
 
-    def __init__(self, service: Service, access: Access, grace_s: float = GRACE_S, log: Callable[[str], None] = print):
+    def __init__(self, service: TeamService, access: Access, grace_s: float = GRACE_S, log: Callable[[str], None] = print):
         self.service, self.access, self.grace_s = service, access, grace_s
         self.socket: Any = Door(open_socket(access, MAX_CONNECTIONS), MAX_STRANGERS)
         self.guard, self.deadline = Guard(make_app(service), access, self.socket.strangers, log), 0.0
         tls = access.tls
         config = uvicorn.Config(
             self.guard,
-            http=connections.Connection,
+            http=connections.HttpConnection,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -152,7 +152,7 @@ def serve_models(
         access: where to listen, and who may connect.
         slots: rows of each agent that are sampled side by side.
         max_waiting: requests that may wait.
-        max_tokens: longest completion that a request may ask for; None: see `Service`.
+        max_tokens: longest completion that a request may ask for; None: see `TeamService`.
         grace_s: seconds that requests under way have after a signal.
     """
     placed = on_mesh(team, cfg.run)
@@ -161,7 +161,7 @@ def serve_models(
             f"mesh={cfg.run.mesh!r} divides the weights of an agent, which --http does not: give --mesh agent=1, or auto"
         )
     team, params = moved(team, None, cfg.run)
-    service = Service(team, params, names, cfg, slots=slots, max_waiting=max_waiting, max_tokens=max_tokens, say=log)
+    service = TeamService(team, params, names, cfg, slots=slots, max_waiting=max_waiting, max_tokens=max_tokens, say=log)
     server = ModelServer(service, access, grace_s, log)
     server.run(lines=greeting(server, names))
     log("stopped; no request is under way")

@@ -23,8 +23,8 @@ import grpc
 from jmarl.remote.access import Access, Peer, Strangers, connection_of
 from jmarl.remote.catalog import Catalog, Offer
 from jmarl.remote.gate import Gate, Rates, log, peer_of
-from jmarl.remote.limits import Limits
-from jmarl.remote.service import Service
+from jmarl.remote.limits import ServerLimits
+from jmarl.remote.service import EnvironmentService
 from jmarl.remote.sessions import Sessions
 from jmarl.remote.values import PROTOCOL
 
@@ -49,15 +49,15 @@ EXPERIMENTS = "GRPC_EXPERIMENTS"  # read when this process first uses gRPC
 ENDED, CUT_OFF = 0, 1  # exit codes
 
 
-class Server:
+class EnvironmentServer:
     """A server of environments and rewards. `start` it in a running event loop, and `end` it there."""
 
-    def __init__(self, offer: Offer, access: Access, limits: Limits, workers: int = 0):
+    def __init__(self, offer: Offer, access: Access, limits: ServerLimits, workers: int = 0):
         version = metadata.version("jmarl")
         self.access, self.limits = access, limits
         self.catalog = Catalog(offer, workers, limits.call_seconds)
         self.sessions = Sessions(limits)
-        self._service = Service(self.catalog, self.sessions, version)
+        self._service = EnvironmentService(self.catalog, self.sessions, version)
         self._strangers = GrpcStrangers()
         rates = Rates(limits.rate)
         self._gate = Gate(self._service.methods, access, self._strangers, rates, version, limits.message_bytes)
@@ -194,7 +194,7 @@ def allow_connections() -> int:
     return max(most - SPARE_FILES, most // 2)
 
 
-def serve_environments(offer: Offer, access: Access, limits: Limits, workers: int, grace: float) -> int:
+def serve_environments(offer: Offer, access: Access, limits: ServerLimits, workers: int, grace: float) -> int:
     """Serve environments and rewards until a signal, and return the exit code.
 
     workers: processes of each environment; 0: none. grace: seconds that episodes may go on after the signal.
@@ -239,9 +239,9 @@ def _write_lines(records: queue.Queue[logging.LogRecord | None]) -> None:
             os.write(STDERR, f"{record.msg}\n".encode("utf-8", "backslashreplace"))
 
 
-async def serve(offer: Offer, access: Access, limits: Limits, workers: int, grace: float) -> int:
+async def serve(offer: Offer, access: Access, limits: ServerLimits, workers: int, grace: float) -> int:
     """Say what is served, serve it until a signal, and return the exit code."""
-    server = Server(offer, access, limits, workers)
+    server = EnvironmentServer(offer, access, limits, workers)
     signals: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -267,7 +267,7 @@ async def serve(offer: Offer, access: Access, limits: Limits, workers: int, grac
     return CUT_OFF if at_once and unfinished else ENDED
 
 
-def announcement(server: Server, port: int) -> str:
+def announcement(server: EnvironmentServer, port: int) -> str:
     """Return what is served where, and how a client uses it."""
     access, offer = server.access, server.catalog.offer
     host = socket.gethostname() if access.host in EVERYWHERE else access.host  # what clients elsewhere may call it

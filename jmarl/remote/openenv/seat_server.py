@@ -27,7 +27,7 @@ from websockets.sync.server import Server, ServerConnection, serve
 
 from jmarl.envs.base import Unanswered
 from jmarl.remote.access import Access, Door, open_socket
-from jmarl.remote.openenv.seat import Episode, Seat, Seen, fields_of
+from jmarl.remote.openenv.seat import Seat, SeatEpisode, Seen, fields_of
 
 MAX_MESSAGE = 1 << 20  # bytes
 MAX_SESSIONS = 16  # by default: each has a thread
@@ -39,7 +39,7 @@ FIELDS = {"reset": {"seed": int, "episode_id": str}, "step": {"message": str}}  
 TYPES = (*FIELDS, "state", "close")
 
 
-class Refusal(Exception):
+class OpenEnvRefusal(Exception):
     """An error that the client is told of."""
 
     def __init__(self, code: str, message: str, **more: Any):
@@ -145,7 +145,9 @@ class SeatServer:
                 if has_room:
                     self._answer_all(connection)
                 else:
-                    refusal = Refusal("CAPACITY_REACHED", f"this server has {self.max_sessions} sessions, and no room for more")
+                    refusal = OpenEnvRefusal(
+                        "CAPACITY_REACHED", f"this server has {self.max_sessions} sessions, and no room for more"
+                    )
                     connection.send(error_reply(refusal))
         finally:
             with self.lock:
@@ -159,7 +161,7 @@ class SeatServer:
                 raw = connection.recv(self.idle_s)
             except TimeoutError:
                 connection.send(
-                    error_reply(Refusal("SESSION_ERROR", f"the session was idle for {self.idle_s:g} s and is over"))
+                    error_reply(OpenEnvRefusal("SESSION_ERROR", f"the session was idle for {self.idle_s:g} s and is over"))
                 )
                 return
             self.playing.add(connection)  # also while the last answer is sent
@@ -170,7 +172,7 @@ class SeatServer:
             if episode.done:
                 self.playing.discard(connection)
 
-    def _reply(self, raw: str | bytes, episode: Episode, state: dict[str, Any]) -> str | None:
+    def _reply(self, raw: str | bytes, episode: SeatEpisode, state: dict[str, Any]) -> str | None:
         """Return the answer to a message; None: the client wants to go."""
         try:
             kind, data = read(raw)
@@ -179,28 +181,32 @@ class SeatServer:
             if kind == "state":
                 return json.dumps({"type": "state", "data": state})
             if kind == "reset" and self.is_draining:
-                raise Refusal("SESSION_ERROR", "this server is ending and begins no new episodes: try another one")
+                raise OpenEnvRefusal("SESSION_ERROR", "this server is ending and begins no new episodes: try another one")
             if kind == "reset":
                 seen = episode.reset(data.get("seed"))
                 state["episode_id"] = data.get("episode_id") or uuid.uuid4().hex
             elif episode.done:
-                raise Refusal("EXECUTION_ERROR", "there is no episode to act in: send reset first, also after the last step")
+                raise OpenEnvRefusal(
+                    "EXECUTION_ERROR", "there is no episode to act in: send reset first, also after the last step"
+                )
             else:
                 seen = episode.step(data["message"])
             state["step_count"] = episode.steps
             return observation_reply(seen)
-        except Refusal as refusal:
+        except OpenEnvRefusal as refusal:
             return error_reply(refusal)
         except TimeoutError as error:
             episode.done = True
             self.log(f"the environment did not answer in time: {error}")
-            return error_reply(Refusal("EXECUTION_ERROR", "the environment did not answer in time, and the episode is over"))
+            return error_reply(
+                OpenEnvRefusal("EXECUTION_ERROR", "the environment did not answer in time, and the episode is over")
+            )
         except Exception as error:  # clients get no traceback, path or answer: they may be in the message
             episode.done = True
             name = uuid.uuid4().hex[:8]
             has_reward = "there is no reward for this step" if isinstance(error, Unanswered) else "the environment failed"
             self.log(f"request {name}: {traceback.format_exc()}")
-            return error_reply(Refusal("EXECUTION_ERROR", f"{has_reward}, and the episode is over", request_id=name))
+            return error_reply(OpenEnvRefusal("EXECUTION_ERROR", f"{has_reward}, and the episode is over", request_id=name))
 
 
 def serve_seat(server: SeatServer, grace_s: float = 300.0) -> int:
@@ -237,30 +243,32 @@ def context_of(access: Access) -> ssl.SSLContext | None:
 
 
 def read(raw: str | bytes) -> tuple[str, dict[str, Any]]:
-    """Return the type and the data of a message. Raises Refusal for what is none."""
+    """Return the type and the data of a message. Raises OpenEnvRefusal for what is none."""
     try:
         message = json.loads(raw)
     except (ValueError, RecursionError):
-        raise Refusal("INVALID_JSON", "a message is a JSON object {type, data}") from None
+        raise OpenEnvRefusal("INVALID_JSON", "a message is a JSON object {type, data}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise Refusal("VALIDATION_ERROR", "a message is a JSON object {type, data}")
+        raise OpenEnvRefusal("VALIDATION_ERROR", "a message is a JSON object {type, data}")
     kind, data = message["type"], message.get("data", {})
     if kind not in TYPES:
-        raise Refusal("UNKNOWN_TYPE", f"the types of messages are {', '.join(TYPES)}")
+        raise OpenEnvRefusal("UNKNOWN_TYPE", f"the types of messages are {', '.join(TYPES)}")
     fields: Mapping[str, type] = FIELDS.get(kind, {})
     if not isinstance(data, dict) or message.keys() - {"type", "data"}:
-        raise Refusal("VALIDATION_ERROR", "a message has type and data, an object, and nothing else")
+        raise OpenEnvRefusal("VALIDATION_ERROR", "a message has type and data, an object, and nothing else")
     if unknown := data.keys() - fields.keys() - {"metadata"}:  # metadata: every action of OpenEnv has it
         known = ", ".join(fields) or "no fields"
-        raise Refusal("VALIDATION_ERROR", f"data of {kind} has {known}, and not {min(unknown)[:40]!r}")
+        raise OpenEnvRefusal("VALIDATION_ERROR", f"data of {kind} has {known}, and not {min(unknown)[:40]!r}")
     data = {name: value for name, value in data.items() if name in fields and (value is not None or kind == "step")}
     wrong = [name for name, x in data.items() if not isinstance(x, fields[name]) or isinstance(x, bool)]
     if wrong or (kind == "step" and not data):
         name = (wrong or ["message"])[0]
-        raise Refusal("VALIDATION_ERROR", f"{name} of {kind} must be {'a text' if fields[name] is str else 'a whole number'}")
+        raise OpenEnvRefusal(
+            "VALIDATION_ERROR", f"{name} of {kind} must be {'a text' if fields[name] is str else 'a whole number'}"
+        )
     seed: Any = data.get("seed", 0)
     if not 0 <= seed < 1 << 63:
-        raise Refusal("VALIDATION_ERROR", "seed of reset must be at least 0 and below 2^63")
+        raise OpenEnvRefusal("VALIDATION_ERROR", "seed of reset must be at least 0 and below 2^63")
     return kind, data
 
 
@@ -269,5 +277,5 @@ def observation_reply(seen: Seen) -> str:
     return json.dumps({"type": "observation", "data": data})
 
 
-def error_reply(refusal: Refusal) -> str:
+def error_reply(refusal: OpenEnvRefusal) -> str:
     return json.dumps({"type": "error", "data": {"message": str(refusal), "code": refusal.code} | refusal.more})

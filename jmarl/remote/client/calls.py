@@ -7,7 +7,7 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from jmarl.remote import environments_pb2 as pb
-from jmarl.remote.client.connection import Connection, Credentials, grpc
+from jmarl.remote.client.connection import Credentials, GrpcConnection, grpc
 
 RETRIES = 2  # of a call that did not reach a server or lost its answer (UNAVAILABLE), with the same request ids
 RETRY_SECONDS = 0.1  # before the first of them, on average; then twice as many
@@ -28,12 +28,12 @@ FINAL: dict[grpc.StatusCode, type[Exception]] = {
 }
 
 
-class Server:
+class RemoteServer:
     """One server."""
 
     def __init__(self, target: str, weight: float, credentials: Credentials):
         self.target, self.weight = target, weight
-        self.connection = Connection(target, credentials)
+        self.connection = GrpcConnection(target, credentials)
         self.limits = pb.Limits()
         self.listed = False  # among the addresses of the run
         self.ready = False  # takes new sessions
@@ -67,7 +67,7 @@ class Failure(NamedTuple):
 class Call(NamedTuple):
     """A call of a method of a server."""
 
-    server: Server
+    server: RemoteServer
     method: str
     request: Any
 
