@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -22,6 +22,7 @@ from jmarl.models.hub.transformers_model import (
 
 # A name, a directory, a .gguf file, a Hub id, a loaded agent, or a loaded model of transformers.
 Model = str | os.PathLike | Agent | TransformersModel
+C = TypeVar("C", bound=TrainerConfig)
 
 
 def one_of(**arguments: Any) -> Any:
@@ -186,10 +187,11 @@ def count_agents(agents: Sequence[Model] | None, num_agents: int | None, args: T
     return next(iter(sizes.values()), 2)
 
 
-def check_args(args: Any, config_class: type[TrainerConfig], trainer: str) -> None:
-    """Raise a TypeError unless `args` is a configuration of the trainer's class."""
-    if not isinstance(args, config_class):
+def read_args(args: C | None, config_class: type[C], trainer: str) -> C:
+    """Return the settings of a trainer. Raises a TypeError for those of another one."""
+    if args is not None and not isinstance(args, config_class):
         raise TypeError(f"{trainer} takes args={config_class.__name__}(...), got {type(args).__name__}")
+    return config_class() if args is None else args
 
 
 def check_wandb(wandb_config: Mapping[str, Any] | None, args: TrainerConfig) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from jmarl.algorithms import find_row, resolve
-from jmarl.comlrl.arguments import Model, check_args, check_not_deleted, check_wandb, load_agents
+from jmarl.comlrl.arguments import Model, check_not_deleted, check_wandb, load_agents, read_args
 from jmarl.comlrl.config import TrainerConfig, trainer_config
 from jmarl.config import Count, Episodes, Range, Sampling
 from jmarl.preferences.pairs import load_pairs
@@ -72,8 +72,7 @@ class DPOTrainer:
         tokenizer: Any = None,
         wandb_config: Mapping[str, Any] | None = None,
     ):
-        self.args = self.config_class() if args is None else args
-        check_args(self.args, self.config_class, type(self).__name__)
+        self.args = read_args(args, self.config_class, type(self).__name__)
         check_wandb(wandb_config, self.args)
         if not find_row(self.args.algorithm).trains_team:
             raise ValueError("a reward model has no trainer: use jmarl.preferences.reward_model.fit_reward_model")
