@@ -12,10 +12,8 @@ import inspect
 import math
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, dataclass_transform
 
-from jmarl.comlrl.other_names import OtherNames
-from jmarl.config import OTHER_NAMES as OTHER_NAMES_OF_CONFIG
 from jmarl.config import (
     SECTION_OF,
     Count,
@@ -34,10 +32,8 @@ from jmarl.config import (
     check_fields,
     check_names,
 )
+from jmarl.config.aliases import OtherNames, fields_of, other_names, same
 
-OTHER_NAMES = OTHER_NAMES_OF_CONFIG | {
-    "per_device_train_batch_size": "num_prompts"
-}  # which counts prompts in CoMLRL's documents
 REFUSED = {
     "advantage_mode": "choose the trainer instead: MAGRPO (mean), MAREINFORCE (raw), MARLOO (rloo) or MAReMax (max)",
     "gradient_accumulation_steps": "set num_prompts to the prompts of one update, and micro_batches to the number of parts",
@@ -54,80 +50,94 @@ REFUSED = {
     "fp16": "set compute_dtype='bfloat16'",
 }
 
-
-# Texts that CoMLRL reads in any case, and its other words for a value.
-VALUES: dict[str, dict[str, str]] = {
-    "joint_mode": {},
-    "critic_type": {},
-    "advantage_mode": {},
-    "parallel_training": {},
-    "pair_selection": {},
-    "rl_algorithm": {"mareforce": "mareinforce"},
+# Settings whose texts CoMLRL reads in any case -> value -> its other words for it.
+WORDS: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("joint_mode", "critic_type", "advantage_mode", "parallel_training", "pair_selection"), {}),
+    "rl_algorithm": {"mareinforce": "mareforce"},
     "comparator_policy": {
-        **dict.fromkeys(("self", "online", "current_copy", "current-offload", "current_offload"), "current"),
-        **dict.fromkeys(("copy", "online_copy"), "current"),
-        **dict.fromkeys(("external", "comparator", "reference", "ref"), "model"),
-        **dict.fromkeys(("checkpoint", "previous", "previous_iteration"), "history"),
-        **dict.fromkeys(("http", "endpoint"), "api"),
+        "current": "self online current_copy current-offload current_offload copy online_copy",
+        "model": "external comparator reference ref",
+        "history": "checkpoint previous previous_iteration",
+        "api": "http endpoint",
     },
     "comparator_generation_mode": {
-        **dict.fromkeys(("decentralised", "multi_agent", "multi-agent"), "decentralized"),
-        **dict.fromkeys(("centralised", "single_agent", "single-agent"), "centralized"),
+        "decentralized": "decentralised multi_agent multi-agent",
+        "centralized": "centralised single_agent single-agent",
     },
     "preference_replay_mode": {
-        **dict.fromkeys(("latest", "new"), "current"),
-        **dict.fromkeys(("recent_k", "last_k", "k"), "nearest_k"),
-        **dict.fromkeys(("lambda", "td_lambda", "td-lambda"), "lambda_decay"),
-        "all_history": "all",
+        "current": "latest new",
+        "nearest_k": "recent_k last_k k",
+        "lambda_decay": "lambda td_lambda td-lambda",
+        "all": "all_history",
     },
-    "preference_scoring_reward": {
-        **dict.fromkeys(("oracle", "environment", "env"), "task"),
-        **dict.fromkeys(("model", "learned"), "reward_model"),
-    },
+    "preference_scoring_reward": {"task": "oracle environment env", "reward_model": "model learned"},
 }
+
+
+@other_names
+class TrainerNames(OtherNames):
+    """Other names of settings of trainers: this one counts prompts in CoMLRL's documents, and in TRL something else."""
+
+    per_device_train_batch_size: int = same("num_prompts")
+
+
+OTHER_NAMES = fields_of(TrainerNames)
 
 
 def usual_value(name: str, value: Any) -> Any:
     """Return a setting's value as it is written here."""
-    if name not in VALUES or not isinstance(value, str):
+    if name not in WORDS or not isinstance(value, str):
         return value
     value = value.strip().lower()
-    return VALUES[name].get(value, value)
-
-
-T = TypeVar("T", bound="TrainerConfig")
+    return next((usual for usual, words in WORDS[name].items() if value in words.split()), value)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def trainer_config(cls: type[T]) -> type[T]:
-    """Turn a class into a frozen dataclass of keyword arguments whose constructor also takes the names of `OTHER_NAMES`."""
-    cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-    init = cls.__init__
+class Declared:
+    """Makes each subclass a frozen dataclass of keyword arguments whose constructor also takes the names of `OTHER_NAMES`.
 
-    @functools.wraps(init)
-    def init_with_other_names(self: T, **settings: Any) -> None:
-        init(self, **cls.rename(settings))
+    algorithm: the default of that setting, and the name of its directory of output."""
 
-    del init_with_other_names.__wrapped__  # type: ignore[attr-defined]  # pdoc would read its types, names of other modules
-    init_with_other_names.__signature__ = _signature(cls)  # type: ignore[attr-defined]
-    cls.__init__ = init_with_other_names  # type: ignore[method-assign]
-    return cls
+    def __init_subclass__(cls, algorithm: str | None = None) -> None:
+        if algorithm is not None:
+            own = vars(cls).get("__annotations__", {})
+            cls.__annotations__ = {"algorithm": "str", "output_dir": "str"} | own
+            cls.algorithm, cls.output_dir = algorithm, vars(cls).get("output_dir", f"runs/{algorithm}")
+        init = dataclasses.dataclass(frozen=True, kw_only=True)(cls).__init__
+
+        @functools.wraps(init)
+        def init_with_other_names(self: Any, **settings: Any) -> None:
+            init(self, **cls.rename(settings))
+
+        del init_with_other_names.__wrapped__  # type: ignore[attr-defined]  # pdoc would read its types, names of other modules
+        init_with_other_names.__signature__ = cls.signature()  # type: ignore[attr-defined]
+        cls.__init__ = init_with_other_names  # type: ignore[method-assign]
+
+    @classmethod
+    def signature(cls) -> inspect.Signature:
+        """Return that of the constructor: all fields and, for editors and notebooks, the names of `OTHER_NAMES`."""
+        kind, hints = inspect.Parameter.KEYWORD_ONLY, typing.get_type_hints(cls)
+        parameters = {
+            field.name: inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
+            for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        }
+        for name, field in OTHER_NAMES.items():
+            parameters.setdefault(name, parameters[field].replace(name=name))
+        return inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *parameters.values()])
+
+    @classmethod
+    def rename(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings by field name. Raises TypeError for unknown and refused names, and for two names of one field."""
+        others = {field.name: field.default for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name in settings:
+            if name in REFUSED and name not in others:
+                raise TypeError(f"{cls.__name__}: {name} is not a setting here; {REFUSED[name]}")
+        check_names(cls, settings, [*OTHER_NAMES, *REFUSED])
+        usual = {name: usual_value(name, value) for name, value in settings.items()}
+        return by_field(usual, set(others), cls.__name__, others, OTHER_NAMES)
 
 
-def _signature(cls: type[TrainerConfig]) -> inspect.Signature:
-    """Return the signature of the constructor: all fields and, for editors and notebooks, the names of `OTHER_NAMES`."""
-    kind, hints = inspect.Parameter.KEYWORD_ONLY, typing.get_type_hints(cls)
-    parameters = {
-        field.name: inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
-        for field in dataclasses.fields(cls)
-    }
-    for name, field in OTHER_NAMES.items():
-        parameters.setdefault(name, parameters[field].replace(name=name))
-    return inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *parameters.values()])
-
-
-@trainer_config
-class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preference, Run, OtherNames):
+class TrainerConfig(Declared, Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preference, Run, TrainerNames):
     """Settings of a trainer: all settings of `TrainConfig` and those below. The names of `OTHER_NAMES` can be set and read too.
 
     The defaults are those of CoMLRL 1.4.3 if it has the setting (20 epochs, learning rate 5e-6, 4 generations of 256 tokens,
@@ -158,18 +168,6 @@ class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preferenc
     eval_num_samples: Count | None = None
     """Evaluate on the first items of eval_dataset only; None: on all."""
 
-    @classmethod
-    def rename(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings by field name. Raises TypeError for unknown and refused names, and for two names of one field."""
-        fields = {field.name for field in dataclasses.fields(cls)}
-        for name in settings:
-            if name in REFUSED and name not in fields:
-                raise TypeError(f"{cls.__name__}: {name} is not a setting here; {REFUSED[name]}")
-        check_names(cls, settings, [*OTHER_NAMES, *REFUSED])
-        usual = {name: usual_value(name, value) for name, value in settings.items()}
-        others = {field.name: field.default for field in dataclasses.fields(cls)}
-        return by_field(usual, fields, cls.__name__, others, OTHER_NAMES)
-
     def __post_init__(self) -> None:
         if self.top_k is None:  # CoMLRL's scripts switch it off so
             object.__setattr__(self, "top_k", 0)
@@ -183,10 +181,8 @@ class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preferenc
         """The row of the table that trains the team."""
         return self.algorithm
 
-    def __getattr__(self, name: str) -> Any:  # called only for names that are not fields
-        if name not in OTHER_NAMES:
-            raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
-        return getattr(self, OTHER_NAMES[name])
+    def __getattr__(self, name: str) -> Any:  # called only for names that are neither fields nor other names
+        raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
 
     def train_config(self, num_items: int) -> TrainConfig:
         """Return the configuration of the run on a data set of `num_items` items."""

@@ -12,10 +12,11 @@ import math
 from typing import Annotated, Any, Literal
 
 from jmarl.algorithms import find_row
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.config import TrainerConfig
 from jmarl.config import Count, CountOrOff, NotNegative, Positive, Range, Share, check
 
 Devices = str | tuple[str, ...] | None
+Advantage = Literal["mean", "raw", "max", "rloo"]
 ADVANTAGES = {"mean": "magrpo", "raw": "mareinforce", "max": "maremax", "rloo": "marloo"}
 SCALED = ("magrpo", "mareinforce", "maremax", "marloo", "iac", "maac")  # algorithms that advantage_normalization scales
 DEVICES = "mesh and CUDA_VISIBLE_DEVICES choose the devices"
@@ -55,7 +56,6 @@ class Unwritten(int):
     """The default of num_turns: 2, as in CoMLRL, if the trainer has an external_transition; else 1."""
 
 
-@trainer_config
 class RolloutConfig(TrainerConfig):
     """`TrainerConfig` of trainers that sample, with the settings of CoMLRL 1.4.3 and its defaults.
 
@@ -212,13 +212,12 @@ def one_device(devices: Devices) -> bool:
     return len(names) == 1 and names != {"auto"}
 
 
-@trainer_config
 class ReinforceConfig(RolloutConfig):
     """`RolloutConfig` of trainers without a critic, which differ in advantage_mode."""
 
     cross_credit: Literal["mean", "sum"] = "sum"
     """As in `Episodes`; CoMLRL sums."""
-    advantage_mode: Literal["mean", "raw", "max", "rloo"] = "mean"
+    advantage_mode: Advantage = "mean"
     """The baseline of advantages: mean (MAGRPO), raw (MAREINFORCE: none), max (MAReMax) or rloo (MARLOO)."""
 
     @property
@@ -227,7 +226,6 @@ class ReinforceConfig(RolloutConfig):
         return ADVANTAGES[self.advantage_mode] if self.algorithm == default else self.algorithm
 
 
-@trainer_config
 class ActorCriticConfig(RolloutConfig):
     """`RolloutConfig` of trainers with critics. As in CoMLRL, one completion per prompt and no top-k.
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jmarl.algorithms import find_row
 from jmarl.algorithms.constraints import used_settings
-from jmarl.comlrl.config import trainer_config
-from jmarl.comlrl.peer_settings import Devices, RolloutConfig, critic_settings
+from jmarl.comlrl.peer_settings import Advantage, Devices, RolloutConfig, critic_settings
 from jmarl.config import Count, NotNegative, Positive, Range, TrainConfig, check
 
 CHAT_FORMATS = ("openai", "openai_chat", "chat")
@@ -25,7 +24,6 @@ API_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-@trainer_config
 class PreferenceConfig(RolloutConfig):
     """`RolloutConfig` of algorithms that learn from pairs of the team's completions."""
 
@@ -38,7 +36,7 @@ class PreferenceConfig(RolloutConfig):
     """Pairs kept of a prompt; None or 0: all."""
     pair_selection: Literal["reward_gap", "all", "random", "comparator_reward"] | None = "reward_gap"
     beta: Positive | None = 0.1
-    advantage_mode: Literal["mean", "raw", "max", "rloo"] = "mean"
+    advantage_mode: Advantage = "mean"
     """No effect: rl_algorithm chooses the baseline of MARLHF, and pairs have none."""
     use_environment_step: bool = True
     environment_steps_per_pair: Count = 2
@@ -75,7 +73,6 @@ class PreferenceConfig(RolloutConfig):
         }
 
 
-@trainer_config
 class PairsConfig(PreferenceConfig):
     """`PreferenceConfig` of the preference loss. Every update draws train_batch_size pairs, by default rollout_buffer_size.
 
@@ -97,7 +94,6 @@ class PairsConfig(PreferenceConfig):
         return settings | {"eval_every": self.eval_interval if self.eval_every is None else self.eval_every}
 
 
-@trainer_config
 class LearnedRewardConfig(PreferenceConfig):
     """`PreferenceConfig` of training on a learned reward. rl_algorithm names the algorithm that trains the team. Updates are
     those of the team, counted by prompts as in `RolloutConfig`; num_generations is for them, preference_num_candidates for

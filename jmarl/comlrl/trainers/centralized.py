@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jmarl.comlrl.config import trainer_config
 from jmarl.comlrl.peer_settings import ReinforceConfig
 from jmarl.comlrl.roles import CentralizedComparatorAdapter as CentralizedComparatorAdapter
 from jmarl.comlrl.roles import CentralizedComparatorParseError as CentralizedComparatorParseError
@@ -17,11 +16,9 @@ from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 from jmarl.config import Count, check
 
 
-@trainer_config
-class CentralizedMAGRPOConfig(ReinforceConfig):
+class CentralizedMAGRPOConfig(ReinforceConfig, algorithm="magrpo"):
     """`ReinforceConfig` of MAGRPO with one model for all roles, in one turn. num_agents is the number of roles."""
 
-    algorithm: str = "magrpo"
     output_dir: str = "runs/centralized_magrpo"
     num_turns: Count = 1
     collaboration_mode: Literal["centralized"] = "centralized"

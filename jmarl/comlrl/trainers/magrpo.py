@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-from jmarl.comlrl.arguments import Model, check_not_deleted, read_items
+from jmarl.comlrl.arguments import Model, read_items
 from jmarl.comlrl.checkpoints import copy_run, updates_per_epoch, with_checkpoints
-from jmarl.comlrl.config import trainer_config
 from jmarl.comlrl.convert import convert
 from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, MetricsCallback
 from jmarl.comlrl.peer_settings import ReinforceConfig, RolloutConfig
+from jmarl.comlrl.trained import TrainedTeam
 from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.envs.rewards import Processor
 from jmarl.evaluation.evaluate import evaluate, numbers
@@ -24,18 +23,14 @@ from jmarl.logs.terminal import say
 from jmarl.models.hub.agents import Agent
 from jmarl.runs.records import TrainResult
 from jmarl.runs.train import train
-from jmarl.team import agents_of, policies, save_team
+from jmarl.team import agents_of, policies
 
 
-@trainer_config
-class MAGRPOConfig(ReinforceConfig):
+class MAGRPOConfig(ReinforceConfig, algorithm="magrpo"):
     """`ReinforceConfig` of MAGRPO: the baseline is the mean of the group (arXiv 2508.04652)."""
 
-    algorithm: str = "magrpo"
-    output_dir: str = "runs/magrpo"
 
-
-class MAGRPOTrainer:
+class MAGRPOTrainer(TrainedTeam):
     """Multi-agent GRPO (arXiv 2508.04652): trains a team of language models on a joint reward.
 
     Args:
@@ -121,11 +116,6 @@ class MAGRPOTrainer:
         return self.team.num_agents
 
     @property
-    def params(self) -> list[Any]:
-        """The current parameters [A, ...] of each stack."""
-        return check_not_deleted(self._params)
-
-    @property
     def agents(self) -> list[Agent]:
         """The agents with their current weights, as `load_agent` returns them. LoRA adapters are merged."""
         return [agent._replace(name=name) for agent, name in zip(agents_of(self.team, self.params), self._names, strict=True)]
@@ -209,10 +199,6 @@ class MAGRPOTrainer:
             f"a checkpoint is loaded when training continues: call train(resume_from_checkpoint={os.fspath(checkpoint)!r}); "
             "for its agents alone, load what save_model wrote"
         )
-
-    def save_model(self, output_dir: str | os.PathLike) -> None:
-        """Write each agent as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
-        save_team(Path(output_dir), self.team, self.params)
 
     def _first_items(self, dataset: Sequence[Any], num_samples: int | None = None) -> list[Any]:
         """Return the items of a data set that are evaluated. num_samples: their number; default: that of the settings."""
