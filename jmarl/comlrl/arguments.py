@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from jmarl.comlrl.config import TrainerConfig
+from jmarl.comlrl.settings.base import TrainerConfig
 from jmarl.envs.reward_environment import Formatter, bind_formatter, default_formatter
 from jmarl.envs.rows import GIVE, Rows, read_rows
 from jmarl.models.hub.agents import Agent, open_agent

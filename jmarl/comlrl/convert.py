@@ -27,9 +27,9 @@ from jmarl.comlrl.arguments import (
 from jmarl.comlrl.environment import TrainerEnvironment
 from jmarl.comlrl.eval_metrics import read_eval_metrics
 from jmarl.comlrl.model_config import ModelSettings, add_special_tokens, read_model_config
-from jmarl.comlrl.peer_settings import RolloutConfig
 from jmarl.comlrl.rewards import bind_rewards
 from jmarl.comlrl.roles import WithRoles, read_roles
+from jmarl.comlrl.settings.rollouts import RolloutConfig
 from jmarl.config import TrainConfig
 from jmarl.envs.rewards import RewardFunction
 from jmarl.models.hub.agents import Agent

@@ -1,7 +1,5 @@
 """Functions of CoMLRL's `utils`. Trainers do here what most of them are for; a script may call them itself."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import os

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jmarl.comlrl.eval_metrics import RolloutSample as RolloutSample
-from jmarl.comlrl.peer_settings import ActorCriticConfig, RolloutConfig
+from jmarl.comlrl.settings.rollouts import ActorCriticConfig, RolloutConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 from jmarl.config import NotNegative
 

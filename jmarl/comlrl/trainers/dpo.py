@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from jmarl.algorithms import find_row, resolve
 from jmarl.comlrl.arguments import Model, check_wandb, load_agents, read_args
-from jmarl.comlrl.config import TrainerConfig
+from jmarl.comlrl.settings.base import TrainerConfig
 from jmarl.comlrl.trained import TrainedTeam
 from jmarl.config import Count, Episodes, Range, Sampling
 from jmarl.preferences.pairs import load_pairs, load_trajectories

@@ -14,7 +14,7 @@ from jmarl.comlrl.arguments import Model, read_items
 from jmarl.comlrl.checkpoints import copy_run, updates_per_epoch, with_checkpoints
 from jmarl.comlrl.convert import convert
 from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, MetricsCallback
-from jmarl.comlrl.peer_settings import ReinforceConfig, RolloutConfig
+from jmarl.comlrl.settings.rollouts import ReinforceConfig, RolloutConfig
 from jmarl.comlrl.trained import TrainedTeam
 from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.envs.rewards import Processor

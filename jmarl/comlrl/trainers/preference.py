@@ -10,10 +10,10 @@ import math
 
 from jmarl.comlrl.only_in_comlrl import JointRewardModel as JointRewardModel
 from jmarl.comlrl.only_in_comlrl import PreferenceReplayShard as PreferenceReplayShard
-from jmarl.comlrl.preference_settings import LearnedRewardConfig, PairsConfig, RoundsSettings
 from jmarl.comlrl.roles import CentralizedComparatorAdapter as CentralizedComparatorAdapter
 from jmarl.comlrl.roles import CentralizedComparatorParseError as CentralizedComparatorParseError
 from jmarl.comlrl.roles import TaggedCentralizedComparatorAdapter as TaggedCentralizedComparatorAdapter
+from jmarl.comlrl.settings.preference import LearnedRewardConfig, PairsConfig, RoundsSettings
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 from jmarl.config import Count, Positive
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jmarl.comlrl.peer_settings import Advantage, ReinforceConfig
+from jmarl.comlrl.settings.rollouts import Advantage, ReinforceConfig
 from jmarl.comlrl.trainers.centralized import CentralizedMAGRPOConfig as CentralizedMAGRPOConfig
 from jmarl.comlrl.trainers.centralized import CentralizedMAGRPOTrainer as CentralizedMAGRPOTrainer
 from jmarl.comlrl.trainers.magrpo import MAGRPOConfig as MAGRPOConfig

@@ -1,7 +1,7 @@
 """The base of the configurations of CoMLRL's trainers: all settings of `TrainConfig` in one flat dataclass.
 
 A name of CoMLRL or TRL sets the field with the same meaning, or is converted (`config.aliases`). A name that has no counterpart
-is an error that says what to use instead (`REFUSED`), and an unknown one is an error that names the nearest known one.
+is an error that says what to use instead (`RULES`), and an unknown one is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -14,40 +14,48 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, dataclass_transform
 
-from jmarl.config import (
-    SECTION_OF,
-    Count,
-    Critic,
-    Episodes,
-    LoRA,
-    Loss,
-    Optimizer,
-    Positive,
-    Preference,
-    Range,
-    Run,
-    Sampling,
-    TrainConfig,
-    by_field,
-    check_fields,
-    check_names,
-)
+from jmarl.config import SECTION_OF, Count, Positive, Preference, Range, Run, TrainConfig, by_field, check_fields, check_names
 from jmarl.config.aliases import OtherNames, fields_of, other_names, same
+from jmarl.config.sections import Critic, Episodes, LoRA, Loss, Optimizer, Sampling
 
-REFUSED = {
-    "advantage_mode": "choose the trainer instead: MAGRPO (mean), MAREINFORCE (raw), MARLOO (rloo) or MAReMax (max)",
-    "gradient_accumulation_steps": "set num_prompts to the prompts of one update, and micro_batches to the number of parts",
-    "critic_devices": "critics are on the devices of the agents; set mesh to use several devices",
-    "critic_value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
-    "value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
-    "reward_model_name": "pass reward_model= to the trainer",
-    "reward_num_train_epochs": "set reward_updates",
-    "reward_train_batch_size": "set batch_size, which updates of the reward model use too",
-    "preference_replay_sample_size": "every update draws batch_size pairs",
-    "comparator_api_key": "set the environment variable COMPARATOR_API_KEY",
-    "comparator_generation_mode": "a comparator completes the prompt of each agent independently",
-    "bf16": "set compute_dtype='bfloat16'",
-    "fp16": "set compute_dtype='bfloat16'",
+DEVICES = "mesh and CUDA_VISIBLE_DEVICES choose the devices"
+COUNTS_UPDATES = "the log counts updates"
+FILES = "files are in output_dir"
+LINEAR_HEAD = "a value head is one linear layer on the last hidden states: leave it out"
+TEAM_WRITES = "a comparator completes the prompt of each agent independently"
+ANY, READ = None, ()
+
+# Setting -> the values that it may have, and why no others; ANY: it has no effect, and why. A class that has no such field
+# refuses it with the same reason. READ: one that has the field translates it.
+RULES: dict[str, tuple[tuple[Any, ...] | None, str]] = {
+    "advantage_mode": (READ, "choose the trainer instead: MAGRPO (mean), MAREINFORCE (raw), MARLOO (rloo) or MAReMax (max)"),
+    "bf16": (READ, "set compute_dtype='bfloat16'"),
+    "fp16": (READ, "set compute_dtype='bfloat16'"),
+    "agent_devices": (ANY, DEVICES),
+    "critic_devices": (ANY, "critics are on the devices of the agents; set mesh to use several devices"),
+    "reference_devices": (ANY, DEVICES),
+    "comparator_devices": (ANY, DEVICES),
+    "reward_model_device": (ANY, DEVICES),
+    "eval_batch_size": (ANY, "all evaluation prompts are played in one batch"),
+    "use_environment_step": (ANY, COUNTS_UPDATES),
+    "environment_steps_per_pair": (ANY, COUNTS_UPDATES),
+    "log_reward_distribution": (ANY, "completions.jsonl.gz has all rewards"),
+    "policy_checkpoint_dir": (ANY, FILES),
+    "preference_replay_dir": (ANY, FILES),
+    "critic_value_head_hidden_dim": ((None, 0), LINEAR_HEAD),
+    "value_head_hidden_dim": ((None, 0), LINEAR_HEAD),
+    "reward_model_name": (READ, "pass reward_model= to the trainer"),
+    "reward_num_train_epochs": (READ, "set reward_updates"),
+    "reward_train_batch_size": (READ, "set batch_size, which updates of the reward model use too"),
+    "reward_max_length": ((None,), "the reward model reads whole texts: leave it out, and shorten prompts or max_new_tokens"),
+    "reward_freeze_backbone": ((False,), "a reward model learns with all of its weights: set lora_rank to train adapters"),
+    "preference_scoring_reward": (("task",), "the reward of the task ranks the completions of a pair: leave it out"),
+    "preference_replay_sample_size": (READ, "every update draws batch_size pairs"),
+    "comparator_generation_mode": (("decentralized",), TEAM_WRITES),
+    "comparator_centralized_agent_index": ((0,), TEAM_WRITES),
+    "comparator_api_key": (READ, "set the environment variable COMPARATOR_API_KEY"),
+    "comparator_api_timeout": (ANY, "a request has 120 seconds, three times"),
+    "comparator_api_max_n_per_request": (ANY, "one request asks for all completions of a prompt"),
 }
 
 # Settings whose texts CoMLRL reads in any case -> value -> its other words for it.
@@ -114,12 +122,17 @@ class Declared:
         cls.__init__ = init_with_other_names  # type: ignore[method-assign]
 
     @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the default of each setting."""
+        return {field.name: field.default for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+
+    @classmethod
     def signature(cls) -> inspect.Signature:
         """Return that of the constructor: all fields and, for editors and notebooks, the names of `OTHER_NAMES`."""
         kind, hints = inspect.Parameter.KEYWORD_ONLY, typing.get_type_hints(cls)
         parameters = {
-            field.name: inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
-            for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+            name: inspect.Parameter(name, kind, default=default, annotation=hints[name])
+            for name, default in cls.defaults().items()
         }
         for name, field in OTHER_NAMES.items():
             parameters.setdefault(name, parameters[field].replace(name=name))
@@ -128,11 +141,11 @@ class Declared:
     @classmethod
     def rename(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings by field name. Raises TypeError for unknown and refused names, and for two names of one field."""
-        others = {field.name: field.default for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        others = cls.defaults()
         for name in settings:
-            if name in REFUSED and name not in others:
-                raise TypeError(f"{cls.__name__}: {name} is not a setting here; {REFUSED[name]}")
-        check_names(cls, settings, [*OTHER_NAMES, *REFUSED])
+            if name in RULES and name not in others:
+                raise TypeError(f"{cls.__name__}: {name} is not a setting here; {RULES[name][1]}")
+        check_names(cls, settings, [*OTHER_NAMES, *RULES])
         usual = {name: usual_value(name, value) for name, value in settings.items()}
         return by_field(usual, set(others), cls.__name__, others, OTHER_NAMES)
 
@@ -173,6 +186,9 @@ class TrainerConfig(Declared, Sampling, Episodes, Loss, Critic, Optimizer, LoRA,
             object.__setattr__(self, "top_k", 0)
         if self.num_updates == -1:
             object.__setattr__(self, "num_updates", 0)
+        for name, (allowed, reason) in RULES.items():
+            if allowed and vars(self).get(name, allowed[0]) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not allowed: {reason}")
         check_fields(self)
         self._with_updates(self.num_updates or 10**9)  # raises for settings that do not fit each other
 

@@ -1,4 +1,4 @@
-"""The settings of CoMLRL 1.4.3 for learning from preferences: pairs of the team's completions, rounds, learned rewards."""
+"""The settings of trainers that learn from preferences: pairs of the team's completions, rounds, learned rewards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jmarl.algorithms import find_row
 from jmarl.algorithms.constraints import used_settings
-from jmarl.comlrl.peer_settings import Advantage, Devices, RolloutConfig, critic_settings
+from jmarl.comlrl.settings.rollouts import Advantage, Devices, RolloutConfig, critic_settings
 from jmarl.config import Count, NotNegative, Positive, Range, TrainConfig, check
 
 CHAT_FORMATS = ("openai", "openai_chat", "chat")
@@ -40,10 +40,6 @@ class PreferenceConfig(RolloutConfig):
     """No effect: rl_algorithm chooses the baseline of MARLHF, and pairs have none."""
     use_environment_step: bool = True
     environment_steps_per_pair: Count = 2
-
-    @property
-    def centralized(self) -> bool:
-        return self.collaboration_mode == "centralized"
 
     @property
     def candidates(self) -> int:
@@ -126,18 +122,13 @@ class LearnedRewardConfig(PreferenceConfig):
         return self.rl_algorithm or "magrpo"
 
     @property
-    def other_models(self) -> dict[str, str]:
-        names = {"reward_model": self.reward_model_name, "critic_model": self.critic_model_name}
-        return {argument: name for argument, name in names.items() if name is not None}
-
-    @property
     def pairs_per_update(self) -> int:
         return self.batch_size or self.reward_train_batch_size
 
     def run_settings(self, num_items: int) -> dict[str, Any]:
         settings = super().run_settings(num_items)
         updates = math.ceil(self.reward_num_train_epochs * self.pairs_of(num_items) / self.pairs_per_update)
-        beta = self.beta if self.beta != default_of(self, "beta") else None
+        beta = self.beta if self.beta != self.defaults()["beta"] else None
         return settings | {"beta": beta, "reward_updates": self.reward_updates or updates}
 
     def update_settings(self) -> dict[str, Any]:
@@ -229,8 +220,3 @@ class RoundsSettings(Base):
             url = url or (self.comparator_api_url or "").rstrip("/").removesuffix("/chat/completions") or None
         one_round = self.replay == "current" and self.replay_k == 1
         return settings | {"comparator_model": model, "comparator_url": url, "replay_k": None if one_round else self.replay_k}
-
-
-def default_of(config: RolloutConfig, name: str) -> Any:
-    """Return the default of a setting."""
-    return next(field.default for field in dataclasses.fields(config) if field.name == name)
