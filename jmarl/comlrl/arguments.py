@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-import jax
-
-from jmarl.comlrl.config import TrainerConfig
+from jmarl.comlrl.settings.base import TrainerConfig
 from jmarl.envs.reward_environment import Formatter, bind_formatter, default_formatter
 from jmarl.envs.rows import GIVE, Rows, read_rows
 from jmarl.models.hub.agents import Agent, open_agent
@@ -22,6 +20,7 @@ from jmarl.models.hub.transformers_model import (
 
 # A name, a directory, a .gguf file, a Hub id, a loaded agent, or a loaded model of transformers.
 Model = str | os.PathLike | Agent | TransformersModel
+C = TypeVar("C", bound=TrainerConfig)
 
 
 def one_of(**arguments: Any) -> Any:
@@ -30,6 +29,16 @@ def one_of(**arguments: Any) -> Any:
     if len(values) > 1:
         raise TypeError(f"{' and '.join(f'{name}=' for name in values)} mean the same: give one of them")
     return next(iter(values.values()), None)
+
+
+def one_per_agent(what: str, values: Any, num_agents: int) -> list[Any]:
+    """Return one value per agent, of a list or of one for all. Raises ValueError for a list of another length.
+
+    what: the plural for messages."""
+    per_agent = list(values) if isinstance(values, list | tuple) else [values] * num_agents
+    if len(per_agent) != num_agents:
+        raise ValueError(f"{len(per_agent)} {what} for {num_agents} agents: give one for all, or one per agent")
+    return per_agent
 
 
 def load_agents(agents: Sequence[Model] | None, model: Model | None, num_agents: int, tokenizer: Any = None) -> list[Agent]:
@@ -46,17 +55,13 @@ def load_agents(agents: Sequence[Model] | None, model: Model | None, num_agents:
             f"{list(agents)!r:.120}"
         )
     sources = [model] * num_agents if agents is None else list(agents)
-    tokenizers = tokenizer_per_agent(tokenizer, len(sources))
     by_source: dict[Any, Agent] = {}
     loaded = []
-    for i, (source, own) in enumerate(zip(sources, tokenizers, strict=True)):
-        if isinstance(source, Agent):
-            agent = source
-        else:
-            key = os.fspath(source) if isinstance(source, str | os.PathLike) else (id(source), id(own))
-            if key not in by_source:
-                by_source[key] = _load(source, own, i)
-            agent = by_source[key]
+    for i, (source, own) in enumerate(zip(sources, one_per_agent("tokenizers", tokenizer, len(sources)), strict=True)):
+        key = os.fspath(source) if isinstance(source, str | os.PathLike) else (id(source), id(own))
+        if key not in by_source:
+            by_source[key] = _load(source, own, i)
+        agent = by_source[key]
         loaded.append(agent if own is None or own is agent.tokenizer else _with_tokenizer(agent, own, i))
     return loaded
 
@@ -66,15 +71,23 @@ def same_source(first: Model, second: Model) -> bool:
 
     A loaded agent has a name, and so has a model of transformers; two of the latter may have different weights.
     """
-    names: list[Any] = [source.name if isinstance(source, Agent) else source for source in (first, second)]
-    if isinstance(first, TransformersModel) != isinstance(second, TransformersModel):
-        names = [name.config.name_or_path if isinstance(name, TransformersModel) else name for name in names]
-    paths = [os.fspath(name) for name in names if isinstance(name, str | os.PathLike)]
-    return first is second or (len(paths) == 2 and paths[0] == paths[1])
+    if first is second or (isinstance(first, TransformersModel) and isinstance(second, TransformersModel)):
+        return first is second
+    return _name(first) == _name(second) is not None
+
+
+def _name(source: Any) -> str | None:
+    """Return the name of a model; None for other objects."""
+    if isinstance(source, TransformersModel):
+        return source.config.name_or_path
+    source = source.name if isinstance(source, Agent) else source
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else None
 
 
 def _load(source: Any, tokenizer: Any, index: int) -> Agent:
-    """Load one agent by its name, or take over a model of `transformers`. index: of the agent, for errors."""
+    """Return one agent: loaded, by its name, or of a model of `transformers`. index: of the agent, for errors."""
+    if isinstance(source, Agent):
+        return source
     if isinstance(source, str | os.PathLike):
         return open_agent(source)
     if is_peft_model(source):
@@ -100,16 +113,6 @@ def _with_tokenizer(agent: Agent, tokenizer: Any, index: int) -> Agent:
     return agent._replace(tokenizer=tokenizer)
 
 
-def tokenizer_per_agent(tokenizer: Any, num_agents: int) -> list[Any]:
-    """Return one tokenizer (or None) per agent. Raises ValueError for a list of another length."""
-    tokenizers = list(tokenizer) if isinstance(tokenizer, list | tuple) else [tokenizer] * num_agents
-    if len(tokenizers) != num_agents:
-        raise ValueError(
-            f"{len(tokenizers)} tokenizers for {num_agents} agents: leave tokenizer= out, each agent has its own tokenizer"
-        )
-    return tokenizers
-
-
 def load_critic(critic_model: Model | None, critics: Sequence[Model] | None, tokenizer: Any = None) -> Agent | None:
     """Return the model that critics start from; None: they start from their agents.
 
@@ -117,15 +120,13 @@ def load_critic(critic_model: Model | None, critics: Sequence[Model] | None, tok
     """
     if critics is not None and (not isinstance(critics, list | tuple) or isinstance(critics, Agent) or not critics):
         raise TypeError("critics= is a list of models or names; one is critic_model=")
-    if critics is not None:
-        different = [critic for critic in critics if not same_source(critic, critics[0])]
-        if different:
-            raise ValueError(
-                f"critics= names {1 + len(different)} different models: all critics start from one, give critic_model="
-            )
-    if critics is not None and critic_model is not None and same_source(critic_model, critics[0]):
-        critic_model = None
-    model = one_of(critic_model=critic_model, critics=None if critics is None else critics[0])
+    first = None if critics is None else critics[0]
+    if different := [critic for critic in critics or () if not same_source(critic, first)]:  # type: ignore[arg-type]
+        raise ValueError(
+            f"critics= names {1 + len(different)} different models: all critics start from one, give critic_model="
+        )
+    same = critic_model is None or first is None or same_source(critic_model, first)
+    model = one_of(critic_model=critic_model if first is None or not same else None, critics=first)
     return None if model is None else load_single(model, tokenizer)
 
 
@@ -158,9 +159,7 @@ def read_formatters(formatters: Formatter | Sequence[Formatter] | None, num_agen
         if "prompt" not in item:
             raise ValueError(f"items need a 'prompt', or formatters= that write one; the first item has {list(item)}")
         return [default_formatter] * num_agents
-    per_agent = [formatters] * num_agents if callable(formatters) else list(formatters)
-    if len(per_agent) != num_agents:
-        raise ValueError(f"{len(per_agent)} formatters for {num_agents} agents: give one for all, or one per agent")
+    per_agent = one_per_agent("formatters", formatters if callable(formatters) else list(formatters), num_agents)
     for i, formatter in enumerate(per_agent):
         prompt = bind_formatter(formatter)(dict(item), None)
         if not isinstance(prompt, str):
@@ -186,10 +185,11 @@ def count_agents(agents: Sequence[Model] | None, num_agents: int | None, args: T
     return next(iter(sizes.values()), 2)
 
 
-def check_args(args: Any, config_class: type[TrainerConfig], trainer: str) -> None:
-    """Raise a TypeError unless `args` is a configuration of the trainer's class."""
-    if not isinstance(args, config_class):
+def read_args(args: C | None, config_class: type[C], trainer: str) -> C:
+    """Return the settings of a trainer. Raises a TypeError for those of another one."""
+    if args is not None and not isinstance(args, config_class):
         raise TypeError(f"{trainer} takes args={config_class.__name__}(...), got {type(args).__name__}")
+    return config_class() if args is None else args
 
 
 def check_wandb(wandb_config: Mapping[str, Any] | None, args: TrainerConfig) -> None:
@@ -226,13 +226,3 @@ def is_verbose(wandb_config: Mapping[str, Any] | None) -> bool:
     sections = (wandb_config or {}).get("config_sections")
     output = sections.get("output") if isinstance(sections, Mapping) else None
     return bool(output.get("verbose", True)) if isinstance(output, Mapping) else True
-
-
-def check_not_deleted(params: list[Any]) -> list[Any]:
-    """Return the parameters of stacks. Raises RuntimeError if a training that did not finish has deleted them."""
-    if any(x.is_deleted() for x in jax.tree.leaves(params)):  # updates are made in place
-        raise RuntimeError(
-            "train() did not finish, and the weights it was changing are lost: make a new trainer; with resume=True in its "
-            "settings it continues from the last checkpoint"
-        )
-    return params

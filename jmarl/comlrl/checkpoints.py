@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from jmarl.comlrl.peer_settings import RolloutConfig
+from jmarl.comlrl.settings.rollouts import RolloutConfig
 from jmarl.config import TrainConfig, check
 from jmarl.config.bounded_files import read_json
 from jmarl.config.paths import expand_home

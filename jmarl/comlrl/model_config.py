@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jmarl.comlrl.peer_settings import ONLY, RolloutConfig
+from jmarl.comlrl.settings.base import LINEAR_HEAD
+from jmarl.comlrl.settings.rollouts import RolloutConfig
 
 # Type of the weights in CoMLRL -> compute_dtype. The weights themselves are float32 in training.
 DTYPES = {
@@ -31,9 +32,8 @@ def read_model_config(model_config: Mapping[str, Any] | None, args: RolloutConfi
         return ModelSettings(args.compute_dtype)
     if not isinstance(model_config, Mapping):
         raise TypeError(f"model_config= is a dict such as {{'torch_dtype': 'bfloat16'}}, got {type(model_config).__name__}")
-    hidden, instead = model_config.get("critic_value_head_hidden_dim"), ONLY["critic_value_head_hidden_dim"][1]
-    if hidden:
-        raise ValueError(f"critic_value_head_hidden_dim={hidden!r} in model_config= is not allowed: {instead}")
+    if hidden := model_config.get("critic_value_head_hidden_dim"):
+        raise ValueError(f"critic_value_head_hidden_dim={hidden!r} in model_config= is not allowed: {LINEAR_HEAD}")
     parts = {"": model_config} | {f"{name}.": model_config[name] or {} for name in NESTED if name in model_config}
     known = {"special_tokens", "critic_value_head_hidden_dim", *NESTED}
     dtypes, others = {}, []

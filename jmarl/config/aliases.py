@@ -10,60 +10,96 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, TypeVar, dataclass_transform
 
-OTHER_NAMES: dict[str, str] = {
+T = TypeVar("T")
+
+
+class OtherName:
+    """Another name of a field of `TrainConfig`, which reads that field."""
+
+    def __init__(self, field: str):
+        self.field = field
+
+    def __get__(self, settings: Any, owner: type) -> Any:
+        return self if settings is None else getattr(settings, self.field)
+
+
+def same(field: str) -> Any:
+    """Declare another name of a field."""
+    return OtherName(field)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def other_names(cls: type[T]) -> type[T]:
+    """Let type checkers see the names of a class as arguments of constructors that translate them. At runtime they are no
+    fields and have no types."""
+    cls.__annotations__ = {}
+    return cls
+
+
+def fields_of(cls: type) -> dict[str, str]:
+    """Return the field that each other name means, of a class and its bases."""
+    return {name: x.field for base in reversed(cls.__mro__) for name, x in vars(base).items() if isinstance(x, OtherName)}
+
+
+@other_names
+class OtherNames:
+    """The table of other names: name, type and the field that means the same."""
+
     # CoMLRL
-    "agent_learning_rate": "learning_rate",
-    "discount": "gamma",
-    "use_separate_critic": "separate_critic",
-    "value_loss_coef": "value_coef",
-    "value_clip_range": "value_clip",
-    "dpo_beta": "beta",
-    "preference_num_candidates": "num_candidates",
-    "preference_pairs_per_sample": "pairs_per_prompt",
-    "comparator_policy": "comparator",
-    "comparator_history_k": "comparator_lag",
-    "comparator_model_name": "comparator_model",
-    "comparator_api_model": "comparator_model",
-    "comparator_api_url": "comparator_url",
-    "preference_replay_mode": "replay",
-    "preference_replay_k": "replay_k",
-    "preference_replay_lambda": "replay_lambda",
+    agent_learning_rate: float | tuple[float, ...] = same("learning_rate")
+    discount: float = same("gamma")
+    use_separate_critic: bool | None = same("separate_critic")
+    value_loss_coef: float | None = same("value_coef")
+    value_clip_range: float | None = same("value_clip")
+    dpo_beta: float | None = same("beta")
+    preference_num_candidates: int = same("num_candidates")
+    preference_pairs_per_sample: int | None = same("pairs_per_prompt")
+    comparator_policy: Literal["current", "initial", "history", "model", "api"] | None = same("comparator")
+    comparator_history_k: int | None = same("comparator_lag")
+    comparator_model_name: str | None = same("comparator_model")
+    comparator_api_model: str | None = same("comparator_model")
+    comparator_api_url: str | None = same("comparator_url")
+    preference_replay_mode: Literal["current", "nearest_k", "all", "lambda_decay"] | None = same("replay")
+    preference_replay_k: int | None = same("replay_k")
+    preference_replay_lambda: float | None = same("replay_lambda")
     # TRL and transformers
-    "max_steps": "num_updates",
-    "max_completion_length": "max_new_tokens",
-    "num_iterations": "num_epochs",
-    "num_generations_eval": "eval_generations",
-    "epsilon": "clip_eps_low",
-    "epsilon_high": "clip_eps_high",
-    "delta": "dual_clip",
-    "importance_sampling_level": "ratio_level",
-    "scale_rewards": "advantage_scale",
-    "mask_truncated_completions": "mask_overlong",
-    "loss_type": "preference_loss",
-    "logging_steps": "log_every",
-    "save_steps": "save_every",
-    "eval_steps": "eval_every",
-    "warmup_steps": "warmup_updates",
-    "lr_scheduler_type": "lr_schedule",
-    "router_aux_loss_coef": "router_aux_coef",
-    "adam_beta1": "adam_b1",
-    "adam_beta2": "adam_b2",
-    "adam_epsilon": "adam_eps",
-    # verl and others
-    "lr": "learning_rate",
-    "group_size": "num_generations",
-    "clip_range_vf": "value_clip",
-    "num_ppo_epochs": "num_epochs",
-    "num_grpo_epochs": "num_epochs",
-    "lr_scheduler": "lr_schedule",
-    "checkpoint_dir": "output_dir",
-    "lora_r": "lora_rank",
-    "stop_strings": "stop",
-    "stop_sequences": "stop",
-    "lora_target_modules": "lora_targets",
-}
+    max_steps: int = same("num_updates")
+    max_completion_length: int = same("max_new_tokens")
+    num_iterations: int = same("num_epochs")
+    num_generations_eval: int = same("eval_generations")
+    epsilon: float | None = same("clip_eps_low")
+    epsilon_high: float | None = same("clip_eps_high")
+    delta: float | None = same("dual_clip")
+    importance_sampling_level: Literal["token", "sequence"] | None = same("ratio_level")
+    scale_rewards: bool | Literal["none", "std", "group", "batch", "batch_std", "running_std"] | None = same("advantage_scale")
+    mask_truncated_completions: bool | None = same("mask_overlong")
+    loss_type: Literal["sigmoid", "hinge", "ipo", "grpo", "bnpo", "dapo", "dr_grpo"] | None = same("preference_loss")
+    logging_steps: int = same("log_every")
+    save_steps: int | None = same("save_every")
+    eval_steps: int = same("eval_every")
+    warmup_steps: int = same("warmup_updates")
+    lr_scheduler_type: Literal["constant", "constant_with_warmup", "linear", "cosine"] = same("lr_schedule")
+    router_aux_loss_coef: float | None = same("router_aux_coef")
+    adam_beta1: float = same("adam_b1")
+    adam_beta2: float = same("adam_b2")
+    adam_epsilon: float = same("adam_eps")
+    # MRLM, verl and others
+    lr: float = same("learning_rate")
+    group_size: int = same("num_generations")
+    clip_range_vf: float | None = same("value_clip")
+    num_ppo_epochs: int = same("num_epochs")
+    num_grpo_epochs: int = same("num_epochs")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = same("lr_schedule")
+    checkpoint_dir: str = same("output_dir")
+    lora_r: int = same("lora_rank")
+    stop_strings: str | tuple[str, ...] = same("stop")
+    stop_sequences: str | tuple[str, ...] = same("stop")
+    lora_target_modules: str | None = same("lora_targets")
+
+
+OTHER_NAMES: dict[str, str] = fields_of(OtherNames)
 
 # field -> other value -> value
 OTHER_VALUES: dict[str, dict[Any, str]] = {

@@ -11,7 +11,7 @@ import inspect
 import pytest
 
 import jmarl.comlrl.trainers as trainers
-from jmarl.comlrl.peer_settings import Unwritten
+from jmarl.comlrl.settings.rollouts import Unwritten
 from jmarl.comlrl.trainers.centralized import CentralizedMAGRPOConfig
 from jmarl.runs.checks import check_settings
 

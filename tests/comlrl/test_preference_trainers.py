@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
@@ -28,8 +29,8 @@ PAIRS = [{"prompt": f"{n} and", "chosen": "seven apples", "rejected": "the marke
 
 @pytest.mark.parametrize("algorithm", TRAINERS)
 def test_a_trainer_is_at_its_module_path(algorithm):
-    trainer, config = TRAINERS[algorithm]
-    assert trainer.__module__ == f"jmarl.comlrl.trainers.{algorithm.removesuffix('_iter')}" == config.__module__
+    module = importlib.import_module(f"jmarl.comlrl.trainers.{algorithm.removesuffix('_iter')}")
+    assert all(getattr(module, cls.__name__) is cls for cls in TRAINERS[algorithm])
 
 
 @pytest.mark.long

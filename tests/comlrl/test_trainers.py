@@ -5,7 +5,6 @@ What a second device may change is marked slow: CI runs slow tests with two.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib.util
 import inspect
@@ -17,12 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset
+from jmarl.comlrl.utils.reward_processor import RewardProcessors
 
 import jmarl
 from jmarl import IACConfig, IPPOConfig, MAACConfig, MADPOIterConfig, MAGRPOConfig, MAGRPOTrainer, MARLOOConfig, load_agent
-from jmarl.comlrl import other_names
-from jmarl.comlrl.config import OTHER_NAMES, TrainerConfig
-from jmarl.comlrl.utils.reward_processor import RewardProcessors
+from jmarl.comlrl.settings.base import OTHER_NAMES, TrainerConfig
 from jmarl.config import SECTION_OF, TrainConfig, flat
 from jmarl.envs.rewards import RewardError
 from tests.comlrl.trainer_parts import FEW, classes, lengths, rows
@@ -151,19 +149,9 @@ def test_the_signature_lists_fields_and_other_names():
         assert not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(trainer).parameters.values())
 
 
-def test_type_checkers_see_every_other_name():
-    """They read the class under TYPE_CHECKING, without a stub file."""
-    (checked,) = (
-        node
-        for node in ast.walk(ast.parse(Path(other_names.__file__).read_text()))
-        if isinstance(node, ast.ClassDef) and node.decorator_list
-    )
-    assert sorted(node.target.id for node in checked.body if isinstance(node, ast.AnnAssign)) == sorted(OTHER_NAMES)
-
-
 def test_pyright_accepts_the_documents_and_refuses_a_wrong_name(tmp_path):
     lines = [
-        "from jmarl.comlrl.trainers.ippo import IPPOConfig",
+        "from jmarl.comlrl.trainers.actor_critic import IPPOConfig",
         "from jmarl.comlrl.trainers.magrpo import MAGRPOConfig",
         "MAGRPOConfig(output_dir='o', num_train_epochs=3, per_device_train_batch_size=1, learning_rate=5e-5, logging_steps=10,",
         "    save_steps=100, num_generations=8, max_new_tokens=128, num_turns=2, joint_mode='align', discount=0.9)",

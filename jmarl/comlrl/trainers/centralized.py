@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jmarl.comlrl.config import trainer_config
-from jmarl.comlrl.peer_settings import ReinforceConfig
 from jmarl.comlrl.roles import CentralizedComparatorAdapter as CentralizedComparatorAdapter
 from jmarl.comlrl.roles import CentralizedComparatorParseError as CentralizedComparatorParseError
 from jmarl.comlrl.roles import TaggedCentralizedComparatorAdapter as TaggedCentralizedComparatorAdapter
+from jmarl.comlrl.settings.rollouts import ReinforceConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 from jmarl.config import Count, check
 
 
-@trainer_config
-class CentralizedMAGRPOConfig(ReinforceConfig):
+class CentralizedMAGRPOConfig(ReinforceConfig, algorithm="magrpo"):
     """`ReinforceConfig` of MAGRPO with one model for all roles, in one turn. num_agents is the number of roles."""
 
-    algorithm: str = "magrpo"
     output_dir: str = "runs/centralized_magrpo"
     num_turns: Count = 1
     collaboration_mode: Literal["centralized"] = "centralized"
@@ -29,10 +26,6 @@ class CentralizedMAGRPOConfig(ReinforceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check("num_turns", self.num_turns, self.num_turns == 1, "1 for one model that writes for all roles")
-
-    @property
-    def centralized(self) -> bool:
-        return True
 
 
 class CentralizedMAGRPOTrainer(MAGRPOTrainer):

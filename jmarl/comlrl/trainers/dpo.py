@@ -1,35 +1,30 @@
-"""DPO on given pairs (arXiv 2305.18290), and the constructor, `train`, `evaluate` and `save_model` of all trainers on given
-data."""
+"""Trainers on given data: DPO on pairs (arXiv 2305.18290), and imitation of texts and trajectories."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from jmarl.algorithms import find_row, resolve
-from jmarl.comlrl.arguments import Model, check_args, check_not_deleted, check_wandb, load_agents
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.arguments import Model, check_wandb, load_agents, read_args
+from jmarl.comlrl.settings.base import TrainerConfig
+from jmarl.comlrl.trained import TrainedTeam
 from jmarl.config import Count, Episodes, Range, Sampling
-from jmarl.preferences.pairs import load_pairs
+from jmarl.preferences.pairs import load_pairs, load_trajectories
 from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.kinds.given import encode, evaluate_on_data
 from jmarl.runs.records import FitResult
 from jmarl.runs.start import place_team
 from jmarl.runs.train import fit
-from jmarl.team import policies, save_team
+from jmarl.team import policies
 
 
-@trainer_config
-class DPOConfig(TrainerConfig):
+class DPOConfig(TrainerConfig, algorithm="dpo"):
     """`TrainerConfig` of DPO on given pairs. A team can also use algorithm="madpo". The agents sample nothing, so settings of
     sampling are refused."""
 
-    algorithm: str = "dpo"
     num_train_epochs: float = 1
-    output_dir: str = "runs/dpo"
     num_generations: Count = Episodes.num_generations
     max_new_tokens: Count = Sampling.max_new_tokens
     temperature: Annotated[float, Range(0, note="0 is greedy")] = Sampling.temperature
@@ -46,7 +41,15 @@ class DPOConfig(TrainerConfig):
         return math.ceil(self.num_train_epochs * max(num_items // size, 1))
 
 
-class DPOTrainer:
+class SFTConfig(DPOConfig, algorithm="sft"):
+    """`TrainerConfig` of imitation of texts and trajectories (bc_weight) and of prediction of observations
+    (world_model_weight)."""
+
+    min_reward: float | None = None
+    """Leave out trajectories whose sum of rewards is lower."""
+
+
+class DPOTrainer(TrainedTeam):
     """Trains agents on given preferences.
 
     Args:
@@ -72,8 +75,7 @@ class DPOTrainer:
         tokenizer: Any = None,
         wandb_config: Mapping[str, Any] | None = None,
     ):
-        self.args = self.config_class() if args is None else args
-        check_args(self.args, self.config_class, type(self).__name__)
+        self.args = read_args(args, self.config_class, type(self).__name__)
         check_wandb(wandb_config, self.args)
         if not find_row(self.args.algorithm).trains_team:
             raise ValueError("a reward model has no trainer: use jmarl.preferences.reward_model.fit_reward_model")
@@ -89,11 +91,6 @@ class DPOTrainer:
         loaded = load_agents(agents, model, size, tokenizer)
         self.config, self.team, self._params = place_team(loaded, self.config)
         self._result: FitResult | None = None
-
-    @property
-    def params(self) -> list[Any]:
-        """The current parameters [A, ...] of each stack."""
-        return check_not_deleted(self._params)
 
     def _read(self, dataset: Any, num_agents: int) -> Sequence[Any]:
         return load_pairs(dataset, num_agents)
@@ -116,6 +113,11 @@ class DPOTrainer:
         held_out = encode(self.team, self.params, self.eval_data, self.algorithm, self.config)
         return evaluate_on_data(self.team, self.params, held_out, self.algorithm)
 
-    def save_model(self, output_dir: str | os.PathLike) -> None:
-        """Write each agent as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
-        save_team(Path(output_dir), self.team, self.params)
+
+class SFTTrainer(DPOTrainer):
+    """Trains an agent on given texts or trajectories. Arguments as for `DPOTrainer`."""
+
+    config_class = SFTConfig
+
+    def _read(self, dataset: Any, num_agents: int) -> Sequence[Any]:
+        return load_trajectories(dataset, self.args.min_reward)  # type: ignore[attr-defined]

@@ -6,58 +6,31 @@ this room differ in the class of their configuration, and so in the algorithm.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-from jmarl.algorithms import find_row
-from jmarl.comlrl.arguments import (
-    Model,
-    check_args,
-    check_not_deleted,
-    check_wandb,
-    count_agents,
-    is_verbose,
-    load_agents,
-    load_critic,
-    load_single,
-    one_of,
-    read_formatters,
-    read_items,
-    read_wandb,
-)
+from jmarl.comlrl.arguments import Model, read_items
 from jmarl.comlrl.checkpoints import copy_run, updates_per_epoch, with_checkpoints
-from jmarl.comlrl.config import trainer_config
-from jmarl.comlrl.environment import TrainerEnvironment
-from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, MetricsCallback, read_eval_metrics
-from jmarl.comlrl.model_config import add_special_tokens, read_model_config
-from jmarl.comlrl.peer_settings import ReinforceConfig, RolloutConfig
-from jmarl.comlrl.rewards import bind_rewards
-from jmarl.comlrl.roles import WithRoles, read_roles
+from jmarl.comlrl.convert import convert
+from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, MetricsCallback
+from jmarl.comlrl.settings.rollouts import ReinforceConfig, RolloutConfig
+from jmarl.comlrl.trained import TrainedTeam
 from jmarl.envs.reward_environment import Formatter, Transition
-from jmarl.envs.rewards import Processor, RewardFunction
+from jmarl.envs.rewards import Processor
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.logs.terminal import say
 from jmarl.models.hub.agents import Agent
-from jmarl.runs.checks import check_agents, check_run, environment_of
 from jmarl.runs.records import TrainResult
-from jmarl.runs.start import place_team
 from jmarl.runs.train import train
-from jmarl.team import agents_of, policies, save_team
+from jmarl.team import agents_of, policies
 
 
-@trainer_config
-class MAGRPOConfig(ReinforceConfig):
+class MAGRPOConfig(ReinforceConfig, algorithm="magrpo"):
     """`ReinforceConfig` of MAGRPO: the baseline is the mean of the group (arXiv 2508.04652)."""
 
-    algorithm: str = "magrpo"
-    output_dir: str = "runs/magrpo"
 
-
-class MAGRPOTrainer:
+class MAGRPOTrainer(TrainedTeam):
     """Multi-agent GRPO (arXiv 2508.04652): trains a team of language models on a joint reward.
 
     Args:
@@ -130,70 +103,17 @@ class MAGRPOTrainer:
         centralized_comparator_adapter: Any = None,
         dataset_type: str | None = None,
     ):
-        self.args = self.config_class() if args is None else args
-        check_args(self.args, self.config_class, type(self).__name__)
-        self.args = self.args.for_transition(external_transition)
-        check_wandb(wandb_config, self.args)
-        loading = read_model_config(model_config, self.args)
-        self.args = dataclasses.replace(self.args, compute_dtype=loading.compute_dtype)
-        self.wandb_config = read_wandb(wandb_config)
-        self.items = read_items("train_dataset", train_dataset)
-        self._eval_dataset = None if eval_dataset is None else read_items("eval_dataset", eval_dataset)
-        self.eval_items = () if self._eval_dataset is None else self._first_items(self._eval_dataset)
-        adapter = one_of(centralized_adapter=centralized_adapter, centralized_comparator_adapter=centralized_comparator_adapter)
-        num_roles = count_agents(None if self.args.centralized else agents, num_agents, self.args)
-        roles = read_roles(adapter, self.args.centralized, num_roles, type(self).__name__)
-        team_size = num_roles if roles is None else 1
-        self.eval_metrics = read_eval_metrics(eval_logger, eval_aggregator, metrics_callback, roles and roles.split)
-        functions = one_of(reward_func=reward_func, reward_funcs=reward_funcs)
-        if functions is None:
-            raise TypeError("a reward is needed: give reward_func= or reward_funcs=")
-        prompt_per_agent = find_row(self.args.resolved_algorithm).critic is not None
-        self.reward = RewardFunction(
-            bind_rewards(functions, num_roles, prompt_per_agent and not batched_reward),
-            num_agents=num_roles,
-            weights=reward_weights,
-            processors=one_of(reward_processor=reward_processor, reward_processors=reward_processors),
-            batched=batched_reward,
-            on_error=on_error,
-            timeout=reward_timeout,
-        )
-        formatters = read_formatters(formatters, num_roles, self.items[0])
-        self.args = dataclasses.replace(self.args, num_agents=num_roles)
-        self.config = self.args.train_config(len(self.items))
-        self.verbose = self.verbose and is_verbose(wandb_config)
-        check_agents(self.config, team_size)
-        others = self._load_others(critic_model, critics, reward_model, tokenizer)
-        loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size, tokenizer)
-        for agent in loaded:
-            add_special_tokens(agent.tokenizer, loading.special_tokens)
-        self._names = [agent.name for agent in loaded]
-        self.config, team, self._params = place_team(loaded, self.config)
-        self.team = dataclasses.replace(team, **others)
-        env: Any = TrainerEnvironment(
-            self.reward,
-            formatters,
-            self._transition(external_transition),
-            passthrough=self.args.external_prompt_passthrough,
-            prompt_per_agent=prompt_per_agent,
-        )
-        self.env = environment_of(self.team, env if roles is None else WithRoles(env, roles), self.config)
-        check_run(self.items, self.config, self.wandb_config)
+        arguments = {name: value for name, value in vars().items() if name != "self"}
+        given = convert(arguments, self.config_class, type(self).__name__)
+        self.args, self.config, self.team, self._params, self._names, task, self.reward, self.wandb_config = given
+        self.env, self.items, self._eval_dataset = task.env, task.items, task.held_out
+        self.eval_metrics: Any = task.eval_metrics
+        self.eval_items = self._first_items(self._eval_dataset)
         self._run_config = self.config  # of the last run
-        ignored = [*self.args.without_effect(), *loading.without_effect]
-        ignored += ["dataset_type="] if dataset_type is not None else []
-        ignored += ["metrics_callback= in training steps"] if metrics_callback is not None else []
-        if ignored:
-            warnings.warn(f"{type(self).__name__}: these have no effect here: {'; '.join(ignored)}", stacklevel=2)
 
     @property
     def num_agents(self) -> int:
         return self.team.num_agents
-
-    @property
-    def params(self) -> list[Any]:
-        """The current parameters [A, ...] of each stack."""
-        return check_not_deleted(self._params)
 
     @property
     def agents(self) -> list[Agent]:
@@ -260,7 +180,7 @@ class MAGRPOTrainer:
         if isinstance(eval_dataset, int):
             eval_dataset, num_eval_samples = None, eval_dataset
         dataset = self._eval_dataset if eval_dataset is None else read_items("eval_dataset", eval_dataset)
-        if dataset is None or num_eval_samples == 0:
+        if not dataset or num_eval_samples == 0:
             raise ValueError("there is nothing to evaluate on: give eval_dataset= to evaluate() or to the trainer")
         items = self._first_items(dataset, num_eval_samples)
         result = evaluate(self.team, self.params, items, self.env, self.config)
@@ -280,37 +200,8 @@ class MAGRPOTrainer:
             "for its agents alone, load what save_model wrote"
         )
 
-    def save_model(self, output_dir: str | os.PathLike) -> None:
-        """Write each agent as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
-        save_team(Path(output_dir), self.team, self.params)
-
-    def _transition(self, transition: Transition | None) -> Transition | None:
-        """Return the transition, or None if there is no later turn whose prompts it would write."""
-        if transition is not None and self.config.episodes.num_turns == 1:
-            warnings.warn("external_transition= is not called, because num_turns is 1", stacklevel=3)
-            return None
-        return transition
-
     def _first_items(self, dataset: Sequence[Any], num_samples: int | None = None) -> list[Any]:
         """Return the items of a data set that are evaluated. num_samples: their number; default: that of the settings."""
         given = self.args.eval_num_samples
         limit = num_samples if num_samples is not None else given if given is None else max(given, 1)
         return [dataset[i] for i in range(len(dataset) if limit is None else min(limit, len(dataset)))]
-
-    def _load_others(
-        self, critic_model: Model | None, critics: Sequence[Model] | None, reward_model: Model | None, tokenizer: Any
-    ) -> dict[str, Any]:
-        """Return what the critics and the reward model start from, as fields of a team; by default those of settings.
-
-        Raises a TypeError for one that the algorithm does not have."""
-        named, row, trainer = self.args.other_models, find_row(self.config.algorithm), type(self).__name__
-        critic_model = named.get("critic_model") if critic_model is None and critics is None else critic_model
-        reward_model = named.get("reward_model") if reward_model is None else reward_model
-        critic = dict(critic_model=critic_model, critics=critics)
-        refused = [name for name, value in critic.items() if value is not None and row.critic is None and not row.learned]
-        if refused:
-            raise TypeError(f"{refused[0]}= has no effect for {trainer}, which has no critic: it is for IAC, MAAC, IPPO, MAPPO")
-        if not row.learned and reward_model is not None:
-            raise TypeError(f"reward_model= has no effect for {trainer}, which learns none: it is for MARLHF, MARLHFIter")
-        judge = None if reward_model is None else load_single(reward_model, tokenizer)
-        return {"critic": load_critic(critic_model, critics, tokenizer), "reward_model": judge}

@@ -17,10 +17,9 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from jmarl.comlrl.arguments import check_not_deleted
+from jmarl.comlrl.trained import TrainedTeam
 from jmarl.config import TrainConfig
 from jmarl.envs.base import TextEnvironment
 from jmarl.envs.debate.debate import Debate
@@ -37,13 +36,13 @@ from jmarl.runs.experiment import wandb_config
 from jmarl.runs.records import TrainResult
 from jmarl.runs.start import place_team
 from jmarl.runs.train import train
-from jmarl.team import agents_of, policies, save_team
+from jmarl.team import agents_of, policies
 from jmarl.types import TeamState
 
 NUM_TASKS, NUM_EPISODES = 1000, 20  # of training and of an evaluation
 
 
-class Policies:
+class Policies(TrainedTeam):
     """The policies of a trainer, their team and parameters: what all four trainers share.
 
     Attributes:
@@ -100,11 +99,6 @@ class Policies:
         self.config, self.team, self._params = place_team(agents, self.config, shared)
 
     @property
-    def params(self) -> list[Any]:
-        """The current parameters [A, ...] of each stack."""
-        return check_not_deleted(self._params)
-
-    @property
     def policy_env(self) -> LLMEnvironment:
         """The first policy."""
         return self.policy_envs[0]
@@ -125,10 +119,6 @@ class Policies:
         agents = agents_of(self.team, self._params)
         for policy, agent in zip(self.policy_envs, agents, strict=False):  # one policy may play several roles
             policy.learned(agent)
-
-    def save_model(self, output_dir: str | os.PathLike) -> None:
-        """Write the policy of each role as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
-        save_team(Path(output_dir), self.team, self.params)
 
 
 BaseTrainer = Policies  # MRLM's name

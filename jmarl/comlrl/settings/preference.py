@@ -1,4 +1,4 @@
-"""The settings of CoMLRL 1.4.3 for learning from preferences: pairs of the team's completions, rounds, learned rewards."""
+"""The settings of trainers that learn from preferences: pairs of the team's completions, rounds, learned rewards."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jmarl.algorithms import find_row
 from jmarl.algorithms.constraints import used_settings
-from jmarl.comlrl.config import trainer_config
-from jmarl.comlrl.peer_settings import Devices, RolloutConfig, critic_settings
+from jmarl.comlrl.settings.rollouts import Advantage, Devices, RolloutConfig, critic_settings
 from jmarl.config import Count, NotNegative, Positive, Range, TrainConfig, check
 
 CHAT_FORMATS = ("openai", "openai_chat", "chat")
@@ -25,7 +24,6 @@ API_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-@trainer_config
 class PreferenceConfig(RolloutConfig):
     """`RolloutConfig` of algorithms that learn from pairs of the team's completions."""
 
@@ -38,14 +36,10 @@ class PreferenceConfig(RolloutConfig):
     """Pairs kept of a prompt; None or 0: all."""
     pair_selection: Literal["reward_gap", "all", "random", "comparator_reward"] | None = "reward_gap"
     beta: Positive | None = 0.1
-    advantage_mode: Literal["mean", "raw", "max", "rloo"] = "mean"
+    advantage_mode: Advantage = "mean"
     """No effect: rl_algorithm chooses the baseline of MARLHF, and pairs have none."""
     use_environment_step: bool = True
     environment_steps_per_pair: Count = 2
-
-    @property
-    def centralized(self) -> bool:
-        return self.collaboration_mode == "centralized"
 
     @property
     def candidates(self) -> int:
@@ -75,7 +69,6 @@ class PreferenceConfig(RolloutConfig):
         }
 
 
-@trainer_config
 class PairsConfig(PreferenceConfig):
     """`PreferenceConfig` of the preference loss. Every update draws train_batch_size pairs, by default rollout_buffer_size.
 
@@ -97,7 +90,6 @@ class PairsConfig(PreferenceConfig):
         return settings | {"eval_every": self.eval_interval if self.eval_every is None else self.eval_every}
 
 
-@trainer_config
 class LearnedRewardConfig(PreferenceConfig):
     """`PreferenceConfig` of training on a learned reward. rl_algorithm names the algorithm that trains the team. Updates are
     those of the team, counted by prompts as in `RolloutConfig`; num_generations is for them, preference_num_candidates for
@@ -130,18 +122,13 @@ class LearnedRewardConfig(PreferenceConfig):
         return self.rl_algorithm or "magrpo"
 
     @property
-    def other_models(self) -> dict[str, str]:
-        names = {"reward_model": self.reward_model_name, "critic_model": self.critic_model_name}
-        return {argument: name for argument, name in names.items() if name is not None}
-
-    @property
     def pairs_per_update(self) -> int:
         return self.batch_size or self.reward_train_batch_size
 
     def run_settings(self, num_items: int) -> dict[str, Any]:
         settings = super().run_settings(num_items)
         updates = math.ceil(self.reward_num_train_epochs * self.pairs_of(num_items) / self.pairs_per_update)
-        beta = self.beta if self.beta != default_of(self, "beta") else None
+        beta = self.beta if self.beta != self.defaults()["beta"] else None
         return settings | {"beta": beta, "reward_updates": self.reward_updates or updates}
 
     def update_settings(self) -> dict[str, Any]:
@@ -233,8 +220,3 @@ class RoundsSettings(Base):
             url = url or (self.comparator_api_url or "").rstrip("/").removesuffix("/chat/completions") or None
         one_round = self.replay == "current" and self.replay_k == 1
         return settings | {"comparator_model": model, "comparator_url": url, "replay_k": None if one_round else self.replay_k}
-
-
-def default_of(config: RolloutConfig, name: str) -> Any:
-    """Return the default of a setting."""
-    return next(field.default for field in dataclasses.fields(config) if field.name == name)

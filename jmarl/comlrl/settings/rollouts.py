@@ -1,8 +1,6 @@
-"""The settings of CoMLRL 1.4.3 that are no other names of settings here, and what each does to a run.
+"""The settings of trainers that sample completions, and how those of CoMLRL become ours.
 
-A setting is translated if it has a counterpart (`RolloutConfig.run_settings`), has no effect (`NO_EFFECT`), or is refused
-unless it has a value that changes nothing (`ONLY`). The defaults are CoMLRL's. Of two settings that mean the same, the one of
-`TrainConfig` counts if it is set.
+Of two settings that mean the same, the one of `TrainConfig` counts if it is set.
 """
 
 from __future__ import annotations
@@ -12,50 +10,19 @@ import math
 from typing import Annotated, Any, Literal
 
 from jmarl.algorithms import find_row
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.settings.base import ANY, RULES, TrainerConfig
 from jmarl.config import Count, CountOrOff, NotNegative, Positive, Range, Share, check
 
 Devices = str | tuple[str, ...] | None
+Advantage = Literal["mean", "raw", "max", "rloo"]
 ADVANTAGES = {"mean": "magrpo", "raw": "mareinforce", "max": "maremax", "rloo": "marloo"}
 SCALED = ("magrpo", "mareinforce", "maremax", "marloo", "iac", "maac")  # algorithms that advantage_normalization scales
-DEVICES = "mesh and CUDA_VISIBLE_DEVICES choose the devices"
-FILES = "files are in output_dir"
-
-# Settings that change nothing in a run, and why.
-NO_EFFECT = {
-    "agent_devices": DEVICES,
-    "critic_devices": DEVICES,
-    "reference_devices": DEVICES,
-    "comparator_devices": DEVICES,
-    "reward_model_device": DEVICES,
-    "eval_batch_size": "all evaluation prompts are played in one batch",
-    "use_environment_step": "the log counts updates",
-    "environment_steps_per_pair": "the log counts updates",
-    "log_reward_distribution": "completions.jsonl.gz has all rewards",
-    "policy_checkpoint_dir": FILES,
-    "preference_replay_dir": FILES,
-    "comparator_api_timeout": "a request has 120 seconds, three times",
-    "comparator_api_max_n_per_request": "one request asks for all completions of a prompt",
-}
-
-# Settings that must have one of these values, and what to do instead.
-LINEAR_HEAD = "a value head is one linear layer on the last hidden states: leave it None"
-ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "critic_value_head_hidden_dim": ((None, 0), LINEAR_HEAD),
-    "value_head_hidden_dim": ((None, 0), LINEAR_HEAD),
-    "reward_max_length": ((None,), "the reward model reads whole texts: leave it None, and shorten prompts or max_new_tokens"),
-    "reward_freeze_backbone": ((False,), "a reward model learns with all of its weights: set lora_rank to train adapters"),
-    "preference_scoring_reward": (("task",), "the reward of the task ranks the completions of a pair: leave it at 'task'"),
-    "comparator_generation_mode": (("decentralized",), "a comparator completes the prompt of each agent independently"),
-    "comparator_centralized_agent_index": ((0,), "a comparator completes the prompt of each agent independently"),
-}
 
 
 class Unwritten(int):
     """The default of num_turns: 2, as in CoMLRL, if the trainer has an external_transition; else 1."""
 
 
-@trainer_config
 class RolloutConfig(TrainerConfig):
     """`TrainerConfig` of trainers that sample, with the settings of CoMLRL 1.4.3 and its defaults.
 
@@ -107,12 +74,13 @@ class RolloutConfig(TrainerConfig):
     @property
     def centralized(self) -> bool:
         """Whether one model writes for all roles."""
-        return False
+        return vars(self).get("collaboration_mode") == "centralized"
 
     @property
     def other_models(self) -> dict[str, str]:
         """The models that settings name, by the argument of the trainer."""
-        return {}
+        names = {argument: vars(self).get(f"{argument}_name") for argument in ("reward_model", "critic_model")}
+        return {argument: name for argument, name in names.items() if name is not None}
 
     @property
     def samples_per_prompt(self) -> int:
@@ -127,19 +95,10 @@ class RolloutConfig(TrainerConfig):
         return self.num_prompts or math.ceil(self.rollout_buffer_size / self.samples_per_prompt)
 
     def __post_init__(self) -> None:
-        fields = {field.name for field in dataclasses.fields(self)}
-        for name, (allowed, instead) in ONLY.items():
-            if name in fields and getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not allowed: {instead}")
-        self.check_both()
-        super().__post_init__()
-
-    def check_both(self) -> None:
-        """Raise a TypeError where a setting of CoMLRL and its counterpart are both set."""
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
         for name, field in SAME.items():
-            if name in fields and all(getattr(self, x) != fields[x] for x in (name, field)):
+            if all(getattr(self, x) != self.defaults()[x] for x in (name, field)):
                 raise TypeError(f"{type(self).__name__}: {name} and {field} are the same setting, give one of them")
+        super().__post_init__()
 
     def for_transition(self, transition: Any) -> RolloutConfig:
         """Return the settings of a trainer with or without an external_transition."""
@@ -148,9 +107,9 @@ class RolloutConfig(TrainerConfig):
 
     def without_effect(self) -> list[str]:
         """Return the settings that differ from their default and change nothing, each with the reason."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        names = [name for name in NO_EFFECT if name in defaults and getattr(self, name) != defaults[name]]
-        lines = [f"{name}={getattr(self, name)!r} ({NO_EFFECT[name]})" for name in names]
+        reasons = {name: reason for name, (allowed, reason) in RULES.items() if allowed is ANY}
+        given = {name: value for name, value in vars(self).items() if name in reasons and value != self.defaults()[name]}
+        lines = [f"{name}={value!r} ({reasons[name]})" for name, value in given.items()]
         if self.turns > 1 and (self.train_batch_size or self.rollout_buffer_size) < self.rollout_buffer_size:
             lines.append(f"train_batch_size={self.train_batch_size} (an update on several turns is one step)")
         return lines
@@ -212,22 +171,20 @@ def one_device(devices: Devices) -> bool:
     return len(names) == 1 and names != {"auto"}
 
 
-@trainer_config
 class ReinforceConfig(RolloutConfig):
     """`RolloutConfig` of trainers without a critic, which differ in advantage_mode."""
 
     cross_credit: Literal["mean", "sum"] = "sum"
     """As in `Episodes`; CoMLRL sums."""
-    advantage_mode: Literal["mean", "raw", "max", "rloo"] = "mean"
+    advantage_mode: Advantage = "mean"
     """The baseline of advantages: mean (MAGRPO), raw (MAREINFORCE: none), max (MAReMax) or rloo (MARLOO)."""
 
     @property
     def resolved_algorithm(self) -> str:
-        default = {field.name: field.default for field in dataclasses.fields(self)}["algorithm"]
-        return ADVANTAGES[self.advantage_mode] if self.algorithm == default else self.algorithm
+        is_default = self.algorithm == self.defaults()["algorithm"]
+        return ADVANTAGES[self.advantage_mode] if is_default else self.algorithm
 
 
-@trainer_config
 class ActorCriticConfig(RolloutConfig):
     """`RolloutConfig` of trainers with critics. As in CoMLRL, one completion per prompt and no top-k.
 
