@@ -25,7 +25,6 @@ from jmarl.models import lora
 from jmarl.models.hub.tokenize import by_agent, decode, encode_answer, encode_prompts
 from jmarl.models.stack import to_host
 from jmarl.objectives.policy import penalizes_tokens
-from jmarl.objectives.values import reuses_values
 from jmarl.randomness import GREEDY, Randomness
 from jmarl.rl.returns import credit, discounted
 from jmarl.rollout.make_batches import to_batches
@@ -94,7 +93,7 @@ def batches_with_token_values(setup: Setup, state: TeamState, rollout: Rollout) 
     team, algorithm, batches = setup.team, setup.algorithm, []
     stacks = zip(own_critics(setup, state), team.stacks, state.stacks, to_batches(team, rollout), strict=True)
     for (critic_spec, critic), spec, stack, batch in stacks:
-        if reuses_values(algorithm):
+        if algorithm.reuses_values:
             check_context(critic_spec, batch.prompt_lengths, batch.tokens)
         else:
             params = lora.model_of(critic)
