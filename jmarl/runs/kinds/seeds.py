@@ -27,8 +27,8 @@ from jmarl.models.sharding import DeviceMesh, put
 from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.objectives.policy import penalizes_tokens
 from jmarl.processes import exchange
-from jmarl.rollout.critic_values import rollout_batches
 from jmarl.rollout.experience import Source
+from jmarl.rollout.make_batches import rollout_batches
 from jmarl.rollout.together import CallersEnvironment, run_together
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.kinds import rollouts
