@@ -1,4 +1,5 @@
-"""The rooms of jmarl: each imports only earlier ones, there is no circle, and the host world and the device world do not mix.
+"""The rooms of jmarl: each imports only earlier ones, there is no circle, the host world and the device world do not mix, and
+the core does without its guests.
 
 ORDER is the picture of the README. A module may import modules of its own room, of earlier rooms and the earlier files at the
 top of the package. A new room or a new file at the top must be added to ORDER.
@@ -8,7 +9,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -71,7 +75,7 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
-    "lazy", "shadows", "models.hub", "models.families", "envs", "sandbox", "remote", "rl.returns", "rollout.counterfactual",
+    "shadows", "models.hub", "models.families", "envs", "sandbox", "remote", "rl.returns", "rollout.counterfactual",
     "evaluation.statistics", "evaluation.zero_shot", "models.agent",
     "preferences.pairs", "preferences.formats",
     "logs.metrics_writer", "logs.log_file", "logs.tables",
@@ -82,7 +86,16 @@ HOST = {
     "processes.meeting", "processes.ending", "processes.launch", "processes.children", "processes.kept_output",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
-HOST_MAY_USE = HOST | {"columns", "randomness", "config", "models.config", "models.weights", "processes.place"}
+HOST_MAY_USE = HOST | {"lazy", "columns", "randomness", "config", "models.config", "models.weights", "processes.place"}
+
+# What stands beside the core, which knows it by names in tables alone (`jmarl.lazy.Table`) and trains without it.
+GUESTS = {
+    "sandbox", "envs.code", "envs.debate", "envs.games", "envs.math", "envs.tools", "envs.writing",
+    "remote", "serving", "plan", "report", "comlrl", "mrlm", "cli", "training",
+    "preferences", "runs.kinds.given", "runs.kinds.rounds", "runs.kinds.learned",
+    "evaluation.cross_play", "evaluation.zero_shot", "processes.launch", "processes.children",
+}  # fmt: skip
+DOORS = {"", "__main__"}  # jmarl/__init__.py names guests for type checkers
 
 FLAX_USERS = {"models.config", "models.decoder", "models.decoding", "files.checkpoint"}
 NEVER = {"torch", "tensorflow", "experiments", "tests", "notebooks"}
@@ -108,6 +121,10 @@ def is_in(module: str, names: set[str]) -> bool:
     prefixes = [".".join(parts[:n]) for n in range(len(parts), 0, -1)] or [""]
     nearest = next((prefix for prefix in prefixes if prefix in DEVICE | HOST | names), "")
     return nearest in names
+
+
+def is_guest(module: str) -> bool:
+    return any(f"{module}.".startswith(f"{guest}.") for guest in GUESTS)
 
 
 def position(module: str) -> int:
@@ -144,6 +161,8 @@ def violations(module: str, source: str, modules: set[str]) -> list[str]:
             wrong.append(f"imports jmarl.{target}, which is in no room: add it to ORDER in tests/test_layers.py")
         elif position(target) > position(module):
             wrong.append(f"imports jmarl.{target}, which comes later in ORDER")
+    if module not in DOORS and not is_guest(module):
+        wrong += [f"is of the core and imports the guest jmarl.{name}" for name in sorted(inside) if is_guest(name)]
     if is_in(module, DEVICE):
         wrong += [f"is device code and imports {name}" for name in sorted(outside & NOT_ON_DEVICE)]
         called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
@@ -163,6 +182,43 @@ def violations(module: str, source: str, modules: set[str]) -> list[str]:
 def test_module_imports_only_earlier_rooms_and_its_own_world(module):
     wrong = violations(module, MODULES[module].read_text(), set(MODULES))
     assert not wrong, f"jmarl.{module}: " + "; ".join(wrong)
+
+
+def test_what_tables_name_is_there():
+    for path in MODULES.values():
+        for home, name in re.findall(r'"jmarl\.([\w.]+):(\w+)"', path.read_text()):
+            text = MODULES[home].read_text()
+            assert re.search(rf"^(?:def |class |    |from .* import .*\b)?{name}\b", text, re.M), f"jmarl.{home} has no {name}"
+
+
+TRAIN = """
+import sys
+import jmarl
+
+def reward(completions_1, completions_2):
+    return [float(len(x) + len(y)) for x, y in zip(completions_1, completions_2)]
+
+team = jmarl.Team.load([sys.argv[1]] * 2)
+cfg = jmarl.TrainConfig.of(
+    num_updates=1, num_prompts=1, num_generations=2, max_new_tokens=4, output_dir=sys.argv[2], progress=False, eval_every=1
+)
+result = jmarl.train(team, reward, [{"prompt": "the sea"}], cfg, eval_items=[{"prompt": "a hill"}])
+assert len(result.rewards) == 1 and result.after is not None and not result.unsaved
+result.save(sys.argv[2] + "/models")
+print(jmarl.__file__)
+"""
+
+
+@pytest.mark.long
+def test_the_core_trains_without_its_guests(tiny_dir, tmp_path):
+    shutil.copytree(ROOT / "jmarl", tmp_path / "jmarl", ignore=shutil.ignore_patterns("__pycache__"))
+    for guest in GUESTS:
+        place = tmp_path / "jmarl" / guest.replace(".", "/")
+        shutil.rmtree(place) if place.is_dir() else place.with_suffix(".py").unlink()
+    command = [sys.executable, "-c", TRAIN, str(tiny_dir("llama")), str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(tmp_path / "jmarl" / "__init__.py")
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -234,6 +290,8 @@ def test_a_room_says_what_it_is_for_and_which_file_to_open_first(room):
         ("runs.train", "from .config import x", "relative import .config"),
         ("sandbox.inside.wire", "from jmarl.types import x", "is inside the sandbox and imports jmarl"),
         ("envs.code.syntax", "import jax", "is host code and imports jax"),
+        ("runs.train", "def f():\n    from jmarl.sandbox import Limits", "is of the core and imports the guest jmarl.sandbox"),
+        ("evaluation.evaluate", "import jmarl.evaluation.cross_play", "imports the guest jmarl.evaluation.cross_play"),
         ("runs.train", "import jmarl.novel", "imports jmarl.novel, which is in no room"),
         ("novel", "", "jmarl.novel is in no room: add it to ORDER"),
     ],

@@ -91,6 +91,13 @@ class Algorithm:
         return "token" if self.row.per_token else self.critic.critic_type or "v"
 
     @property
+    def reuses_values(self) -> bool:
+        """Whether agents learn from the values that the update of their critic computes: if that is one step on the whole batch
+        on one device, without dropout. Own critics then learn first."""
+        one_pass = self.steps_per_update == 1 and self.optimizer.micro_batches == 1 and not self.divides_rows
+        return self.value_kind == "token" and one_pass and not self.lora.lora_dropout
+
+    @property
     def micro_batches(self) -> int:
         """Parts of an optimizer step. Raises ValueError while it is not chosen, see `learning.choose`."""
         parts = self.optimizer.micro_batches

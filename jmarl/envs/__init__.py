@@ -55,11 +55,11 @@ def make(name: str, **options: Any) -> Any:
     from jmarl.config.validation import check_argument, did_you_mean  # here, so that this package is imported at once
     from jmarl.envs.base import TextEnvironment
     from jmarl.envs.messages import SimulatedEnvironment
-    from jmarl.envs.options import GENERAL, WithOptions, split_options
+    from jmarl.envs.options import GENERAL, GUESTS, WithOptions, split_options
 
     if "servers" in options:
         others = {option: value for option, value in options.items() if option != "servers"}
-        return import_object("jmarl.remote.client.environment:make_remote")(name, options["servers"], others)
+        return GUESTS["servers"](name, options["servers"], others)
     check_argument("name", name, str, "the name of an environment, or 'module:Class'; an environment itself needs no make")
     names = ENVIRONMENTS | OTHER_NAMES
     if name not in names and ":" not in name:

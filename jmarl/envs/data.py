@@ -1,11 +1,10 @@
-"""Rows of data sets, from the Hugging Face Hub or from a local file with the same fields, and the splits of tasks."""
+"""Given data: rows of data sets, from the Hugging Face Hub or a local file, pairs and trajectories, and the splits of tasks."""
 
-from __future__ import annotations
-
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jmarl.config.validation import did_you_mean
 from jmarl.envs.rows import SUFFIXES, read_rows
@@ -14,6 +13,37 @@ from jmarl.shadows import explaining
 
 SPLITS = ("train", "eval")
 EVAL_SHARE = 0.2
+
+Messages = tuple[Mapping[str, str], ...]
+Prompt = str | Messages  # a text, or chat messages
+Ids = Sequence[int]
+
+
+class SampledTokens(NamedTuple):
+    """One agent's part of a sampled pair, as token ids."""
+
+    prompt: Ids
+    chosen: Ids
+    rejected: Ids
+
+
+class Pair(NamedTuple):
+    """Two joint actions of N agents on one item."""
+
+    prompts: tuple[Prompt, ...]  # [N]
+    chosen: tuple[str, ...]  # [N]
+    rejected: tuple[str, ...]  # [N]
+    rewards: tuple[float, float] | None = None  # of chosen and rejected; None: unknown
+    tokens: tuple[SampledTokens, ...] | None = None  # [N] for sampled pairs; None: the texts are encoded
+
+
+class Trajectory(NamedTuple):
+    """The observations and actions of one agent in one episode."""
+
+    observations: tuple[Prompt, ...]  # before each action, perhaps after the last; "": none, a text that is trained whole
+    actions: tuple[str, ...]
+    reward: float = math.nan  # sum over the episode; NaN: unknown
+    agent: str = ""  # who wrote the actions, in data of a team; empty: unknown
 
 
 def check_split(split: str) -> None:

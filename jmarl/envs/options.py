@@ -26,9 +26,11 @@ from jmarl.envs.reward_values import Processor
 from jmarl.envs.rewards import RewardProcessors
 from jmarl.envs.rows import read_rows
 from jmarl.envs.vector import LockStep
-from jmarl.sandbox import Limits
+from jmarl.lazy import Table
 
 GENERAL = ("reward_scale", "reward_clip", "reward_bias", "problems")
+# What an option needs of another room.
+GUESTS = Table[Any]({"servers": "jmarl.remote.client.environment:make_remote", "timeout": "jmarl.sandbox:Limits"})
 
 
 class OwnTasks:
@@ -90,6 +92,7 @@ def split_options(cls: type, options: Mapping[str, Any], own: Sequence[str]) -> 
     arguments = {name: value for name, value in options.items() if name not in general}
     if "timeout" in arguments and "timeout" not in own and "limits" in own:
         default, seconds = inspect.signature(cls).parameters["limits"].default, arguments.pop("timeout")
+        Limits = GUESTS["timeout"]
         limits = default if isinstance(default, Limits) else Limits()
         arguments["limits"] = dataclasses.replace(limits, wall_s=seconds, cpu_s=max(1, math.ceil(seconds)))
     return arguments, general

@@ -10,18 +10,21 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pebble import ProcessExpired, ProcessPool
 
+from jmarl.config import TaskConfig
 from jmarl.envs.base import Observations, Step, TextEnvironment, Texts, class_name
 from jmarl.envs.calls.arguments import BoundReward
 from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.calls.user_code import calling, notes_of, place_of
-from jmarl.envs.messages import as_text_environment
+from jmarl.envs.messages import SimulatedEnvironment, as_text_environment
 from jmarl.envs.reward_values import value_list
-from jmarl.envs.vector import Engine, Fault, reset_once, step_once
+from jmarl.envs.vector import Engine, Fault, InProcess, LockStep, reset_once, step_once
+from jmarl.lazy import Table
 
 MAX_LOST_BATCHES = 3  # as many batches in a row without one answer are an error
 
@@ -236,3 +239,37 @@ def call_rewards(workers: Workers, calls: Sequence[tuple]) -> list[list | BaseEx
             result = result.raised.error
         returned.append(TimeoutError(result.reason) if isinstance(result, Fault) else result)
     return returned
+
+
+# --- the pool of a task ------------------------------------------------------------------------------------------------------
+
+
+POOLS = Table[Callable[..., Workers]]({"processes": "jmarl.envs.pool:Pool", "ray": "jmarl.remote.pools.ray_pool:RayPool"})
+
+
+def pool_of(task: TaskConfig) -> Callable[..., Workers] | None:
+    """Return what makes the pool of a task from an environment or from rewards; None without one."""
+    if task.pool is None:
+        return None
+    limit = {} if task.timeout is None else {"timeout": task.timeout}
+    return partial(POOLS[task.pool], workers=task.pool_workers, **limit)
+
+
+def in_pool(env: Any, task: TaskConfig, num_turns: int) -> Any:
+    """Return an environment that is played in the pool of a task; env itself without one.
+
+    num_turns: the limit for an environment that sets none."""
+    pool = pool_of(task)
+    if pool is None:
+        return env
+    if isinstance(env, LockStep) and not isinstance(env.engine, InProcess):
+        raise ValueError(
+            f"pool={task.pool!r} is not allowed for {class_name(env.env)}: its servers play it, in processes of their own "
+            "with jmarl serve --workers; remove pool"
+        )
+    if not isinstance(env, TextEnvironment | SimulatedEnvironment):
+        raise ValueError(
+            f"pool={task.pool!r} is not allowed for {class_name(env)}: it answers all episodes of a step in one call, and "
+            "a pool needs a TextEnvironment, which answers one; remove pool"
+        )
+    return LockStep(pool(as_text_environment(env, num_turns)))

@@ -36,7 +36,6 @@ from jmarl.envs.calls.arguments import BoundReward, unique_names
 from jmarl.envs.calls.awaiting import is_async, needs_waiting, wait_for_all
 from jmarl.envs.calls.time_limit import call_within
 from jmarl.envs.calls.user_code import defined_text, excerpt, named, place_of
-from jmarl.envs.pool import Rewards, Workers, call_rewards
 from jmarl.envs.reward_values import (
     BoundProcessor,
     Faults,
@@ -51,8 +50,11 @@ from jmarl.envs.reward_values import (
     value_list,
     with_text_length,
 )
+from jmarl.envs.vector import Engine
+from jmarl.lazy import Table
 from jmarl.processes.ending import Interrupted
 
+IN_POOL = Table[Callable[..., Any]]({"functions": "jmarl.envs.pool:Rewards", "call": "jmarl.envs.pool:call_rewards"})
 GRACE_S = 0.5  # awaitables may take this much longer than `timeout` together
 RAISED = " raised "  # in faults of calls that did, or were too slow
 ERROR_WINDOW = 5  # `max_error_share` looks at this many batches of joint actions
@@ -166,7 +168,7 @@ class RewardFunction:
         batched: bool = True,
         on_error: Literal["raise", "mask"] | float = "raise",
         timeout: float | None = None,
-        pool: Callable[..., Workers] | None = None,
+        pool: Callable[..., Engine] | None = None,
         max_error_share: float = 0.5,
     ):
         funcs = [reward_funcs] if callable(reward_funcs) or not isinstance(reward_funcs, Iterable) else list(reward_funcs)
@@ -200,7 +202,7 @@ class RewardFunction:
             )
             for func, name, weight, processor in zip(funcs, unique_names(funcs), self.weights, per_func, strict=True)
         ]
-        self._workers = None if pool is None else pool(Rewards([term.call for term in self._terms]), timeout=timeout)
+        self._workers = pool and pool(IN_POOL["functions"]([term.call for term in self._terms]), timeout=timeout)
 
     def close(self) -> None:
         """End the workers of the pool."""
@@ -321,7 +323,7 @@ class RewardFunction:
         )
         if self._workers is not None:
             number = self._terms.index(term)
-            return call_rewards(self._workers, [(number, *call, rng.spawn(1)[0]) for call in calls])
+            return IN_POOL["call"](self._workers, [(number, *call, rng.spawn(1)[0]) for call in calls])
         for texts, arguments in calls:
             draws = rng.spawn(1)[0] if term.own_draws else rng
             try:

@@ -42,43 +42,25 @@ from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team
 from jmarl.types import TRACES, Batch, StackState
 
-
-def critic_algorithm(algorithm: Algorithm) -> Algorithm:
-    """Return how critics learn: without a KL term, with their own learning rate; a central one makes one step per batch."""
-    if algorithm.critic_kind is None:
-        return algorithm
-    settings: dict[str, Any] = dict(
-        learning_rate=algorithm.critic.critic_learning_rate or algorithm.optimizer.learning_rate, target_kl=None
-    )
-    if algorithm.critic_kind == "central":
-        settings |= dict(num_epochs=1, num_minibatches=1)
-    loss = dataclasses.replace(algorithm.loss, kl_coef=0.0, kl_target=None)
-    return dataclasses.replace(algorithm, loss=loss).with_optimizer(**settings)
+Critics = tuple[tuple[StackSpec, ...], list[Any]]  # one per stack or one of the team, and the parameters [A, ...] of each stack
 
 
-def make_critics(
-    team: Team, params: Sequence[Any], algorithm: Algorithm, seed: int = 0
-) -> tuple[tuple[StackSpec, ...], list[Any]]:
-    """Return the critics of an algorithm, one per stack or one of the team, and the parameters [A, ...] of each stack of them,
-    with new value heads. There are none where agents have no critic besides them.
+def make_central_critic(team: Team, params: Sequence[Any], algorithm: Algorithm, seed: int) -> Critics:
+    """Return the critic of the team. Arguments as of `setup.make_critics`."""
+    model, first = team.critic, team.stacks[0]
+    mesh = mesh_of_one_model(first.mesh)
+    fields = first.generation_config if model is None else model.generation_config
+    if model is None:
+        config, tokenizer, weights = first.config, first.tokenizer, map_own(lambda x: take_agents(x, slice(1)), params[0])
+    else:
+        config, tokenizer, weights = model.config, model.tokenizer, stacked_model(model, 1, algorithm, seed, mesh)
+    spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),), (), (fields,) * team.num_agents, mesh=mesh)
+    return (spec,), [with_value_head(map_own(jnp.copy, weights))]
 
-    They start from their agents, whose params are copied, or from the team's critic model. With LoRA the adapters are copied
-    and the base is shared. seed: of new adapters over the critic model."""
+
+def make_own_critics(team: Team, params: Sequence[Any], algorithm: Algorithm, seed: int) -> Critics:
+    """Return the critics of single agents. Arguments as of `setup.make_critics`."""
     model = team.critic
-    if algorithm.critic_kind in (None, "head"):
-        if model is not None:
-            raise ValueError(f"the team has a critic model, but algorithm={algorithm.name!r} has no critic besides its agents")
-        return (), []
-    if algorithm.critic_kind == "central":
-        first = team.stacks[0]
-        mesh = mesh_of_one_model(first.mesh)
-        fields = first.generation_config if model is None else model.generation_config
-        if model is None:
-            config, tokenizer, weights = first.config, first.tokenizer, map_own(lambda x: take_agents(x, slice(1)), params[0])
-        else:
-            config, tokenizer, weights = model.config, model.tokenizer, stacked_model(model, 1, algorithm, seed, mesh)
-        spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),), (), (fields,) * team.num_agents, mesh=mesh)
-        return (spec,), [with_value_head(map_own(jnp.copy, weights))]
     if model is None:
         return team.stacks, [with_value_head(map_own(jnp.copy, p)) for p in params]
     specs, stacks = [], []

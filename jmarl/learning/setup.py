@@ -1,12 +1,12 @@
 """Who learns in a run, and how: everything that does not change from step to step."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
-from jmarl.learning.critics import critic_algorithm
+from jmarl.lazy import Table
 from jmarl.learning.program import StackProgram, make_program
 from jmarl.models.sharding import DeviceMesh, mesh_of_one_model
 from jmarl.team import StackSpec, Team
@@ -43,6 +43,41 @@ def make_setup(
 
     both = programs(team.stacks, algorithm, False), programs(critics, critic_algorithm(algorithm), True)
     return Setup(team, critics, algorithm, cfg, tuple(seeds), *both)
+
+
+# --- critics besides the agents ----------------------------------------------------------------------------------------
+
+CRITICS = Table[Callable[..., tuple[tuple[StackSpec, ...], list[Any]]]](
+    {"own": "jmarl.learning.critics:make_own_critics", "central": "jmarl.learning.critics:make_central_critic"}
+)
+
+
+def make_critics(
+    team: Team, params: Sequence[Any], algorithm: Algorithm, seed: int = 0
+) -> tuple[tuple[StackSpec, ...], list[Any]]:
+    """Return the critics of an algorithm, one per stack or one of the team, and the parameters [A, ...] of each stack of them,
+    with new value heads. There are none where agents have no critic besides them.
+
+    They start from their agents, whose params are copied, or from the team's critic model. With LoRA the adapters are copied
+    and the base is shared. seed: of new adapters over the critic model."""
+    if algorithm.critic_kind in CRITICS:
+        return CRITICS[str(algorithm.critic_kind)](team, params, algorithm, seed)
+    if team.critic is not None:
+        raise ValueError(f"the team has a critic model, but algorithm={algorithm.name!r} has no critic besides its agents")
+    return (), []
+
+
+def critic_algorithm(algorithm: Algorithm) -> Algorithm:
+    """Return how critics learn: without a KL term, with their own learning rate; a central one makes one step per batch."""
+    if algorithm.critic_kind is None:
+        return algorithm
+    settings: dict[str, Any] = dict(
+        learning_rate=algorithm.critic.critic_learning_rate or algorithm.optimizer.learning_rate, target_kl=None
+    )
+    if algorithm.critic_kind == "central":
+        settings |= dict(num_epochs=1, num_minibatches=1)
+    loss = dataclasses.replace(algorithm.loss, kl_coef=0.0, kl_target=None)
+    return dataclasses.replace(algorithm, loss=loss).with_optimizer(**settings)
 
 
 def mesh_of_critics(algorithm: Algorithm, mesh: DeviceMesh | None) -> DeviceMesh | None:

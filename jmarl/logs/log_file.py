@@ -1,4 +1,4 @@
-"""A file of records that is never left with a partial record, even if the disk is full for a while.
+"""What a log is, and a file of records that is never left with a partial record, even if the disk is full for a while.
 
 Left out: records waiting in memory are lost with the process. Their number is limited for large records only (a row is about a
 kilobyte).
@@ -6,12 +6,19 @@ kilobyte).
 
 from __future__ import annotations
 
+import abc
 import logging
 import os
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 logger = logging.getLogger(__name__)
+
+REWARD_TAG = "reward/mean"  # shown by the progress bar and TensorBoard's HPARAMS tab
 
 
 def is_in_place(fd: int, path: Path) -> bool:
@@ -79,3 +86,32 @@ class LogFile:
             raise
         finally:
             os.close(self.fd)
+
+
+class Sink(abc.ABC):
+    """One log. Its `errors` are counted and do not stop the run."""
+
+    errors: tuple[type[BaseException], ...] = (OSError,)
+
+    @abc.abstractmethod
+    def write(self, step: int, row: dict[str, float]) -> None:
+        """Write a row of metrics by their tags."""
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        return None
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        return None
+
+    def completions(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
+        return None
+
+    def lost_file(self) -> Path | None:
+        """Return its file if that was removed or replaced while the run writes to it."""
+        return None
+
+    def sync(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None

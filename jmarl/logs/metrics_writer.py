@@ -32,13 +32,15 @@ import numpy as np
 from jmarl.columns import valid
 from jmarl.config.bounded_files import bounded_text, printable
 from jmarl.config.paths import expand_home
+from jmarl.lazy import Table
 from jmarl.logs import completions_file
-from jmarl.logs.log_file import LogFile
+from jmarl.logs.log_file import LogFile, Sink
 from jmarl.logs.samples import Samples
-from jmarl.logs.sinks import Sink, TensorBoard, Wandb
 from jmarl.logs.terminal import Terminal
 
 logger = logging.getLogger(__name__)
+
+TRACKERS = Table[Callable[..., Sink]]({"TensorBoard": "jmarl.logs.sinks:TensorBoard", "W&B": "jmarl.logs.sinks:Wandb"})
 
 
 class MetricsWriter:
@@ -102,10 +104,10 @@ class MetricsWriter:
         if max_completions_mb:
             self._sinks[completions_file.NAME] = _Completions(run_dir, start_step, max_completions_mb)
         if wandb_config is not None:
-            self._sinks["W&B"] = Wandb(run_dir, hparams, wandb_config, rows.num_logged)
+            self._sinks["W&B"] = TRACKERS["W&B"](run_dir, hparams, wandb_config, rows.num_logged)
         if tensorboard:
-            with self._counting("TensorBoard", TensorBoard.errors):
-                self._sinks["TensorBoard"] = TensorBoard(run_dir, hparams, start_step)
+            with self._counting("TensorBoard", Sink.errors):
+                self._sinks["TensorBoard"] = TRACKERS["TensorBoard"](run_dir, hparams, start_step)
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Write one row. Its values are numbers or arrays of one element, its tags are names such as `agent_0/loss`."""

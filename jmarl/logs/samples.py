@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jmarl.logs.completions_file import TRAIN
-from jmarl.logs.sinks import Sink
+from jmarl.logs.log_file import Sink
 from jmarl.logs.terminal import Terminal, say
 
 SAMPLES = logging.getLogger("jmarl.samples")  # only its level is used

@@ -1,4 +1,4 @@
-"""The logs that `metrics_writer` writes to: their common base, TensorBoard, and Weights & Biases.
+"""The logs of other programs that `metrics_writer` writes to: TensorBoard, and Weights & Biases.
 
 TensorBoard events are written here, of TensorBoard's own protocol buffers: writers such as tensorboardX import torch if it is
 installed (seconds, and 200 MB), and one whose background thread dies on a full disk blocks the run forever.
@@ -6,7 +6,6 @@ installed (seconds, and 200 MB), and one whose background thread dies on a full 
 
 from __future__ import annotations
 
-import abc
 import importlib
 import os
 import secrets
@@ -19,43 +18,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from jmarl.logs.log_file import LogFile
+from jmarl.logs.log_file import REWARD_TAG, LogFile, Sink
 from jmarl.logs.tables import escape
 from jmarl.shadows import explaining
 
 WANDB_ID = "wandb_id.txt"  # in the run directory
 STEP = "jmarl/step"  # column of rows in a W&B run that a script began
-REWARD_TAG = "reward/mean"  # shown by the progress bar and TensorBoard's HPARAMS tab
 NUM_BINS = 64  # of histograms
-
-
-class Sink(abc.ABC):
-    """One log. Its `errors` are counted and do not stop the run."""
-
-    errors: tuple[type[BaseException], ...] = (OSError,)
-
-    @abc.abstractmethod
-    def write(self, step: int, row: dict[str, float]) -> None:
-        """Write a row of metrics by their tags."""
-
-    def text(self, step: int, name: str, markdown: str) -> None:
-        return None
-
-    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
-        return None
-
-    def completions(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
-        return None
-
-    def lost_file(self) -> Path | None:
-        """Return its file if that was removed or replaced while the run writes to it."""
-        return None
-
-    def sync(self) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
 
 
 class TensorBoard(Sink):

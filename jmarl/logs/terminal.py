@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from jmarl.logs.sinks import REWARD_TAG, Sink
+from jmarl.logs.log_file import REWARD_TAG, Sink
 
 LOSS_TAG = "loss"  # in runs without rewards
 QUIET = 30.0  # seconds after which a line is shown, whatever a step does

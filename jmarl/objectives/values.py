@@ -1,7 +1,7 @@
 """The objective of critics, and of agents with a value head: values of completions, or before each of their tokens.
 
 A value is given once per completion, before it (v) or after it (q), or before each of its tokens. Where agents learn from the
-values that the update of their critic computes (`reuses_values`), targets are made of the values of that very pass.
+values that the update of their critic computes (`Algorithm.reuses_values`), targets are made of the values of that very pass.
 """
 
 from functools import partial
@@ -34,13 +34,6 @@ class ActorCriticTargets(NamedTuple):
 
     policy: PolicyTargets
     values: ValueTargets
-
-
-def reuses_values(algorithm: Algorithm) -> bool:
-    """Whether agents learn from the values that are computed in the update of their critic: if that is one step on the whole
-    batch on one device, without dropout. Own critics then learn first."""
-    one_pass = algorithm.steps_per_update == 1 and algorithm.optimizer.micro_batches == 1 and not algorithm.divides_rows
-    return algorithm.value_kind == "token" and one_pass and not algorithm.lora.lora_dropout
 
 
 def prepare_values(batch: Batch | CriticBatch, algorithm: Algorithm, *_: Any) -> tuple[ValueTargets, Metrics]:

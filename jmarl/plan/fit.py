@@ -15,7 +15,7 @@ from jmarl.models.sharding import largest_agent_axis
 from jmarl.plan.devices import GIB, Gpu, compile_devices, compile_for
 from jmarl.plan.plan import LARGEST_POOL, POOL, Plan, make_plan, parts_of_state
 from jmarl.plan.programs import shapes_of_run, widths_of
-from jmarl.rollout.critic_values import rollout_batches
+from jmarl.rollout.make_batches import rollout_batches
 from jmarl.rollout.zeros import zero_rollout
 from jmarl.team import Team
 

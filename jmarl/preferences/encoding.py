@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jmarl.algorithms import Algorithm
 from jmarl.config import Chat, as_chat
+from jmarl.envs.data import Pair, Prompt, Trajectory
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.prompt_warnings import warn_of_prompts
@@ -34,7 +35,6 @@ from jmarl.models.stack import per_agent, to_host
 from jmarl.objectives.objective import Outputs
 from jmarl.objectives.pairs import PairTargets, completion_numbers, pair_token_weights
 from jmarl.objectives.pairs import token_numbers as numbers_of_tokens
-from jmarl.preferences.pairs import Pair, Prompt, Trajectory
 from jmarl.sampling.generate import NO_LIMIT, bucket, pad
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team, to_agents, to_stacks

@@ -12,10 +12,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jmarl.envs.data import Messages, Prompt
 from jmarl.models.hub.messages import MEDIA, is_chat, is_empty, read_messages, read_prompt
-
-Messages = tuple[Mapping[str, str], ...]
-Prompt = str | Messages  # a text, or chat messages
 
 # Format -> the columns by which it is known. Of two formats whose columns a row has, the longer tuple counts.
 FORMATS = {

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jmarl.config import Chat, Episodes
+from jmarl.envs.data import Pair, Prompt, Trajectory
 from jmarl.models.hub.cut import NoRoom, cut_prompt
 from jmarl.preferences.encoding import AgentTokens, chat_for, text_of
-from jmarl.preferences.pairs import Pair, Prompt, Trajectory
 from jmarl.team import StackSpec, Team
 
 Tokens = Sequence[AgentTokens]  # of a row: [N]

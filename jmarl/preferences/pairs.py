@@ -12,18 +12,17 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
-from jmarl.envs.data import shared_line
+from jmarl.envs.data import Pair, Prompt, Trajectory, shared_line
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.models.hub.messages import is_chat, read_messages
 from jmarl.preferences.formats import (
     TEXTS,
-    Prompt,
     format_of,
     prompt_of,
     single_pair,
@@ -31,37 +30,7 @@ from jmarl.preferences.formats import (
     warn_of_unread,
 )
 
-Ids = Sequence[int]
 Candidate = TypeVar("Candidate")
-
-
-class SampledTokens(NamedTuple):
-    """One agent's part of a sampled pair, as token ids."""
-
-    prompt: Ids
-    chosen: Ids
-    rejected: Ids
-
-
-class Pair(NamedTuple):
-    """Two joint actions of N agents on one item."""
-
-    prompts: tuple[Prompt, ...]  # [N]
-    chosen: tuple[str, ...]  # [N]
-    rejected: tuple[str, ...]  # [N]
-    rewards: tuple[float, float] | None = None  # of chosen and rejected; None: unknown
-    tokens: tuple[SampledTokens, ...] | None = None  # [N] for sampled pairs; None: the texts are encoded
-
-
-class Trajectory(NamedTuple):
-    """The observations and actions of one agent in one episode."""
-
-    observations: tuple[
-        Prompt, ...
-    ]  # one before each action, perhaps one after the last; "": none, a text that is trained whole
-    actions: tuple[str, ...]
-    reward: float = math.nan  # sum over the episode; NaN: unknown
-    agent: str = ""  # who wrote the actions, in data of a team; empty: unknown
 
 
 # --- reading and writing -----------------------------------------------------------------------------------------------

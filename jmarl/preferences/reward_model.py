@@ -24,6 +24,7 @@ from jmarl.columns import join_numbers
 from jmarl.config import TrainConfig, per_agent_values
 from jmarl.config.paths import expand_home
 from jmarl.envs.base import Answer, Environment, special_tokens
+from jmarl.envs.data import Pair, Prompt
 from jmarl.files.interrupt import Interrupted
 from jmarl.files.run_directory import resolve_auto
 from jmarl.models.agent import Agent
@@ -44,7 +45,7 @@ from jmarl.preferences.encoding import (
     text_of,
 )
 from jmarl.preferences.long_rows import fit_rows, long_rows, problem_of
-from jmarl.preferences.pairs import Pair, Prompt, split_by_prompt
+from jmarl.preferences.pairs import split_by_prompt
 from jmarl.sampling.generate import bucket
 from jmarl.team import Team, make_team
 

@@ -25,7 +25,6 @@ from jmarl.models import lora
 from jmarl.models.hub.tokenize import by_agent, decode, encode_answer, encode_prompts
 from jmarl.models.stack import to_host
 from jmarl.objectives.policy import penalizes_tokens
-from jmarl.objectives.values import reuses_values
 from jmarl.randomness import GREEDY, Randomness
 from jmarl.rl.returns import credit, discounted
 from jmarl.rollout.make_batches import to_batches
@@ -58,7 +57,7 @@ def greedy_baseline(
     return tuple(baseline)
 
 
-def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
+def batches_with_values(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
     """Return the batches of the stacks and of the critics, with the values of all completions.
 
     Values that are computed in the update of the critic (`reuses_values`) are left out. Of a state of shapes all values are 0,
@@ -66,8 +65,6 @@ def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches
     """
     team, algorithm = setup.team, setup.algorithm
     kind = algorithm.value_kind
-    if algorithm.critic_kind is None:
-        return Batches(to_batches(team, rollout, algorithm.row.grouping, rollout.expected))
     if kind == "token":
         return batches_with_token_values(setup, state, rollout)
     if algorithm.critic_kind == "central":
@@ -90,11 +87,11 @@ def own_critics(setup: Setup, state: TeamState) -> Iterable[tuple[StackSpec, Sta
 
 
 def batches_with_token_values(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
-    """Return `rollout_batches` for critics with a value of every token: agents and critics learn from the same batches."""
+    """Return `batches_with_values` for critics with a value of every token: agents and critics learn from the same batches."""
     team, algorithm, batches = setup.team, setup.algorithm, []
     stacks = zip(own_critics(setup, state), team.stacks, state.stacks, to_batches(team, rollout), strict=True)
     for (critic_spec, critic), spec, stack, batch in stacks:
-        if reuses_values(algorithm):
+        if algorithm.reuses_values:
             check_context(critic_spec, batch.prompt_lengths, batch.tokens)
         else:
             params = lora.model_of(critic)
@@ -107,7 +104,7 @@ def batches_with_token_values(setup: Setup, state: TeamState, rollout: Rollout) 
 
 
 def batches_with_joint_values(setup: Setup, critic: StackState, rollout: Rollout) -> Batches:
-    """Return `rollout_batches` for a central critic, which reads the prompts of all agents."""
+    """Return `batches_with_values` for a central critic, which reads the prompts of all agents."""
     team, spec, kind = setup.team, setup.critics[0], setup.algorithm.value_kind
     texts = [joint_text(team, spec, turn, kind, setup.cfg.episodes) for turn in rollout.turns]
     action_values = [joint_values(critic, spec, text, setup.algorithm) for text in texts]

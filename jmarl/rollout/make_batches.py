@@ -1,11 +1,13 @@
-"""Make the batches that the stacks learn from out of a rollout."""
+"""Make the batches that the stacks learn from out of a rollout. With critics `critic_values` makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from jmarl.lazy import Table
 from jmarl.learning.batches import (
     concatenate_prompts,
     make_batch,
@@ -14,10 +16,22 @@ from jmarl.learning.batches import (
     select_in_few_sizes,
     take_rows,
 )
+from jmarl.learning.setup import Setup
 from jmarl.objectives.policy import has_own_groups
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import Team, to_stacks
-from jmarl.types import Batch
+from jmarl.types import Batch, Batches, TeamState
+
+VALUES = Table[Callable[..., Any]](  # what gives the expected return of a completion
+    {"critic": "jmarl.rollout.critic_values:batches_with_values", "greedy": "jmarl.rollout.critic_values:greedy_baseline"}
+)
+
+
+def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
+    """Return the batches of the stacks and of the critics."""
+    if setup.algorithm.critic_kind is not None:
+        return VALUES["critic"](setup, state, rollout)
+    return Batches(to_batches(setup.team, rollout, setup.algorithm.row.grouping, rollout.expected))
 
 
 def to_batches(

@@ -1,4 +1,4 @@
-"""A rollout of zeros, of which `critic_values.rollout_batches` makes batches as of others: to compile updates before a run."""
+"""A rollout of zeros, of which `make_batches.rollout_batches` makes batches as of others: to compile updates before a run."""
 
 from __future__ import annotations
 

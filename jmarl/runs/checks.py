@@ -20,6 +20,7 @@ from jmarl.config import TrainConfig, check_argument
 from jmarl.config.constraints import BEST, require
 from jmarl.envs import import_name
 from jmarl.envs.base import Environment
+from jmarl.envs.data import Pair, Trajectory
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.evaluation.environment import Reward, as_environment
 from jmarl.files.lock import check_unlocked
@@ -27,7 +28,6 @@ from jmarl.files.own_files import check_free
 from jmarl.files.run_directory import check_directory, checkpoints_of, resolve_resume
 from jmarl.learning.per_agent import learning_agents, updates_per_agent
 from jmarl.models import sharding
-from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.processes import exchange
 from jmarl.shadows import explaining
 from jmarl.team import Team

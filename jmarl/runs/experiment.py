@@ -20,6 +20,7 @@ from jmarl.envs.base import close
 from jmarl.envs.calls.user_code import calling, excerpt
 from jmarl.envs.data import load_rows
 from jmarl.envs.mixture import Mixture
+from jmarl.envs.pool import in_pool, pool_of
 from jmarl.envs.reward_environment import Formatter, RewardEnvironment, bind_formatter, default_formatter
 from jmarl.envs.rewards import RewardFunction, make_reward
 from jmarl.envs.rows import SUFFIXES, is_saved, missing_text, read_rows
@@ -27,12 +28,11 @@ from jmarl.envs.vector import vectorize
 from jmarl.files.config_file import written_config
 from jmarl.files.interrupt import raised_again
 from jmarl.files.run_directory import resolve_resume
+from jmarl.lazy import Table
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.terminal import watched
 from jmarl.models.hub.messages import with_instruction
-from jmarl.preferences.pairs import load_pairs, load_trajectories
 from jmarl.processes import exchange
-from jmarl.remote.pools.choose import in_pool, pool_of
 from jmarl.runs.checks import check_agents, check_data, check_fit, check_seeds, check_settings, find_own_algorithms
 from jmarl.runs.imitation import collect_solutions
 from jmarl.runs.prepare import of_this_process
@@ -43,6 +43,9 @@ from jmarl.runs.train import fit, train
 from jmarl.team import Team
 
 NUM_TASKS = 1000  # default number of tasks of an environment
+READERS = Table[Callable[..., list[Any]]](
+    {"pairs": "jmarl.preferences.pairs:load_pairs", "texts": "jmarl.preferences.pairs:load_trajectories"}
+)
 
 
 def learns_from_completions(cfg: ExperimentConfig) -> bool:
@@ -206,13 +209,11 @@ def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: 
 
 def examples_of(cfg: ExperimentConfig) -> tuple[list[Any], list[Any]]:
     """Return the pairs or texts to train on, and the held-out ones: given, or of environments what their solvers write."""
-    texts = find_row(cfg.train.algorithm).data == "texts"
     if cfg.task.data is None:
         return _solutions(cfg)
-
-    def read(source: Any) -> list[Any]:
-        return load_trajectories(source, cfg.task.min_reward) if texts else load_pairs(source, cfg.team.size)
-
+    kind = find_row(cfg.train.algorithm).data
+    more: dict[str, Any] = {"min_reward": cfg.task.min_reward} if kind == "texts" else {"num_agents": cfg.team.size}
+    read = partial(READERS[kind], **more)
     return split_held_out(read(read_data(cfg.task)), cfg.task, read)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jmarl.config import TrainConfig
+from jmarl.envs.data import Trajectory
 from jmarl.files.interrupt import line_of_ignored
 from jmarl.files.run_files import shown
 from jmarl.learning.meshes import line_of_cores, line_of_mesh
@@ -16,7 +17,6 @@ from jmarl.logs.terminal import say
 from jmarl.models import lora
 from jmarl.models.sharding import mesh_for
 from jmarl.models.weights import num_params
-from jmarl.preferences.pairs import Trajectory
 from jmarl.runs.run import Task
 from jmarl.team import Team
 

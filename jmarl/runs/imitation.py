@@ -22,12 +22,12 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.calls.copies import copies
+from jmarl.envs.data import Trajectory
 from jmarl.envs.messages import SimulatedEnvironment, as_text_environment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import Fault, LockStep, reset_once, solve_once, step_once
 from jmarl.files.interrupt import Interrupted
 from jmarl.models.agent import Agent
-from jmarl.preferences.pairs import Trajectory
 from jmarl.randomness import DRAW
 from jmarl.runs.train import fit
 from jmarl.team import agents_of, make_team, policies

@@ -30,7 +30,7 @@ from jmarl.memory import shapes_of
 from jmarl.models import lora
 from jmarl.processes import exchange
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
-from jmarl.rollout.critic_values import rollout_batches
+from jmarl.rollout.make_batches import rollout_batches
 from jmarl.rollout.play import first_request
 from jmarl.rollout.zeros import zero_rollout
 from jmarl.runs.run import Kind, Task

@@ -15,11 +15,10 @@ from jmarl.algorithms import Algorithm, find_row, resolve
 from jmarl.algorithms.resolve import policy_config
 from jmarl.config import TrainConfig
 from jmarl.hardware import memory_pool
-from jmarl.learning.critics import critic_algorithm, make_critics
 from jmarl.learning.meshes import mesh_that_fits
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.per_agent import initial_state, settings_of_stack, with_adapters
-from jmarl.learning.setup import Setup, make_setup
+from jmarl.learning.setup import Setup, critic_algorithm, make_critics, make_setup
 from jmarl.logs.terminal import say
 from jmarl.models import sharding
 from jmarl.models.agent import Agent

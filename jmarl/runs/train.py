@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jmarl.config import TrainConfig
+from jmarl.envs.data import Pair, Trajectory
 from jmarl.envs.rows import Rows
 from jmarl.evaluation.environment import Reward
 from jmarl.evaluation.evaluate import EvalMetrics
@@ -16,7 +17,6 @@ from jmarl.files.interrupt import raised_again
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.rollout_log import mean_return
 from jmarl.logs.terminal import watched
-from jmarl.preferences.pairs import Pair, Trajectory
 from jmarl.processes import exchange
 from jmarl.rollout.experience import Source
 from jmarl.rollout.turns import Rollout

@@ -12,7 +12,7 @@ import pytest
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
-from jmarl.learning.critics import critic_algorithm
+from jmarl.learning.setup import critic_algorithm
 from jmarl.learning.team_update import update_team
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack

@@ -19,7 +19,7 @@ from jmarl.algorithms import resolve
 from jmarl.config import Chat, Sampling, TrainConfig
 from jmarl.evaluation.cross_play import players_of, stack_of, stacks_of
 from jmarl.files.changes import team_changes
-from jmarl.learning.critics import make_critics
+from jmarl.learning.setup import make_critics
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.hf_format import param_shapes
 from jmarl.models.hub.tokenize import STOP_TOKENS, ChatPrompt, chat_prompt, stop_ids

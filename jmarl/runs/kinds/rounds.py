@@ -25,6 +25,7 @@ from jmarl.algorithms import Algorithm, resolve
 from jmarl.config import TrainConfig
 from jmarl.config.bounded_files import read_json
 from jmarl.envs.base import Environment
+from jmarl.envs.data import Pair, SampledTokens
 from jmarl.evaluation.evaluate import Evaluation
 from jmarl.files.manifest import describe_file
 from jmarl.learning.setup import Setup
@@ -33,7 +34,7 @@ from jmarl.models.lora import model_of
 from jmarl.models.stack import map_own
 from jmarl.preferences.comparators import Candidates, Comparator, History, candidates_of, play_items
 from jmarl.preferences.encoding import AgentTokens, Examples
-from jmarl.preferences.pairs import Pair, SampledTokens, replay_weights, row_of, select, select_against
+from jmarl.preferences.pairs import replay_weights, row_of, select, select_against
 from jmarl.processes import exchange
 from jmarl.randomness import DRAW, PAIRS, PROPOSE, Randomness, tasks_of
 from jmarl.rollout.experience import DataExperience, Source

@@ -26,10 +26,9 @@ from jmarl.models import lora, sharding
 from jmarl.models.sharding import DeviceMesh, put
 from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.objectives.policy import penalizes_tokens
-from jmarl.objectives.values import reuses_values
 from jmarl.processes import exchange
-from jmarl.rollout.critic_values import rollout_batches
 from jmarl.rollout.experience import Source
+from jmarl.rollout.make_batches import rollout_batches
 from jmarl.rollout.together import CallersEnvironment, run_together
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.kinds import rollouts
@@ -278,7 +277,7 @@ def join_requests(requests: Sequence[SampleRequest], mesh: DeviceMesh | None) ->
 def batches_together(runs: Runs, state: TeamState, played: Sequence[Rollout]) -> Batches:
     """Return the batches of all runs for one update. Values and random keys are those of each run."""
     algorithm = runs.joint.algorithm
-    reads_state = algorithm.critic_kind is not None and (penalizes_tokens(algorithm) or not reuses_values(algorithm))
+    reads_state = algorithm.critic_kind is not None and (penalizes_tokens(algorithm) or not algorithm.reuses_values)
     needed = map_stacks(state, lambda stack: stack._replace(opt_state=(), grads=None))
     if not (penalizes_tokens(algorithm) or algorithm.critic_kind == "head"):  # only critics are read
         needed = needed._replace(stacks=tuple(stack._replace(params=(), reference=None, base=None) for stack in needed.stacks))
