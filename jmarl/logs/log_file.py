@@ -12,9 +12,10 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np  # not before it is needed: --help imports this file
 
 logger = logging.getLogger(__name__)
 
