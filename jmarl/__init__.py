@@ -26,7 +26,7 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from jmarl.lazy import modules_of
+from jmarl.lazy import keep_old_name, modules_of
 from jmarl.shadows import explaining
 
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _NAMES
@@ -93,6 +93,8 @@ _NAMES = {  # module -> the public names that it defines
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _room = modules_of(__name__)
+for _name in ("", ".preferences", ".preferences.encoding"):  # which were once in jmarl.training
+    keep_old_name(f"{__name__}.training{_name}", f"{__name__}{_name}")
 
 # transformers advises to install PyTorch when it is imported. Only its tokenizers are used here, which work without.
 logging.getLogger("transformers").addFilter(lambda record: not record.getMessage().startswith("PyTorch was not found"))

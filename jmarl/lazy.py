@@ -18,3 +18,17 @@ def modules_of(package: str) -> Callable[[str], ModuleType]:
         return importlib.import_module(f"{package}.{name}")
 
     return imported
+
+
+def keep_old_name(old: str, new: str) -> None:
+    """Let a module also be imported by an old name. It is imported when one of its names is first used by the old one."""
+
+    def attribute(name: str) -> object:
+        if name.startswith("__"):  # which tools ask of all modules
+            raise AttributeError(f"module {old!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(new), name)
+
+    package, _, last = old.rpartition(".")
+    module = sys.modules[old] = ModuleType(old)
+    vars(module)["__getattr__"] = attribute
+    setattr(sys.modules[package], last, module)

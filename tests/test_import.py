@@ -66,6 +66,13 @@ def test_the_trainers_of_comlrl_are_importable_from_jmarl():
         assert getattr(jmarl, name) is getattr(trainers, name)
 
 
+def test_the_old_name_of_preferences_is_importable():
+    from jmarl.preferences import encoding
+    from jmarl.training.preferences.encoding import end_token
+
+    assert end_token is encoding.end_token is jmarl.training.preferences.encoding.end_token
+
+
 def test_the_error_for_an_unknown_name_has_the_nearest_name():
     with pytest.raises(AttributeError, match="the nearest name is 'cross_play'"):
         _ = jmarl.cross_paly

@@ -47,7 +47,6 @@ ORDER = [
     "files",
     "preferences",
     "runs",
-    "training",  # old names
     "serving",
     "plan",
     "report",
