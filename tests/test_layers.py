@@ -269,6 +269,22 @@ def test_names_say_what_things_are(path):
     assert not {name for name in names if name.strip("_") in EMPTY_NAMES}
 
 
+# Classes of CoMLRL's and MRLM's documents, which keep their names beside others of jmarl and of each other.
+NAMES_OF_GUESTS = {
+    "CodeExecutionEnvironment", "DPOConfig", "DPOTrainer", "EnvironmentConfig", "ExperimentConfig", "ModelConfig", "PPOConfig",
+    "SFTConfig", "SFTTrainer", "Trajectory",
+}  # fmt: skip
+
+
+def test_a_class_name_means_one_thing():
+    modules = defaultdict(list)
+    for module, path in MODULES.items():
+        names = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}
+        for name in names - (NAMES_OF_GUESTS if module.startswith(("comlrl.", "mrlm.")) else set()):
+            modules[name].append(module)
+    assert {name: where for name, where in modules.items() if len(where) > 1} == {}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=str)
 def test_all_parameters_are_annotated(path):
     missing = []
