@@ -8,14 +8,15 @@ names. Each name is imported when it is first used, so that `import jmarl` takes
 
 Where to add what:
 
-- a loss or a group estimator: a function in `rl/` and a row in `algorithms/table.py`, whose `options` name the settings that
-  the loss reads; advantages of tokens: `token_advantages` in `objectives/policy.py`;
+- a loss or a group estimator: a function in `rl/losses.py` or `rl/advantages.py` and a row in `algorithms/table.py`, whose
+  `options` name the settings that the loss reads; advantages of tokens: `token_advantages` in `objectives/policy.py`;
 - an environment: a class in `envs/` and a line in `envs/__init__.py`;
-- a model family: its switches in `models/config.py`, what they do in `models/decoder.py`, names of weights in
-  `models/hub/hf_format.py` and `gguf.py`, new weights also in `models/sharding.py`;
-- a metric: the dict that a loss or `objectives/policy.py` returns, or `logs/rollout_log.py`, and its line in the table
-  of columns in `experiments/README.md`;
-- a setting and its flag: a field of a section in `config/`; one that a row of the table has a default for, also there;
+- a model family: a file in `models/families/` and a line in `models/families/__init__.py`, which says how; what no other
+  family computes, also in `models/config.py`, `models/weights.py` and `models/decoder.py`;
+- a metric: the dict that a loss or `objectives/policy.py` returns, or `logs/rollout_log.py`; its name in `columns.py` and its
+  line in the table of columns in `experiments/README.md`;
+- a setting and its flag: a field of a section in `config/sections.py`, `config/run.py` or `config/preference.py`; one that a
+  row of the table has a default for, also in `algorithms/table.py`;
 - a rule that two settings must obey: a row of `config/constraints.py`, or of `algorithms/constraints.py` if it depends on the
   algorithm, the team, the seeds or the data.
 """

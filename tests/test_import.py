@@ -67,15 +67,20 @@ def test_the_trainers_of_comlrl_are_importable_from_jmarl():
 
 
 def test_the_old_name_of_preferences_is_importable():
-    from jmarl.preferences import encoding
     from jmarl.training.preferences.encoding import end_token
 
-    assert end_token is encoding.end_token is jmarl.training.preferences.encoding.end_token
+    assert end_token is jmarl.preferences.encoding.end_token is jmarl.training.preferences.encoding.end_token
 
 
 def test_the_error_for_an_unknown_name_has_the_nearest_name():
     with pytest.raises(AttributeError, match="the nearest name is 'cross_play'"):
         _ = jmarl.cross_paly
+
+
+def test_the_docstring_of_jmarl_names_files_that_exist():
+    names = re.findall(r"`([\w/]+(?:/|\.py|\.md))`", jmarl.__doc__)
+    assert len(names) > 15
+    assert [name for name in names if not any((root / name).exists() for root in (ROOT / "jmarl", ROOT))] == []
 
 
 @pytest.mark.long
