@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from jmarl.columns import AGENT, EVALUATION, MEASURES, RESERVED, REWARD, check_names, join_numbers, own_columns
-from tests.runs.test_columns import README
+from tests.logs.test_columns import README
 
 OF_LOSSES = {"clip_share", "accuracy", "margin"}  # the library's losses return them as a user's may
 

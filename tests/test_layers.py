@@ -199,6 +199,11 @@ def test_rooms_are_small():
     assert {str(room): len(names) - 1 for room, names in files.items() if len(names) - 1 > limits[room]} == {}
 
 
+def test_tests_mirror_the_rooms():
+    directories = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert directories - {"families"} == {room for room in PACKAGES if "." not in room}  # models/families has its own
+
+
 @pytest.mark.parametrize("room", [room for room, path in PACKAGES.items() if len([*path.parent.glob("*.py")]) > 1])
 def test_a_room_says_what_it_is_for_and_which_file_to_open_first(room):
     docstring = ast.get_docstring(ast.parse(PACKAGES[room].read_text())) or ""

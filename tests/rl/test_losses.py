@@ -1,4 +1,4 @@
-"""Losses, token weights, clipping and KL estimates against numbers computed by hand, and the table of algorithms."""
+"""Losses, token weights, clipping and KL estimates against numbers computed by hand, torch and formulas of TRL."""
 
 from __future__ import annotations
 
@@ -10,27 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.algorithms import ALGORITHMS, DEFAULTS, find_row, resolve, row_of_loss
-from jmarl.algorithms.table import CLIPPING
-from jmarl.config import Loss, TrainConfig, flat
+from jmarl.algorithms import resolve
+from jmarl.config import Aggregation, TrainConfig
 from jmarl.objectives.policy import PolicyTargets, token_loss
-from jmarl.rl.advantages import group_mean, leave_one_out, max_baseline, raw
-from jmarl.rl.losses import (
-    cispo,
-    clipped_surrogate,
-    cross_entropy,
-    kl_estimate,
-    policy_gradient,
-    preference,
-    token_weights,
-    value_loss,
-)
+from jmarl.rl.losses import cispo, clipped_surrogate, kl_estimate, policy_gradient, preference, token_weights, value_loss
 
-CHOICES = {
-    name: typing.get_args(typing.get_args(typing.get_type_hints(Loss)[name])[0])
-    for name in ("advantage_scale", "loss_aggregation")
-}
-AGGREGATIONS = CHOICES["loss_aggregation"]
+AGGREGATIONS = typing.get_args(Aggregation)
 MASK = np.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
 SEQUENCE = dict(level="sequence")
 weigh = jax.jit(token_weights, static_argnums=1)
@@ -231,76 +216,6 @@ def test_expected_gradients_of_kl_estimates():
     assert resolved == ["k1", "k3", "k2"]
 
 
-# --- the table -----------------------------------------------------------------------------------------------------------
-
-
-def test_rows_of_the_table():
-    """The parts of every row, and all settings that rows name exist."""
-    online = {name: row for name, row in ALGORITHMS.items() if row.data == "rollouts"}
-    parts = {name: (row.estimator, row.baseline, row.per_token, row.scale, row.loss) for name, row in online.items()}
-    assert parts == {
-        "mareinforce": (raw, "none", False, "none", policy_gradient),
-        "magrpo": (group_mean, "none", False, "none", policy_gradient),
-        "marloo": (leave_one_out, "none", False, "none", policy_gradient),
-        "maremax": (max_baseline, "none", False, "none", policy_gradient),
-        "grpo": (group_mean, "none", False, "std", clipped_surrogate),
-        "dr_grpo": (group_mean, "none", False, "none", clipped_surrogate),
-        "dapo": (group_mean, "none", False, "std", clipped_surrogate),
-        "gspo": (group_mean, "none", False, "std", clipped_surrogate),
-        "cispo": (group_mean, "none", False, "std", cispo),
-        "at_grpo": (group_mean, "none", False, "std", clipped_surrogate),
-        "dr_mas": (group_mean, "none", False, "std", clipped_surrogate),
-        "remax": (raw, "greedy", False, "none", policy_gradient),
-        "rae": (raw, "ema", False, "none", clipped_surrogate),
-        "c3": (leave_one_out, "none", False, "none", policy_gradient),
-        "iac": (raw, "critic", False, "none", policy_gradient),
-        "maac": (raw, "critic", False, "none", policy_gradient),
-        "ppo": (raw, "none", True, "batch_std", clipped_surrogate),
-        "ippo": (raw, "none", True, "batch_std", clipped_surrogate),
-        "mappo": (raw, "critic", False, "batch_std", clipped_surrogate),
-    }
-    assert {name: row.critic for name, row in ALGORITHMS.items() if row.critic} == {
-        "iac": "own", "ppo": "own", "ippo": "own", "maac": "central", "mappo": "central",
-    }  # fmt: skip
-    assert {name: (row.margin, row.data, row.loss) for name, row in ALGORITHMS.items() if name not in online} == {
-        "dpo": ("own", "pairs", preference),
-        "madpo": ("joint", "pairs", preference),
-        "madpo_iter": ("joint", "pairs", preference),
-        "reward_model": ("score", "pairs", preference),
-        "marlhf": ("score", "pairs", preference),
-        "marlhf_iter": ("score", "pairs", preference),
-        "sft": (None, "texts", cross_entropy),
-    }
-    assert all(row.margin is None for row in online.values())
-    settings = flat(TrainConfig())
-    assert {name for name in DEFAULTS if settings[name] is not None} == set(), (
-        "settings with defaults per row must be None in TrainConfig"
-    )
-    for row in online.values():
-        assert row.scale in CHOICES["advantage_scale"] and row.aggregation in AGGREGATIONS
-        assert set(row.options.values()) <= set(CLIPPING.values()) and set(row.defaults) <= set(DEFAULTS)
-
-
-def test_settings_default_to_their_row():
-    """A setting has the user's value, else the row's default, else the default of the table."""
-
-    def loss(**settings):
-        return resolve(TrainConfig.of(**settings)).loss
-
-    assert loss(algorithm="dapo").clip_eps_high == 0.28 and loss(algorithm="dapo").clip_eps_low == 0.2
-    assert loss(algorithm="dapo", clip_eps_high=0.5).clip_eps_high == 0.5
-    assert loss(algorithm="gspo").ratio_level == "sequence"
-    assert loss(algorithm="dapo").mask_overlong is True and loss(algorithm="dapo", mask_overlong=False).mask_overlong is False
-
-
-def test_settings_that_the_row_does_not_use_are_errors():
-    with pytest.raises(ValueError, match=r"clip_eps_high=0.3 has no effect for algorithm='magrpo'; it is for grpo, dr_grpo"):
-        resolve(TrainConfig.of(clip_eps_high=0.3))
-    assert resolve(TrainConfig.of(algorithm="grpo", clip_eps_high=0.3)).loss.clip_eps_high == 0.3
-    with pytest.raises(ValueError, match="ratio_level='sequence' has no effect for algorithm='cispo'"):
-        resolve(TrainConfig.of(algorithm="cispo", ratio_level="sequence"))
-
-
 @pytest.mark.parametrize("clip", [0.0, 0.1])
 def test_value_loss_equals_torch(clip):
     """Value and gradient of the mean of (y - v)², or of max((y - v)², (y - v_clip)²), over a mask, in double precision."""
@@ -325,13 +240,6 @@ def test_value_loss_equals_torch(clip):
         np.testing.assert_array_equal(metrics["value_clip_share"], (np.abs(values - old) > clip) & mask)
 
 
-def test_the_error_for_an_unknown_algorithm_names_the_nearest_and_all():
-    with pytest.raises(ValueError, match="'magrp' is unknown; did you mean 'magrpo'.*mareinforce.*grpo"):
-        find_row("magrp")
-    with pytest.raises(ValueError, match=r"'qmix' is unknown\. Known: mareinforce, .*grpo"):
-        find_row("qmix")
-
-
 def test_padding_far_from_the_reference_is_ignored():
     """exp(200) is infinite, and 0 times infinity would be NaN."""
     one, first = np.ones(2, np.float32), np.float32([1, 0])
@@ -343,10 +251,37 @@ def test_padding_far_from_the_reference_is_ignored():
     assert np.isfinite(value) and value == alone and grad.tolist() == [grad_alone[0], 0]
 
 
-def test_own_losses_take_settings_that_they_do_not_bind():
-    def loss(logp, old, advantages, weights, *, eps_low, eps_high):
-        return 0.0
+# --- preferences ----------------------------------------------------------------------------------------------------------
 
-    both = {"eps_low": "clip_eps_low", "eps_high": "clip_eps_high"}
-    assert row_of_loss(loss).options == row_of_loss(jax.jit(loss)).options == both
-    assert row_of_loss(functools.partial(loss, eps_low=0.5)).options == {"eps_high": "clip_eps_high"}
+
+@pytest.mark.parametrize(
+    ("kind", "smoothing", "formula"),
+    [
+        ("sigmoid", 0.0, lambda t, m, b, s: -t.nn.functional.logsigmoid(b * m)),
+        (
+            "sigmoid",
+            0.2,
+            lambda t, m, b, s: -t.nn.functional.logsigmoid(b * m) * (1 - s) - t.nn.functional.logsigmoid(-b * m) * s,
+        ),
+        ("hinge", 0.0, lambda t, m, b, s: t.relu(1 - b * m)),
+        ("ipo", 0.0, lambda t, m, b, s: (m - 1 / (2 * b)) ** 2),
+    ],
+)
+def test_loss_and_gradient_equal_the_formulas_of_trl(kind, smoothing, formula):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    margins, beta = 8 * rng.normal(size=40), 0.3
+    x = torch.tensor(margins, dtype=torch.float64, requires_grad=True)
+    expected = formula(torch, x, beta, smoothing).mean()
+    expected.backward()
+    weights = jnp.full(40, 1 / 40)
+    loss_fn = functools.partial(preference, kind=kind, beta=beta, smoothing=smoothing)
+    (loss, metrics), grad = jax.value_and_grad(loss_fn, has_aux=True)(jnp.asarray(margins, jnp.float32), weights)
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(grad, x.grad.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(metrics["accuracy"], margins > 0)
+
+
+def test_a_tie_counts_half_in_the_accuracy():
+    _, metrics = preference(jnp.zeros(3), jnp.ones(3) / 3)
+    assert metrics["accuracy"].tolist() == [0.5] * 3

@@ -32,7 +32,7 @@ import json
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardProcessors, make_reward
 from jmarl.files.identity import fingerprint
-from tests.runs.test_fingerprint import ITEMS, by_length, Judge
+from tests.files.test_fingerprint import ITEMS, by_length, Judge
 reward = make_reward([by_length, Judge(by_length)], num_agents=2, processors=RewardProcessors.scale(2.0))
 env = RewardEnvironment(reward, [default_formatter] * 2)
 print(json.dumps([fingerprint.of_data(ITEMS), fingerprint.of_reward(env)]))

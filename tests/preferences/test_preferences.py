@@ -1,4 +1,4 @@
-"""Losses of pairs and texts: closed forms, torch, and the gradient of a whole team; encoding; training on given data."""
+"""Encoding of pairs and texts, the gradient of a whole team that learns from them, and training on given data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from jmarl.config import TrainConfig
 from jmarl.learning.optimizer import init_stack
 from jmarl.models import decoder
 from jmarl.models.heads import with_value_head
-from jmarl.objectives.pairs import PairTargets, loss_of_numbers, prepare
-from jmarl.objectives.texts import TextTargets, token_loss
+from jmarl.objectives.pairs import loss_of_numbers, prepare
 from jmarl.preferences.encoding import (
     Examples,
     encode_pairs,
@@ -31,7 +30,6 @@ from jmarl.preferences.encoding import (
 )
 from jmarl.preferences.long_rows import long_rows
 from jmarl.preferences.pairs import Pair, Trajectory
-from jmarl.rl import losses
 from jmarl.runs.kinds.given import encode, evaluate_on_data, examples_at
 from jmarl.runs.train import fit
 from jmarl.team import make_team
@@ -143,65 +141,6 @@ def plain_values(params, cfg, coded):
     values = jax.jit(functools.partial(jax.lax.map, lambda ids: decoder.forward(with_output, cfg, ids)[:, 0]))(padded(coded)[0])
     ends = [len(c.prompt) + len(row) - 1 for c in coded for row in c.rows]
     return np.asarray(values)[range(len(ends)), ends].reshape(len(coded), -1) + params["value_bias"]
-
-
-# --- losses ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "smoothing", "formula"),
-    [
-        ("sigmoid", 0.0, lambda t, m, b, s: -t.nn.functional.logsigmoid(b * m)),
-        (
-            "sigmoid",
-            0.2,
-            lambda t, m, b, s: -t.nn.functional.logsigmoid(b * m) * (1 - s) - t.nn.functional.logsigmoid(-b * m) * s,
-        ),
-        ("hinge", 0.0, lambda t, m, b, s: t.relu(1 - b * m)),
-        ("ipo", 0.0, lambda t, m, b, s: (m - 1 / (2 * b)) ** 2),
-    ],
-)
-def test_loss_and_gradient_equal_the_formulas_of_trl(kind, smoothing, formula):
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(0)
-    margins, beta = 8 * rng.normal(size=40), 0.3
-    x = torch.tensor(margins, dtype=torch.float64, requires_grad=True)
-    expected = formula(torch, x, beta, smoothing).mean()
-    expected.backward()
-    weights = jnp.full(40, 1 / 40)
-    loss_fn = functools.partial(losses.preference, kind=kind, beta=beta, smoothing=smoothing)
-    (loss, metrics), grad = jax.value_and_grad(loss_fn, has_aux=True)(jnp.asarray(margins, jnp.float32), weights)
-    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
-    np.testing.assert_allclose(grad, x.grad.numpy(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(metrics["accuracy"], margins > 0)
-
-
-def test_a_tie_counts_half_in_the_accuracy():
-    _, metrics = losses.preference(jnp.zeros(3), jnp.ones(3) / 3)
-    assert metrics["accuracy"].tolist() == [0.5] * 3
-
-
-def test_metrics_of_pairs_by_hand():
-    """Means over two valid pairs; the third is padding. Values after the end of a completion are ignored, also NaN."""
-    numbers = jnp.array([[[-1.0, -2.0], [-4.0, jnp.nan]], [[-2.0, -jnp.inf], [-1.0, -1.0]], [[-9.0, -9.0], [-8.0, -7.0]]])
-    take = jnp.array([[[1.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
-    reference = jnp.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
-    targets = PairTargets(take, reference, team_margin=jnp.array([0.5, 1.0, 0.0]), share=jnp.array([0.5, 0.5, 0.0]))
-    loss, metrics = loss_of_numbers(numbers, targets, algorithm_of("madpo", beta=0.2))
-    expected = {"chosen": (-4 - 2) / 2, "rejected": (-4 - 4) / 2, "margin": (0.5 + 3) / 2, "accuracy": 1.0}
-    expected["loss"] = np.log1p(np.exp(-0.2 * np.array([0.5, 3.0]))).mean()
-    for name, value in expected.items():
-        np.testing.assert_allclose(metrics[name], value, rtol=1e-6, err_msg=name)
-    assert loss == metrics["loss"]
-
-
-def test_metrics_of_texts_by_hand():
-    logp, entropy = -jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([1.0, 3.0, 5.0, 7.0])
-    targets = TextTargets(jnp.array([0.5, 0.5, 0.0, 0.0]), jnp.array([0.0, 0.0, 1.0, 0.0]))
-    for weight, more in ((0.0, {}), (0.3, {"nll_world": 4.0})):
-        loss, metrics = token_loss(logp, entropy, targets, algorithm_of("sft", bc_weight=0.7, world_model_weight=weight))
-        expected = {"nll": 1.5, "entropy": 2.0, "loss": 0.7 * 1.5 + weight * 4} | more
-        assert metrics == pytest.approx(expected) and loss == metrics["loss"]
 
 
 # --- one agent and teams -----------------------------------------------------------------------------------------------

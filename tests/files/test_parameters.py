@@ -264,7 +264,7 @@ KINDS = {
     "formatter": lambda n: of(plain, writes(Settings(n))),
     "environment": lambda n: fingerprint.of_reward(vectorize(World(Settings(n)))),
 }  # fmt: skip
-SCRIPT = "import json; from tests.runs.test_parameters import KINDS; print(json.dumps([make(1) for make in KINDS.values()]))"
+SCRIPT = "import json; from tests.files.test_parameters import KINDS; print(json.dumps([make(1) for make in KINDS.values()]))"
 
 
 @pytest.mark.parametrize("kind", KINDS)
