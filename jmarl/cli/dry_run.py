@@ -28,8 +28,8 @@ from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import close, describe
 from jmarl.envs.calls.copies import copies
-from jmarl.files.checkpoint import nbytes
 from jmarl.files.run_directory import read_state, resolve_resume
+from jmarl.files.saved_arrays import nbytes
 from jmarl.learning.setup import Setup
 from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.samples import block

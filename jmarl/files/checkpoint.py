@@ -1,8 +1,7 @@
 """Save and restore the training state with Orbax.
 
-A checkpoint of a step has the arrays of a pytree (`state`) and a JSON object (`meta`: settings and fingerprints). The pytree is
-stored flat, path -> array, beside a list of paths, shapes and dtypes. So every container works (NamedTuple, `flax.struct`,
-dict), and an error names the paths whose shapes differ from the state of the run.
+A checkpoint of a step has the arrays of a pytree (`state`, see `saved_arrays`) and a JSON object (`meta`: settings and
+fingerprints).
 
 - Saving is asynchronous: `save` returns when the arrays are copied off the device, so the caller may donate them at once.
   If a background save fails, the next call of `check`, `save`, `wait` or `close` raises `CheckpointError`; training may catch
@@ -39,12 +38,11 @@ import orbax.checkpoint as ocp
 
 from jmarl.config.bounded_files import read_json
 from jmarl.files.manifest import NAME, find_damage, sync_directory, write_manifest
+from jmarl.files.saved_arrays import describe, differences, flatten, sharding_of
 from jmarl.processes import exchange
 
 logger = logging.getLogger(__name__)
 
-Spec = dict[str, list[Any]]  # path -> [shape, dtype name]
-MAX_PATHS = 8  # largest number of differing paths in an error message
 SAVING, DELETING, META = ".saving", ".deleting", "meta.json"
 FORMAT = 2  # version of the names of saved arrays; raised when they change
 
@@ -109,8 +107,8 @@ class Checkpointer:
             raise CheckpointError(
                 f"step {step} is older than step {saved[-1]} in {self.directory}: set the newer steps aside first (set_aside)"
             )
-        arrays = {name: exchange.of_all(leaf) for name, leaf in _flatten(state).items()}
-        spec = {name: _describe(leaf) for name, leaf in arrays.items()}
+        arrays = {name: exchange.of_all(leaf) for name, leaf in flatten(state).items()}
+        spec = {name: describe(leaf) for name, leaf in arrays.items()}
         content = {"format": FORMAT, "meta": _require_json(meta), "spec": spec}
         folder, began = self._folder(step, SAVING), time.monotonic()
 
@@ -213,19 +211,21 @@ class Checkpointer:
         unused: leaves of the checkpoint under this path are left out.
         """
         content, step = self._read_meta(step)
-        wanted = _flatten(state_like)
+        wanted = flatten(state_like)
         for name in [name for name in wanted if resized is not None and name.startswith(f"{resized}/")]:
             size, shape = content["spec"].get(name, [[]])[0], wanted[name].shape
             if len(size) == len(shape) and sum(x != y for x, y in zip(size, shape, strict=True)) == 1:
-                wanted[name] = jax.ShapeDtypeStruct(tuple(size), wanted[name].dtype, sharding=_sharding(wanted[name]))
+                wanted[name] = jax.ShapeDtypeStruct(tuple(size), wanted[name].dtype, sharding=sharding_of(wanted[name]))
         read = dict(wanted)
         for name, (shape, dtype) in content["spec"].items():
             if unused and name.startswith(f"{unused}/"):
                 read[name] = jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
-        _require_same(content["spec"], read, f"checkpoint step {step} in {self.directory}")
+        if lines := differences(content["spec"], read):
+            first = f"checkpoint step {step} in {self.directory} does not fit the state of this run:"
+            raise CheckpointError("\n  ".join([first, *lines]))
         default = exchange.sharding_of_small()
         targets = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(leaf) or default)
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding_of(leaf) or default)
             for name, leaf in read.items()
         }
         try:
@@ -233,7 +233,7 @@ class Checkpointer:
                 arrays = reader.restore(self._folder(step) / "state", targets)
         except Exception as error:
             raise self._unreadable(step, error) from error
-        leaves = [arrays[n] if _sharding(leaf) else jnp.array(np.asarray(arrays[n])) for n, leaf in wanted.items()]
+        leaves = [arrays[n] if sharding_of(leaf) else jnp.array(np.asarray(arrays[n])) for n, leaf in wanted.items()]
         return jax.tree.unflatten(jax.tree.structure(state_like), leaves), content["meta"], step
 
     def read_arrays(self, step: int | None = None) -> tuple[dict[str, Any], dict[str, Any], int]:
@@ -329,11 +329,6 @@ class Checkpointer:
         return f"Other steps there: {[s for s in saved_steps(self.directory) if s != step]}"
 
 
-def nbytes(state: Any) -> int:
-    """Return the number of bytes of the arrays of a state, which is about the size of its checkpoint."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-
-
 def _require_writable(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -351,50 +346,3 @@ def _require_json(meta: dict[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(meta))  # Python's JSON also has infinity, which settings may be
     except (TypeError, ValueError) as error:
         raise TypeError(f"meta must be a JSON object: {error}") from error
-
-
-def _flatten(state: Any) -> dict[str, Any]:
-    """Return path -> leaf, in the order of `jax.tree.leaves`. Raises an error for a leaf that cannot be stored."""
-    flat: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if not isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
-            raise TypeError(f"state leaf {name} is a {type(leaf).__name__}; make it an array, or put it into meta")
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise TypeError(f"state leaf {name} is a typed PRNG key; store jax.random.key_data of it")
-        if 0 in leaf.shape:
-            raise ValueError(f"state leaf {name} has shape {tuple(leaf.shape)}, no elements; leave it out of the state")
-        if name in flat:
-            raise ValueError(f"two state leaves have the path {name}; rename the key that contains '/'")
-        flat[name] = leaf
-    return flat
-
-
-def _describe(leaf: Any) -> list[Any]:
-    return [list(leaf.shape), str(leaf.dtype)]
-
-
-def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
-    """Return the sharding of a leaf; None if it is not committed to devices."""
-    if isinstance(leaf, jax.Array):
-        return leaf.sharding if leaf.committed else None
-    return leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
-
-
-def _require_same(saved: Spec, arrays: dict[str, Any], checkpoint: str) -> None:
-    """Raise a `CheckpointError` that lists paths with different shapes or dtypes, and paths that only one side has."""
-
-    def text(spec: list[Any]) -> str:
-        return f"{spec[1]}{spec[0]}"
-
-    here = {name: _describe(leaf) for name, leaf in arrays.items()}
-    changed = [name for name in saved if name in here and saved[name] != here[name]]
-    lines = [f"{name}: checkpoint {text(saved[name])}, this run {text(here[name])}" for name in changed]
-    lines += [f"{name}: only in the checkpoint, {text(spec)}" for name, spec in saved.items() if name not in here]
-    lines += [f"{name}: only in this run, {text(spec)}" for name, spec in here.items() if name not in saved]
-    if not lines:
-        return
-    more = [f"... and {len(lines) - MAX_PATHS} more"] if len(lines) > MAX_PATHS else []
-    axis0 = changed and all(saved[n][1] == here[n][1] and saved[n][0][1:] == here[n][0][1:] for n in changed)
-    hint = ["only axis 0 of these differs, which is the agent axis: was the number of agents changed?"] if axis0 else []
-    raise CheckpointError("\n  ".join([f"{checkpoint} does not fit the state of this run:", *lines[:MAX_PATHS], *more, *hint]))

@@ -21,9 +21,10 @@ from safetensors import SafetensorError
 
 from jmarl.config import Run
 from jmarl.config.bounded_files import read_json
-from jmarl.files.checkpoint import Checkpointer, CheckpointError, nbytes, saved_steps
+from jmarl.files.checkpoint import Checkpointer, CheckpointError, saved_steps
 from jmarl.files.lock import keep
 from jmarl.files.run_files import BEST_FILE, Best, shown
+from jmarl.files.saved_arrays import nbytes
 from jmarl.logs.terminal import say
 from jmarl.processes import exchange
 from jmarl.team import Team, policies, save_team, to_checkpoint

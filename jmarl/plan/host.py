@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from jmarl.config import TrainConfig
-from jmarl.files.checkpoint import nbytes
+from jmarl.files.saved_arrays import nbytes
 from jmarl.team import Team
 
 STATUS = Path("/proc/self/status")  # on Linux

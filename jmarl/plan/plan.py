@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jax.stages import Compiled
 
 from jmarl.config import TrainConfig
-from jmarl.files.checkpoint import nbytes
+from jmarl.files.saved_arrays import nbytes
 from jmarl.learning.choose import bytes_on_device
 from jmarl.memory import temporaries
 from jmarl.models.agent import Agent
