@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,18 +21,16 @@ from jaxtyping import Bool, Int
 
 from jmarl.config import Run, TrainConfig, check_argument
 from jmarl.config.paths import expand_home
-from jmarl.models.agent import Agent
+from jmarl.models.agent import Agent, agents_by_model, describe_tokenizer, vocabulary_digest
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import without_value_head
-from jmarl.models.hub.tokenize import decode, stop_ids
+from jmarl.models.hub.tokenize import stop_ids
 from jmarl.models.lora import AdapterKind, describe, model_of
 from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, state_shardings
 from jmarl.models.stack import share_params, stack_params, to_host, unstack
 from jmarl.processes import exchange
 from jmarl.types import StackState, TeamState
 
-# Encoded to compare tokenizers: blanks, digits, cases, accents, letters of other scripts, an emoji, control characters.
-PROBE = "  Hello  HELLO, it's 12345.67!\n\n\tdef f(x): return x\u00e9 e\u0301 \ufb01 \u4f60\u597d \U0001f600 </s><|im_end|>\r\n"
 TEAM = "a team, such as jmarl.Team.load([model] * 2), or the first value of make_team(agents)"  # to be given
 
 
@@ -157,25 +154,11 @@ class Team:
             dict(
                 config=s.config.describe(),
                 members=[list(m) for m in s.members],
-                tokenizer=_digest(s.tokenizer),
-                agents=[describe_tokenizer(s.of(agent)) for agent in s.order],
+                tokenizer=vocabulary_digest(s.tokenizer),
+                agents=[describe_tokenizer(own.tokenizer, own.stop) for own in map(s.of, s.order)],
             )
             for s in self.stacks
         ]
-
-
-def describe_tokenizer(spec: StackSpec) -> dict[str, Any]:
-    """Return, as JSON, what an agent's prompts and completions depend on beside its vocabulary.
-
-    Text is encoded and decoded in place of comparing files, whose form depends on the version of `transformers`."""
-    tokenizer = spec.tokenizer
-    rows = [tokenizer.encode(PROBE, add_special_tokens=special, verbose=False) for special in (True, False)]
-    return {
-        "template": _short_digest(repr(tokenizer.chat_template)),
-        "ends": list(spec.stop),
-        "special_tokens": {x: getattr(tokenizer, x) for x in ("bos_token", "eos_token", "pad_token", "unk_token")},
-        "encoding": _short_digest(repr((rows, decode(tokenizer, rows)))),
-    }
 
 
 def to_agents(team: Team, stacks: Sequence[Any]) -> list[Any]:
@@ -204,23 +187,6 @@ def to_stacks(team: Team, agents: Sequence[Any] | np.ndarray) -> tuple[Any, ...]
         return np.stack(rows).reshape(len(spec.members), -1, *rows[0].shape[1:])
 
     return tuple(jax.tree.map(partial(stack, spec), *(agents[agent] for agent in spec.order)) for spec in team.stacks)
-
-
-def _digest(tokenizer: Any) -> str:
-    return _short_digest(repr(sorted(tokenizer.get_vocab().items())))
-
-
-def _short_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def agents_by_model(agents: Sequence[Agent]) -> dict[Any, list[int]]:
-    """Return the indices of agents that can share a stack, by architecture and vocabulary, in the order of the stacks."""
-    indices: dict[Any, list[int]] = {}
-    digests = {i: _digest(tokenizer) for i, tokenizer in {id(a.tokenizer): a.tokenizer for a in agents}.items()}
-    for i, agent in enumerate(agents):
-        indices.setdefault((agent.config, digests[id(agent.tokenizer)]), []).append(i)
-    return indices
 
 
 def check_arguments(team: Any, cfg: Any, reward: Any = ()) -> None:

@@ -26,6 +26,7 @@ from jmarl.envs.calls.copies import copies
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.evaluation.environment import Reward, as_environment
 from jmarl.evaluation.zero_shot import CrossPlay, Texts
+from jmarl.models.agent import agents_by_model
 from jmarl.models.hub.agents import Agent, load_tokenizer, open_agent
 from jmarl.models.hub.tokenize import decode, encode_prompts
 from jmarl.processes import exchange
@@ -34,7 +35,7 @@ from jmarl.rl.returns import joint_actions
 from jmarl.sampling.generate import RowIds, pad, tokens_of
 from jmarl.sampling.stack_program import SampleProgram, sample_stack
 from jmarl.sampling.stop_texts import vocabulary
-from jmarl.team import StackSpec, Team, agents_by_model, check_agents, check_arguments, on_mesh, stack_agents
+from jmarl.team import StackSpec, Team, check_agents, check_arguments, on_mesh, stack_agents
 
 MAX_PAIRINGS = 1024
 
