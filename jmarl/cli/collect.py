@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import INTERRUPTED, check_output, plural, to_stderr
 from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, play_tasks, split_batches, tasks_for
-from jmarl.models.hub.tokenize import ChatPrompt
+from jmarl.models.hub.messages import ChatPrompt
 
 if TYPE_CHECKING:
     from jmarl.preferences.pairs import Pair

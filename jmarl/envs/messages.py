@@ -30,8 +30,7 @@ import numpy as np
 from jmarl.envs.base import Observations, Step, TextEnvironment
 from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.data import check_split
-from jmarl.models.hub.messages import ROLES
-from jmarl.models.hub.tokenize import ChatPrompt
+from jmarl.models.hub.messages import ROLES, ChatPrompt
 
 MAX_TURNS = 16  # of an episode if neither the environment nor the run sets a limit
 

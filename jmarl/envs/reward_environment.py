@@ -19,8 +19,7 @@ from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.calls.copies import copied
 from jmarl.envs.calls.user_code import calling, defined_text, excerpt
 from jmarl.envs.rewards import RewardFunction
-from jmarl.models.hub.messages import MEDIA, is_empty
-from jmarl.models.hub.tokenize import as_prompt
+from jmarl.models.hub.messages import MEDIA, as_prompt, is_empty
 
 Formatter = Callable[..., Any]  # (item) or (item, external_prompts) -> prompt: a text or a list of chat messages
 Transition = Callable[..., Sequence[str]]  # see `RewardEnvironment`

@@ -29,7 +29,7 @@ from jmarl.envs.reward_values import (
     reward_values,
     with_text_length,
 )
-from jmarl.models.hub.tokenize import as_prompt
+from jmarl.models.hub.messages import as_prompt
 
 RANGE_TOLERANCE = 1e-9  # by which a reward may exceed reward_range
 

@@ -23,7 +23,8 @@ from jmarl.envs.chat_api import MAX_CONCURRENT, WAIT_S, ChatAPI
 from jmarl.files.checkpoint import saved_steps
 from jmarl.logs.goodput import timed_sampler
 from jmarl.models.hub.agents import load_agent
-from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, encode_answer
+from jmarl.models.hub.messages import ChatPrompt, as_prompt
+from jmarl.models.hub.tokenize import encode_answer
 from jmarl.models.lora import join, split
 from jmarl.models.sharding import place
 from jmarl.models.stack import to_host

@@ -19,9 +19,10 @@ from jmarl.config import Chat, TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.envs.data import shared_line
 from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.models.hub.messages import ChatPrompt, messages_of
 from jmarl.models.hub.prompt_warnings import warn_of_prompts
 from jmarl.models.hub.template import render
-from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, messages_of, naming, text_start
+from jmarl.models.hub.tokenize import encode_prompt, naming, text_start
 from jmarl.rollout.play import check_number_of_agents
 from jmarl.team import StackSpec, Team
 

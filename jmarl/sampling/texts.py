@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.config import TrainConfig
-from jmarl.models.hub.tokenize import as_prompt
+from jmarl.models.hub.messages import as_prompt
 from jmarl.randomness import EVAL, Randomness
 from jmarl.sampling.generate import SampleRequest, Special, on_host, pad, sample_team, texts_of, tokenize_first_turn, tokens_of
 from jmarl.team import Team, check_arguments, moved

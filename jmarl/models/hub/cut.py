@@ -7,9 +7,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from jmarl.config import Chat, as_chat
+from jmarl.models.hub.messages import ChatPrompt, as_prompt
 from jmarl.models.hub.special_tokens import encode_text
 from jmarl.models.hub.template import MARKER, render
-from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, encode_prompt, known_ends, without_end
+from jmarl.models.hub.tokenize import encode_prompt, known_ends, without_end
 
 
 class NoRoom(ValueError):

@@ -9,7 +9,7 @@ results, reasoning beside the content, names, weights, and content that is a lis
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 ROLES = ("system", "user", "assistant")
@@ -85,6 +85,40 @@ def _read_message(message: Mapping, place: str) -> dict[str, str]:
             "calls and their results as text of the assistant and the user, or leave the row out"
         )
     return {"role": known, "content": content}
+
+
+class ChatPrompt(str):
+    """Chat messages as a prompt, encoded with the chat template whatever the setting `chat`.
+
+    As a text, for logs, keys of dicts and critics, it is each message after its role: "[user] Hello".
+
+    Args:
+        messages: dicts with role and content. Raises ValueError for a role that is not a name, see `check_role`.
+    """
+
+    messages: tuple[dict[str, str], ...]
+
+    def __new__(cls, messages: Iterable[Message]) -> ChatPrompt:
+        own = tuple({"role": check_role(m["role"]), "content": m["content"]} for m in messages)
+        prompt = super().__new__(cls, "\n".join(f"[{m['role']}] {m['content']}" for m in own))
+        prompt.messages = own
+        return prompt
+
+    def __getnewargs__(self) -> tuple[Any]:  # pickled and copied with its messages
+        return (self.messages,)
+
+
+def as_prompt(value: Any) -> Any:
+    """Return a list of chat messages (dicts with role and content) as a `ChatPrompt`, and any other value as it is.
+
+    Raises ValueError for an empty list, and for messages that are not read whole; see `read_messages`.
+    """
+    return ChatPrompt(read_prompt(value)) if isinstance(value, list | tuple) else value
+
+
+def messages_of(prompt: str) -> Sequence[Message]:
+    """Return the messages of a prompt; a text is one of the user."""
+    return prompt.messages if isinstance(prompt, ChatPrompt) else [{"role": "user", "content": prompt}]
 
 
 def each_text(value: Any, change: Change, field: str = "") -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from jmarl.config import Chat, as_chat
+from jmarl.models.hub.messages import ChatPrompt, as_prompt
 from jmarl.models.hub.special_tokens import special_tokens
 from jmarl.models.hub.template import plain_turns, refuses_system
-from jmarl.models.hub.tokenize import ChatPrompt, as_prompt
 
 
 def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, agent: int) -> None:

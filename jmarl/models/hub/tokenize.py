@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from jmarl.config import Chat, as_chat
-from jmarl.models.hub.messages import check_role, read_prompt
+from jmarl.models.hub.messages import ChatPrompt, as_prompt, messages_of
 from jmarl.models.hub.special_tokens import control_ids, encode_text, special_tokens
 from jmarl.models.hub.template import (
     TemplateRefusal,
@@ -33,35 +33,6 @@ from jmarl.models.hub.template import (
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
 BLANK = "\u2581"  # how SentencePiece writes a blank
-
-
-class ChatPrompt(str):
-    """Chat messages as a prompt, encoded with the chat template whatever the setting `chat`.
-
-    As a text, for logs, keys of dicts and critics, it is each message after its role: "[user] Hello".
-
-    Args:
-        messages: dicts with role and content. Raises ValueError for a role that is not a name, see `messages.check_role`.
-    """
-
-    messages: tuple[dict[str, str], ...]
-
-    def __new__(cls, messages: Iterable[Mapping[str, Any]]) -> ChatPrompt:
-        own = tuple({"role": check_role(m["role"]), "content": m["content"]} for m in messages)
-        prompt = super().__new__(cls, "\n".join(f"[{m['role']}] {m['content']}" for m in own))
-        prompt.messages = own
-        return prompt
-
-    def __getnewargs__(self) -> tuple[Any]:  # pickled and copied with its messages
-        return (self.messages,)
-
-
-def as_prompt(value: Any) -> Any:
-    """Return a list of chat messages (dicts with role and content) as a `ChatPrompt`, and any other value as it is.
-
-    Raises ValueError for an empty list, and for messages that are not read whole; see `messages.read_messages`.
-    """
-    return ChatPrompt(read_prompt(value)) if isinstance(value, list | tuple) else value
 
 
 def with_instruction(text: str, prompt: str) -> str:
@@ -80,11 +51,6 @@ def chat_prompt(tokenizer: Any, text: str, system: str | None = None) -> str:
     """Apply the chat template to a user's message, up to the beginning of the assistant's answer."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     return render(tokenizer, [*messages, {"role": "user", "content": text}], Chat(True))
-
-
-def messages_of(prompt: str) -> Sequence[Mapping[str, str]]:
-    """Return the messages of a prompt; a text is one of the user."""
-    return prompt.messages if isinstance(prompt, ChatPrompt) else [{"role": "user", "content": prompt}]
 
 
 def encode_prompt(
