@@ -6,11 +6,14 @@ items, `generate` asks a trained team, `fit` trains on given data, `metrics` rea
 names. Each name is imported when it is first used, so that `import jmarl` takes milliseconds. CoMLRL's trainers are names of
 `jmarl.comlrl.trainers`, and can be imported from here too.
 
-Where to add what:
+An environment, an algorithm or a model family of your own needs no change here: see the README and the guides. Where to add
+what to jmarl itself:
 
-- a loss or a group estimator: a function in `rl/losses.py` or `rl/advantages.py` and a row in `algorithms/table.py`, whose
-  `options` name the settings that the loss reads; advantages of tokens: `token_advantages` in `objectives/policy.py`;
-- an environment: a class in `envs/` and a line in `envs/__init__.py`;
+- a loss or a group estimator: a function in `rl/losses.py` or `rl/advantages.py`, a row in `algorithms/table.py`, whose
+  `options` name the settings that the loss reads, and one in the table of the README; advantages of tokens:
+  `token_advantages` in `objectives/policy.py`;
+- an environment: a class in a world of `envs/`, as `envs/games/grid.py`, a line in `envs/__init__.py`, and one in
+  `experiments/README.md`, as `python -m experiments.environments` prints it;
 - a model family: a file in `models/families/` and a line in `models/families/__init__.py`, which says how; what no other
   family computes, also in `models/config.py`, `models/weights.py` and `models/decoder.py`;
 - a metric: the dict that a loss or `objectives/policy.py` returns, or `logs/rollout_log.py`; its name in `columns.py` and its

@@ -29,8 +29,9 @@ A new environment is one class in one file. It plays one episode, and training p
 With two `roles`, `messages` and the observations are lists of two texts. A reward is one number for the team, or a list with
 one per agent. An observation that is None means that the agent does not act in the coming step.
 
-With a line in `jmarl.envs.ENVIRONMENTS` the tests of all environments cover it, and `make("guess")` builds it. Without that
-line, `make("my_module:Guess")` does.
+`make("my_module:Guess")` builds it. In jmarl itself its file is in one of the worlds (`games/grid.py` is one), and with a line
+in `jmarl.envs.ENVIRONMENTS` the tests of all environments cover it (so `tasks` begins with `data.check_split`), and
+`make("guess")` builds it.
 
 `reset` and `step` are functions of their arguments alone: draw random numbers from `rng` only, and keep what an episode needs
 in its state. Then the steps of a batch can be computed in any order, in other processes, and twice, with the same result.
