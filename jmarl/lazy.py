@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def modules_of(package: str) -> Callable[[str], ModuleType]:
 def keep_old_name(old: str, new: str) -> None:
     """Let a module also be imported by an old name. It is imported when one of its names is first used by the old one."""
 
-    def attribute(name: str) -> Any:
+    def attribute(name: str) -> object:
         if name.startswith("__"):  # which tools ask of all modules
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
         return getattr(importlib.import_module(new), name)
