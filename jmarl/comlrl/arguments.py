@@ -73,10 +73,10 @@ def same_source(first: Model, second: Model) -> bool:
     """
     if first is second or (isinstance(first, TransformersModel) and isinstance(second, TransformersModel)):
         return first is second
-    return _name(first) == _name(second) is not None
+    return name_of(first) == name_of(second) is not None
 
 
-def _name(source: Any) -> str | None:
+def name_of(source: Any) -> str | None:
     """Return the name of a model; None for other objects."""
     if isinstance(source, TransformersModel):
         return source.config.name_or_path
