@@ -69,6 +69,11 @@ class EvalMetrics:
         callback: MetricsCallback | None = None,
         split: Split | None = None,
     ):
+        for name, value in (("eval_logger", logger), ("eval_aggregator", aggregator), ("metrics_callback", callback)):
+            if value is not None and not callable(value):
+                raise TypeError(f"{name}= is a function, got {type(value).__name__}")
+        if logger is None and aggregator is not None:
+            raise TypeError("eval_aggregator= has no effect without eval_logger=, whose metrics it sums up: give both")
         self.logger, self.aggregator, self.callback, self.split = logger, aggregator, callback, split
 
     def __call__(self, items: Sequence[Mapping], rollout: Rollout) -> dict[str, float]:
@@ -102,21 +107,6 @@ class EvalMetrics:
         if not isinstance(metrics, Mapping):
             raise TypeError(f"eval_aggregator= returned {metrics!r:.80}: return a dict of metrics")
         return {str(name): number(name, value) for name, value in metrics.items()}
-
-
-def read_eval_metrics(
-    logger: EvalLogger | None,
-    aggregator: EvalAggregator | None,
-    callback: MetricsCallback | None = None,
-    split: Split | None = None,
-) -> EvalMetrics:
-    """Return the metrics of a trainer with the arguments eval_logger=, eval_aggregator= and metrics_callback=."""
-    for name, value in (("eval_logger", logger), ("eval_aggregator", aggregator), ("metrics_callback", callback)):
-        if value is not None and not callable(value):
-            raise TypeError(f"{name}= is a function, got {type(value).__name__}")
-    if logger is None and aggregator is not None:
-        raise TypeError("eval_aggregator= has no effect without eval_logger=, whose metrics it sums up: give both")
-    return EvalMetrics(logger, aggregator, callback, split)
 
 
 def turn_means(rollout: Rollout) -> dict[str, float]:
