@@ -3,8 +3,7 @@
 Replace `comlrl` by `jmarl.comlrl` in imports. `convert` turns a trainer's arguments into what `jmarl.train` takes. The room
 imports all rooms before it. Open `convert.py` first, then `trainers`.
 
-Its settings are in `peer_settings` and `preference_settings`, with what each does here; other names of ours are in
-`config.aliases`; module paths in `paths`.
+Its settings are in `settings`, with what each does here; other names of ours in `config.aliases`; module paths in `paths`.
 
 Left out: models of torch after training, because a trainer copies their weights and returns agents (`trainer.agents`,
 `save_model`), and names that are parts of torch (`only_in_comlrl`, which says what to use instead).

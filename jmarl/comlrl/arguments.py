@@ -11,12 +11,7 @@ from jmarl.comlrl.settings.base import TrainerConfig
 from jmarl.envs.reward_environment import Formatter, bind_formatter, default_formatter
 from jmarl.envs.rows import GIVE, Rows, read_rows
 from jmarl.models.hub.agents import Agent, open_agent
-from jmarl.models.hub.transformers_model import (
-    TransformersModel,
-    agent_from_transformers,
-    check_fast,
-    is_peft_model,
-)
+from jmarl.models.hub.transformers_model import TransformersModel, agent_from_transformers, check_fast, is_peft_model
 
 # A name, a directory, a .gguf file, a Hub id, a loaded agent, or a loaded model of transformers.
 Model = str | os.PathLike | Agent | TransformersModel
@@ -73,10 +68,10 @@ def same_source(first: Model, second: Model) -> bool:
     """
     if first is second or (isinstance(first, TransformersModel) and isinstance(second, TransformersModel)):
         return first is second
-    return _name(first) == _name(second) is not None
+    return name_of(first) == name_of(second) is not None
 
 
-def _name(source: Any) -> str | None:
+def name_of(source: Any) -> str | None:
     """Return the name of a model; None for other objects."""
     if isinstance(source, TransformersModel):
         return source.config.name_or_path
@@ -125,8 +120,9 @@ def load_critic(critic_model: Model | None, critics: Sequence[Model] | None, tok
         raise ValueError(
             f"critics= names {1 + len(different)} different models: all critics start from one, give critic_model="
         )
-    same = critic_model is None or first is None or same_source(critic_model, first)
-    model = one_of(critic_model=critic_model if first is None or not same else None, critics=first)
+    if critic_model is not None and first is not None and same_source(critic_model, first):
+        critic_model = None
+    model = one_of(critic_model=critic_model, critics=first)
     return None if model is None else load_single(model, tokenizer)
 
 

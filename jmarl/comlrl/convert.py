@@ -25,7 +25,7 @@ from jmarl.comlrl.arguments import (
     read_wandb,
 )
 from jmarl.comlrl.environment import TrainerEnvironment
-from jmarl.comlrl.eval_metrics import read_eval_metrics
+from jmarl.comlrl.eval_metrics import EvalMetrics
 from jmarl.comlrl.model_config import ModelSettings, add_special_tokens, read_model_config
 from jmarl.comlrl.rewards import bind_rewards
 from jmarl.comlrl.roles import WithRoles, read_roles
@@ -74,7 +74,7 @@ def convert(arguments: Mapping[str, Any], config_class: type[RolloutConfig], tra
     num_roles = count_agents(None if args.centralized else given.agents, given.num_agents, args)
     args = dataclasses.replace(args, compute_dtype=loading.compute_dtype, num_agents=num_roles)
     roles = read_roles(given.centralized_adapter, args.centralized, num_roles, trainer)
-    metrics = read_eval_metrics(given.eval_logger, given.eval_aggregator, given.metrics_callback, roles and roles.split)
+    metrics = EvalMetrics(given.eval_logger, given.eval_aggregator, given.metrics_callback, roles and roles.split)
     env = read_environment(given, args, items)
     config = args.train_config(len(items))
     config = config if is_verbose(given.wandb_config) else config.replace(progress=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,11 @@ class EvalMetrics:
         callback: MetricsCallback | None = None,
         split: Split | None = None,
     ):
+        for name, value in (("eval_logger", logger), ("eval_aggregator", aggregator), ("metrics_callback", callback)):
+            if value is not None and not callable(value):
+                raise TypeError(f"{name}= is a function, got {type(value).__name__}")
+        if logger is None and aggregator is not None:
+            raise TypeError("eval_aggregator= has no effect without eval_logger=, whose metrics it sums up: give both")
         self.logger, self.aggregator, self.callback, self.split = logger, aggregator, callback, split
 
     def __call__(self, items: Sequence[Mapping], rollout: Rollout) -> dict[str, float]:
@@ -104,21 +109,6 @@ class EvalMetrics:
         return {str(name): number(name, value) for name, value in metrics.items()}
 
 
-def read_eval_metrics(
-    logger: EvalLogger | None,
-    aggregator: EvalAggregator | None,
-    callback: MetricsCallback | None = None,
-    split: Split | None = None,
-) -> EvalMetrics:
-    """Return the metrics of a trainer with the arguments eval_logger=, eval_aggregator= and metrics_callback=."""
-    for name, value in (("eval_logger", logger), ("eval_aggregator", aggregator), ("metrics_callback", callback)):
-        if value is not None and not callable(value):
-            raise TypeError(f"{name}= is a function, got {type(value).__name__}")
-    if logger is None and aggregator is not None:
-        raise TypeError("eval_aggregator= has no effect without eval_logger=, whose metrics it sums up: give both")
-    return EvalMetrics(logger, aggregator, callback, split)
-
-
 def turn_means(rollout: Rollout) -> dict[str, float]:
     """Return the mean reward and return of each turn of episodes that do not branch, and where not all episodes have one the
     number of those that have; see `EvalMetrics`."""
@@ -131,18 +121,24 @@ def turn_means(rollout: Rollout) -> dict[str, float]:
     return metrics
 
 
+def joint_actions(rollout: Rollout) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the turn, node and number of each joint action, and the number of its episode, of episodes that do not branch: of
+    the joint action of the first turn that it follows."""
+    episodes = np.arange(0)
+    for t, turn in enumerate(rollout.turns):
+        size = len(turn.joint)
+        episodes = np.repeat(episodes[turn.parents], size) if t else np.arange(len(turn.items) * size)
+        yield from ((t, i // size, i % size, int(episode)) for i, episode in enumerate(episodes))
+
+
 def completions_of_episodes(rollout: Rollout) -> list[list[list[str]]]:
-    """Return the completions [N][episodes][turns] of episodes that do not branch: one per joint action of the first turn."""
+    """Return the completions [N][episodes][turns] of episodes that do not branch."""
     first = rollout.turns[0]
     texts: list[list[list[str]]] = [[[] for _ in range(len(first.items) * len(first.joint))] for _ in first.texts]
-    before = np.arange(len(texts[0]))  # of each joint action of the turn before, its episode
-    for t, turn in enumerate(rollout.turns):
-        episodes = np.repeat(before[turn.parents], len(turn.joint)) if t else before
+    for t, p, j, episode in joint_actions(rollout):
+        turn = rollout.turns[t]
         for n, completions in enumerate(turn.texts):
-            actions = [row[g] for row in completions for g in turn.joint[:, n]]
-            for episode, text in zip(episodes, actions, strict=True):
-                texts[n][episode].append(text)
-        before = episodes
+            texts[n][episode].append(completions[p][turn.joint[j, n]])
     return texts
 
 
@@ -157,22 +153,17 @@ def samples_of_items(items: Sequence[Mapping], rollout: Rollout, split: Split | 
     """Return the completions of each item, of all agents (or roles) and turns."""
     first = rollout.turns[0]
     samples: list[list[RolloutSample]] = [[] for _ in first.items]
-    before = np.arange(len(first.items))  # the item of each joint action of the turn before
-    for t, turn in enumerate(rollout.turns):
-        owners = before[turn.parents] if t else before
-        for p, owner in enumerate(owners):
-            for j, joint in enumerate(turn.joint):
-                item = copied(dict(items[first.items[owner]]))
-                for n in np.flatnonzero(turn.acts[:, p]):
-                    text = turn.texts[n][p][joint[n]]
-                    reward, returns = (x[p, j, n : n + 1].copy() for x in (turn.rewards, rollout.joint_returns[t]))
-                    texts = {int(n): text} if split is None else dict(enumerate(split(text, item)))
-                    metadata = {"turn_idx": t, "generation_idx": j, "batch_item": item}
-                    samples[owner] += [
-                        RolloutSample(agent, turn.prompts[n][p], part, reward, returns, metadata)
-                        for agent, part in texts.items()
-                    ]
-        before = np.repeat(owners, len(turn.joint))
+    for t, p, j, episode in joint_actions(rollout):
+        turn, owner = rollout.turns[t], episode // len(first.joint)
+        item = copied(dict(items[first.items[owner]]))
+        metadata = {"turn_idx": t, "generation_idx": j, "batch_item": item}
+        for n in np.flatnonzero(turn.acts[:, p]):
+            text = turn.texts[n][p][turn.joint[j, n]]
+            reward, returns = (x[p, j, n : n + 1].copy() for x in (turn.rewards, rollout.joint_returns[t]))
+            texts = {int(n): text} if split is None else dict(enumerate(split(text, item)))
+            samples[owner] += [
+                RolloutSample(agent, turn.prompts[n][p], part, reward, returns, metadata) for agent, part in texts.items()
+            ]
     return samples
 
 

@@ -36,13 +36,9 @@ def read_model_config(model_config: Mapping[str, Any] | None, args: RolloutConfi
         raise ValueError(f"critic_value_head_hidden_dim={hidden!r} in model_config= is not allowed: {LINEAR_HEAD}")
     parts = {"": model_config} | {f"{name}.": model_config[name] or {} for name in NESTED if name in model_config}
     known = {"special_tokens", "critic_value_head_hidden_dim", *NESTED}
-    dtypes, others = {}, []
-    for prefix, part in parts.items():
-        for name, value in part.items():
-            if name in ("torch_dtype", "dtype"):
-                dtypes |= {} if value is None else {f"{prefix}{name}": compute_dtype(f"{prefix}{name}", value)}
-            elif name not in known and value is not None:
-                others.append(f"model_config['{prefix}{name}']")
+    given = {f"{prefix}{name}": x for prefix, part in parts.items() for name, x in part.items() if x is not None}
+    dtypes = {path: compute_dtype(path, x) for path, x in given.items() if path.split(".")[-1] in ("torch_dtype", "dtype")}
+    others = [f"model_config['{path}']" for path in given if path not in dtypes and path.split(".")[-1] not in known]
     different = set(dtypes.values()) | ({args.compute_dtype} - {"auto"})
     if len(different - {"auto"}) > 1:
         given = ", ".join(f"{name}={value}" for name, value in dtypes.items())

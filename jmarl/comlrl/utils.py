@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from jmarl.comlrl.arguments import one_per_agent
+from jmarl.comlrl.arguments import name_of, one_per_agent
 from jmarl.comlrl.checkpoints import read_metadata
 from jmarl.comlrl.only_in_comlrl import clone_reference_models as clone_reference_models
 from jmarl.comlrl.only_in_comlrl import load_reference_models_from_sources as load_reference_models_from_sources
@@ -19,7 +19,6 @@ from jmarl.comlrl.rewards import bind_rewards
 from jmarl.envs.reward_environment import Formatter, bind_formatter
 from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.rewards import RewardProcessors as RewardProcessors
-from jmarl.models.hub.agents import Agent
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,12 +63,7 @@ def unwrap_model(model: Any) -> Any:
 
 def infer_model_name(source: Any) -> str | None:
     """Return the name of a model: a name itself, that of a loaded agent, or what a model of transformers was loaded from."""
-    if source is None or isinstance(source, str):
-        return source
-    if isinstance(source, Agent):
-        return source.name
-    name = getattr(getattr(source, "config", None), "_name_or_path", "")
-    return str(name) if name else type(source).__name__
+    return None if source is None else name_of(source) or type(source).__name__
 
 
 def resolve_model_sources(
@@ -89,8 +83,7 @@ def resolve_model_sources(
     label = expected_label or f"num_agents ({expected_count})"
     if model is None and models is None:
         raise ValueError(f"give {model_label}= (one name) or {kind}= (a list)")
-    if models is None:
-        return [model] * expected_count, infer_model_name(model)
+    models = [model] * expected_count if models is None else models
     if isinstance(models, str | bytes) or not isinstance(models, Sequence):
         raise ValueError(f"{kind}= is a list of models or names; one is {model_label}=")
     if len(models) != expected_count or None in models:

@@ -21,6 +21,9 @@ class OtherName:
     def __init__(self, field: str):
         self.field = field
 
+    def __repr__(self) -> str:  # in `help`
+        return f"another name of {self.field}"
+
     def __get__(self, settings: Any, owner: type) -> Any:
         return self if settings is None else getattr(settings, self.field)
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset
-from jmarl.comlrl.utils.reward_processor import RewardProcessors
 
 import jmarl
 from jmarl import IACConfig, IPPOConfig, MAACConfig, MADPOIterConfig, MAGRPOConfig, MAGRPOTrainer, MARLOOConfig, load_agent
 from jmarl.comlrl.settings.base import OTHER_NAMES, TrainerConfig
+from jmarl.comlrl.utils.reward_processor import RewardProcessors
 from jmarl.config import SECTION_OF, TrainConfig, flat
 from jmarl.envs.rewards import RewardError
 from tests.comlrl.trainer_parts import FEW, classes, lengths, rows

@@ -84,13 +84,12 @@ def agents(tiny_config, tiny_tokenizer, random_agent):
 
 
 def test_module_paths_are_those_of_mrlm():
-    from jmarl.mrlm.environments.tools.builtin_tools import create_default_tool_registry
-
     from jmarl.envs.messages import SimulatedEnvironment as Defined
     from jmarl.mrlm.algorithms import GRPOTrainer as Exported
     from jmarl.mrlm.environments.code import CodeExecutionEnvironment, CodeProblemGenerator
     from jmarl.mrlm.environments.debate import DebateEnvironment, RuleBasedJudge
     from jmarl.mrlm.environments.tools import ToolUseEnvironment
+    from jmarl.mrlm.environments.tools.builtin_tools import create_default_tool_registry
 
     assert SimulatedEnvironment is Defined and GRPOTrainer is Exported
     assert MathReasoningEnvironment(MathProblemGenerator(difficulty_range=(1, 3))).num_agents == 1

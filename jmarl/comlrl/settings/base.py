@@ -18,32 +18,23 @@ from jmarl.config import SECTION_OF, Count, Positive, Preference, Range, Run, Tr
 from jmarl.config.aliases import OtherNames, fields_of, other_names, same
 from jmarl.config.sections import Critic, Episodes, LoRA, Loss, Optimizer, Sampling
 
-DEVICES = "mesh and CUDA_VISIBLE_DEVICES choose the devices"
-COUNTS_UPDATES = "the log counts updates"
-FILES = "files are in output_dir"
+ANY, READ = None, ()
+DEVICES = (ANY, "mesh and CUDA_VISIBLE_DEVICES choose the devices")
 LINEAR_HEAD = "a value head is one linear layer on the last hidden states: leave it out"
 TEAM_WRITES = "a comparator completes the prompt of each agent independently"
-ANY, READ = None, ()
 
 # Setting -> the values that it may have, and why no others; ANY: it has no effect, and why. A class that has no such field
 # refuses it with the same reason. READ: one that has the field translates it.
 RULES: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "advantage_mode": (READ, "choose the trainer instead: MAGRPO (mean), MAREINFORCE (raw), MARLOO (rloo) or MAReMax (max)"),
-    "bf16": (READ, "set compute_dtype='bfloat16'"),
-    "fp16": (READ, "set compute_dtype='bfloat16'"),
-    "agent_devices": (ANY, DEVICES),
+    **dict.fromkeys(("bf16", "fp16"), (READ, "set compute_dtype='bfloat16'")),
+    **dict.fromkeys(("agent_devices", "reference_devices", "comparator_devices", "reward_model_device"), DEVICES),
     "critic_devices": (ANY, "critics are on the devices of the agents; set mesh to use several devices"),
-    "reference_devices": (ANY, DEVICES),
-    "comparator_devices": (ANY, DEVICES),
-    "reward_model_device": (ANY, DEVICES),
     "eval_batch_size": (ANY, "all evaluation prompts are played in one batch"),
-    "use_environment_step": (ANY, COUNTS_UPDATES),
-    "environment_steps_per_pair": (ANY, COUNTS_UPDATES),
+    **dict.fromkeys(("use_environment_step", "environment_steps_per_pair"), (ANY, "the log counts updates")),
     "log_reward_distribution": (ANY, "completions.jsonl.gz has all rewards"),
-    "policy_checkpoint_dir": (ANY, FILES),
-    "preference_replay_dir": (ANY, FILES),
-    "critic_value_head_hidden_dim": ((None, 0), LINEAR_HEAD),
-    "value_head_hidden_dim": ((None, 0), LINEAR_HEAD),
+    **dict.fromkeys(("policy_checkpoint_dir", "preference_replay_dir"), (ANY, "files are in output_dir")),
+    **dict.fromkeys(("critic_value_head_hidden_dim", "value_head_hidden_dim"), ((None, 0), LINEAR_HEAD)),
     "reward_model_name": (READ, "pass reward_model= to the trainer"),
     "reward_num_train_epochs": (READ, "set reward_updates"),
     "reward_train_batch_size": (READ, "set batch_size, which updates of the reward model use too"),
