@@ -172,7 +172,7 @@ def run_environments(args: argparse.Namespace, access: Access) -> int:
 
 def run_models(args: argparse.Namespace, access: Access) -> int:
     """Serve a team until SIGTERM or Ctrl+C."""
-    if missing := [name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in ("uvicorn", "fastapi") if importlib.util.find_spec(name) is None]:
         raise ValueError(f"--http needs {' and '.join(missing)}: pip install 'jmarl[serve]'")
     check("--grace", args.grace, 0 <= args.grace < 1 << 30, "a number of seconds")
     for name, least in (("slots", 1), ("max_waiting", 1), ("max_new_tokens", 1)):

@@ -53,7 +53,7 @@ class ModelServer:
     def __init__(self, service: TeamService, access: Access, grace_s: float = GRACE_S, log: Callable[[str], None] = print):
         self.service, self.access, self.grace_s = service, access, grace_s
         self.socket: Any = Door(open_socket(access, MAX_CONNECTIONS), MAX_STRANGERS)
-        self.guard, self.deadline = Guard(make_app(service), access, self.socket.strangers, log), 0.0
+        self.guard, self.deadline = Guard(make_app(service), access, self.socket.strangers, service.limits.body, log), 0.0
         tls = access.tls
         config = uvicorn.Config(
             self.guard,
