@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from jmarl.remote.access import LOOPBACK, Access, Strangers
+from jmarl.remote import Access, Door
 from jmarl.serving import answers
 from jmarl.serving.errors import HttpRefusal, gone, stopping
 from jmarl.serving.requests import ChatRequest, TextRequest, read_object, refusal_of, unknown_model
@@ -35,7 +35,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 HEALTH = "/health"
-LOCAL_NAMES = (LOOPBACK, "localhost", "::1")
+LOCAL_NAMES = (Access.host, "localhost", "::1")
 BODY_TIMEOUT_S = 30.0
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -199,13 +199,13 @@ class Guard:
     Args:
         app: the application.
         access: who may connect.
-        strangers: connections without a request that has the token.
+        door: knows the connections without a request that has the token.
         max_body: bytes of a body.
         log: prints a text that is not for clients.
     """
 
-    def __init__(self, app: Any, access: Access, strangers: Strangers, max_body: int, log: Callable[[str], None]):
-        self.app, self.access, self.strangers, self.max_body, self.log = app, access, strangers, max_body, log
+    def __init__(self, app: Any, access: Access, door: Door, max_body: int, log: Callable[[str], None]):
+        self.app, self.access, self.door, self.max_body, self.log = app, access, door, max_body, log
         self.running, self.draining = 0, False
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -221,7 +221,7 @@ class Guard:
 
         ending = []
         if self.access.allows(header(scope, "authorization")):
-            self.strangers.remove(tuple(scope["client"]))
+            self.door.strangers.remove(tuple(scope["client"]))
         else:  # who shows no token keeps no connection
             ending = [(b"connection", b"close")]
         scope.setdefault("state", {}).update(request_id=request_id, log=lambda text: self.log(f"{request_id} {text}"))
