@@ -38,7 +38,6 @@ LIMITS = {
     "--sessions": ("all_sessions", "open sessions of all clients"),
     "--client-sessions": ("sessions", "open sessions of one client"),
     "--client-bytes": ("client_bytes", "bytes of the sessions of one client, and of its requests under way"),
-    "--client-rate": ("rate", "calls a second of one client"),
     "--idle-timeout": ("idle_seconds", "seconds without a call after which a session ends"),
     "--call-timeout": ("call_seconds", "seconds that a call of an environment or reward may take"),
     "--message-bytes": ("message_bytes", "bytes of a message"),

@@ -22,7 +22,7 @@ import grpc
 
 from jmarl.remote.access import Access, Peer, Strangers, connection_of
 from jmarl.remote.catalog import Catalog, Offer, read_offer
-from jmarl.remote.gate import Gate, Rates, log, peer_of
+from jmarl.remote.gate import Gate, log, peer_of
 from jmarl.remote.limits import ServerLimits
 from jmarl.remote.service import EnvironmentService
 from jmarl.remote.sessions import Sessions
@@ -59,8 +59,7 @@ class EnvironmentServer:
         self.sessions = Sessions(limits)
         self._service = EnvironmentService(self.catalog, self.sessions, version)
         self._strangers = GrpcStrangers()
-        rates = Rates(limits.rate)
-        self._gate = Gate(self._service.methods, access, self._strangers, rates, version, limits.message_bytes)
+        self._gate = Gate(self._service.methods, access, self._strangers, version, limits.message_bytes)
 
     async def start(self) -> int:
         """Listen, and return the port. Raises ValueError if the address cannot be used."""
