@@ -58,8 +58,8 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.preferences.pairs import load_trajectories as load_trajectories
     from jmarl.preferences.reward_model import load_reward_model as load_reward_model
     from jmarl.processes.join import join_processes as join_processes
-    from jmarl.remote.client.environment import RemoteEnvironment as RemoteEnvironment
-    from jmarl.remote.client.reward import remote_reward as remote_reward
+    from jmarl.remote import RemoteEnvironment as RemoteEnvironment
+    from jmarl.remote import remote_reward as remote_reward
     from jmarl.report.load import metrics as metrics
     from jmarl.runs.experiment import run_experiment as run_experiment
     from jmarl.runs.records import TrainResult as TrainResult
@@ -85,8 +85,7 @@ _NAMES = {  # module -> the public names that it defines
     "evaluation.evaluate": "evaluate",
     "sampling.texts": "generate",
     "processes.join": "join_processes",
-    "remote.client.environment": "RemoteEnvironment",
-    "remote.client.reward": "remote_reward",
+    "remote": "RemoteEnvironment remote_reward",
     "report.load": "metrics",
     "runs.experiment": "run_experiment",
     "preferences.pairs": "load_pairs load_trajectories",

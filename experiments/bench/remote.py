@@ -187,7 +187,7 @@ def serve(pipe: Connection) -> None:
     """Serve the environment, and say at which port."""
 
     async def run() -> None:
-        server = EnvironmentServer(read_offer(f"{HERE}:Trivial"), Access(), ServerLimits(rate=1e6))
+        server = EnvironmentServer(read_offer(f"{HERE}:Trivial"), Access(), ServerLimits())
         server.catalog.build_all()
         pipe.send(await server.start())
         await asyncio.Event().wait()

@@ -17,8 +17,7 @@ from jmarl.cli.teams.match import MODEL_HELP
 from jmarl.cli.teams.seats import add_openenv_arguments, load_team, run_openenv
 from jmarl.cli.teams.sources import require_trusted_task
 from jmarl.config import check
-from jmarl.remote.access import LOOPBACK, Access
-from jmarl.remote.limits import ServerLimits
+from jmarl.remote import Access, ServerLimits
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.cli.teams.sources import TeamSource
@@ -39,7 +38,6 @@ LIMITS = {
     "--sessions": ("all_sessions", "open sessions of all clients"),
     "--client-sessions": ("sessions", "open sessions of one client"),
     "--client-bytes": ("client_bytes", "bytes of the sessions of one client, and of its requests under way"),
-    "--client-rate": ("rate", "calls a second of one client"),
     "--idle-timeout": ("idle_seconds", "seconds without a call after which a session ends"),
     "--call-timeout": ("call_seconds", "seconds that a call of an environment or reward may take"),
     "--message-bytes": ("message_bytes", "bytes of a message"),
@@ -108,7 +106,7 @@ def add_models_arguments(parser: argparse.ArgumentParser) -> None:
 def add_access_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say where a server listens, and who may connect."""
     access = parser.add_argument_group("who may connect (any other host than this machine needs TLS and a token)")
-    access.add_argument("--host", default=LOOPBACK, metavar="H", help="address to listen on (%(default)s)")
+    access.add_argument("--host", default=Access.host, metavar="H", help="address to listen on (%(default)s)")
     text = f"port; 0: a free one, which is printed; default: {PORT} for environments, else 0"
     access.add_argument("--port", type=int, metavar="N", help=text)
     access.add_argument("--token-file", metavar="FILE", help="file with the token that clients must send")
@@ -163,16 +161,15 @@ def run_environments(args: argparse.Namespace, access: Access) -> int:
     check("--workers", args.workers, 0 <= args.workers <= 1024, "a number of processes, or 0 for none")
     check("--grace", args.grace, 0 <= args.grace < 1 << 30, "a number of seconds")
     find_own_modules()
-    from jmarl.remote.catalog import read_offer
-    from jmarl.remote.grpc_server import serve_environments
+    from jmarl.remote import serve_environments
 
-    offer = read_offer(args.environments, args.rewards, args.config)
-    return serve_environments(offer, access, ServerLimits(**limits), args.workers, args.grace)
+    offer = args.environments, args.rewards, args.config
+    return serve_environments(*offer, access, ServerLimits(**limits), args.workers, args.grace)
 
 
 def run_models(args: argparse.Namespace, access: Access) -> int:
     """Serve a team until SIGTERM or Ctrl+C."""
-    if missing := [name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in ("uvicorn", "fastapi") if importlib.util.find_spec(name) is None]:
         raise ValueError(f"--http needs {' and '.join(missing)}: pip install 'jmarl[serve]'")
     check("--grace", args.grace, 0 <= args.grace < 1 << 30, "a number of seconds")
     for name, least in (("slots", 1), ("max_waiting", 1), ("max_new_tokens", 1)):
@@ -183,7 +180,7 @@ def run_models(args: argparse.Namespace, access: Access) -> int:
     team, cfg, source = load_team(args)
     cfg = cfg if args.mesh is None else cfg.replace(mesh=args.mesh)
     to_stderr(f"{source.text}: {', '.join(names := agent_names(source, args.names, args.trust))}")
-    from jmarl.serving.http_server import serve_models
+    from jmarl.serving import serve_models
 
     limits = dict(slots=args.slots, max_waiting=args.max_waiting, max_tokens=args.max_new_tokens, grace_s=args.grace)
     return serve_models(team, names, cfg, access, **limits)

@@ -30,7 +30,7 @@ from jmarl.lazy import Table
 
 GENERAL = ("reward_scale", "reward_clip", "reward_bias", "problems")
 # What an option needs of another room.
-GUESTS = Table[Any]({"servers": "jmarl.remote.client.environment:make_remote", "timeout": "jmarl.sandbox:Limits"})
+GUESTS = Table[Any]({"servers": "jmarl.remote:make_remote", "timeout": "jmarl.sandbox:Limits"})
 
 
 class OwnTasks:

@@ -6,6 +6,22 @@ Open `service.py` first: how a server answers the calls of that file. `client` i
 
 import os
 
+from jmarl.lazy import face
+
 # gRPC reads it when it is imported: otherwise it writes a line to stderr for each connection that fails, which `client.servers`
 # says in a sentence, and a server for each client without a certificate.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+__getattr__ = face(
+    __name__,
+    {
+        "access": "Access Door",
+        "limits": "ServerLimits",
+        "grpc_server": "serve_environments",
+        "openenv.seat": "Seat",
+        "openenv.seat_server": "serve_seat",
+        "client.environment": "RemoteEnvironment make_remote",
+        "client.reward": "remote_reward",
+        "pools.ray_pool": "RayPool",
+    },
+)

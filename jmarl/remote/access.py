@@ -160,6 +160,11 @@ class Door:
         self._selector.register(listening, selectors.EVENT_READ)
         listening.setblocking(False)
 
+    @classmethod
+    def open(cls, access: Access, backlog: int, most: int) -> Door:
+        """Return a socket that listens where `access` says. Raises ValueError if the address cannot be used."""
+        return cls(open_socket(access, backlog), most)
+
     def accept(self) -> tuple[socket.socket, Any]:
         """Return the next connection that has sent something. Raises OSError when the socket is closed."""
         while self.socket.fileno() >= 0:

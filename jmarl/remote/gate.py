@@ -1,4 +1,4 @@
-"""What every call of a server passes: its token, version and rate, its message, and the sentence that an error becomes.
+"""What every call of a server passes: its token and version, its message, and the sentence that an error becomes.
 
 Clients get a code, a sentence and the number of the request. The log has the rest under this number: a traceback may name
 paths, answers and secrets. Calls are read here and not by the generated servicer, because that reads without a time limit, and
@@ -12,8 +12,7 @@ import contextlib
 import ipaddress
 import logging
 import secrets
-import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,7 +35,6 @@ MAX_CALLS = 2048  # calls at once of one client, which leave room for those of o
 HEALTH = "/grpc.health.v1.Health/Check"  # its `Watch` is unimplemented: it would hold a place for as long as a client likes
 MAX_SENTENCE = 2000  # bytes: a status travels in headers of at most 8192, where each may need three
 MAX_CLIENT_NAME = 128
-MAX_CLIENTS = 4096  # whose rates are remembered
 SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"]
 
 log = logging.getLogger("jmarl.remote")
@@ -74,27 +72,6 @@ class Caller(NamedTuple):
 Method = Callable[[Any, Caller], Awaitable[Message]]
 
 
-class Rates:
-    """Limits the calls a second of each origin: as many may come at once, and as many in every second after that."""
-
-    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic):
-        self.per_second, self.clock = per_second, clock
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # origin -> calls left, when
-
-    def check(self, origin: str) -> None:
-        """Count a call. Raises `GrpcRefusal` if there are too many."""
-        now, most = self.clock(), max(self.per_second, 1.0)
-        left, then = self._left.pop(origin, (most, now))
-        left = min(most, left + (now - then) * self.per_second)
-        self._left[origin] = (left - 1 if left >= 1 else left, now)
-        if len(self._left) > MAX_CLIENTS:
-            self._left.popitem(last=False)
-        if left < 1:
-            raise GrpcRefusal(
-                StatusCode.RESOURCE_EXHAUSTED, f"more than {self.per_second:g} calls a second: wait, or send batches"
-            )
-
-
 class Gate(grpc.GenericRpcHandler):
     """Handles the calls of the EnvironmentService, and those that ask whether the server serves.
 
@@ -102,7 +79,6 @@ class Gate(grpc.GenericRpcHandler):
         methods: what answers each call, by its name in environments.proto.
         access: who may call.
         strangers: connections without a call that has the token.
-        rates: how often.
         version: of jmarl.
         max_bytes: of an answer.
         receive_s: seconds in which the message of a call must be there.
@@ -113,12 +89,11 @@ class Gate(grpc.GenericRpcHandler):
         methods: Mapping[str, Method],
         access: Access,
         strangers: Strangers,
-        rates: Rates,
         version: str,
         max_bytes: int,
         receive_s: float = RECEIVE_S,
     ):
-        self.access, self.strangers, self.rates, self.version = access, strangers, rates, version
+        self.access, self.strangers, self.version = access, strangers, version
         self.max_bytes, self.receive_s = max_bytes, receive_s
         self._handlers = {
             f"/{SERVICE.full_name}/{name}": grpc.stream_unary_rpc_method_handler(self._handler(method, _request_class(name)))
@@ -165,7 +140,7 @@ class Gate(grpc.GenericRpcHandler):
         return handle
 
     def _admit(self, context: grpc.aio.ServicerContext, number: str) -> Caller:
-        """Return who calls, with the token. Raises `GrpcRefusal` with another version, and above the rate."""
+        """Return who calls, with the token. Raises `GrpcRefusal` with another version."""
         given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         if self.access.token is not None:
             self.strangers.remove(peer_of(context.peer()))
@@ -176,7 +151,6 @@ class Gate(grpc.GenericRpcHandler):
             )
         certificate = repr(identities) if (identities := context.peer_identities()) else ""
         caller = Caller(repr((certificate, name)), certificate or host_of(context.peer()), number)
-        self.rates.check(caller.origin)
         if (theirs := given.get(VERSION, "")) != PROTOCOL:
             spoken = f"protocol {theirs:.20}" if theirs else f"no protocol (metadata {VERSION})"
             raise GrpcRefusal(

@@ -21,8 +21,8 @@ from importlib import metadata
 import grpc
 
 from jmarl.remote.access import Access, Peer, Strangers, connection_of
-from jmarl.remote.catalog import Catalog, Offer
-from jmarl.remote.gate import Gate, Rates, log, peer_of
+from jmarl.remote.catalog import Catalog, Offer, read_offer
+from jmarl.remote.gate import Gate, log, peer_of
 from jmarl.remote.limits import ServerLimits
 from jmarl.remote.service import EnvironmentService
 from jmarl.remote.sessions import Sessions
@@ -59,8 +59,7 @@ class EnvironmentServer:
         self.sessions = Sessions(limits)
         self._service = EnvironmentService(self.catalog, self.sessions, version)
         self._strangers = GrpcStrangers()
-        rates = Rates(limits.rate)
-        self._gate = Gate(self._service.methods, access, self._strangers, rates, version, limits.message_bytes)
+        self._gate = Gate(self._service.methods, access, self._strangers, version, limits.message_bytes)
 
     async def start(self) -> int:
         """Listen, and return the port. Raises ValueError if the address cannot be used."""
@@ -194,11 +193,20 @@ def allow_connections() -> int:
     return max(most - SPARE_FILES, most // 2)
 
 
-def serve_environments(offer: Offer, access: Access, limits: ServerLimits, workers: int, grace: float) -> int:
-    """Serve environments and rewards until a signal, and return the exit code.
+def serve_environments(
+    environments: str,
+    rewards: str,
+    config: str | None,
+    access: Access,
+    limits: ServerLimits,
+    workers: int,
+    grace: float,
+) -> int:
+    """Serve environments and rewards, as of `read_offer`, until a signal, and return the exit code.
 
     workers: processes of each environment; 0: none. grace: seconds that episodes may go on after the signal.
     """
+    offer = read_offer(environments, rewards, config)
     os.environ[EXPERIMENTS] = ",".join(filter(None, (os.environ.get(EXPERIMENTS), EXPERIMENT)))
     with log_to_stderr():
         return asyncio.run(serve(offer, access, limits, workers, grace))

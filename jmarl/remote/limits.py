@@ -18,7 +18,6 @@ class ServerLimits:
         idle_seconds: after which a session without a call ends.
         message_bytes: of a message.
         batch: calls in a batch.
-        rate: calls a second of one client.
         call_seconds: of one call of an environment or reward.
     """
 
@@ -28,5 +27,4 @@ class ServerLimits:
     idle_seconds: float = 1800.0
     message_bytes: int = 16 << 20
     batch: int = 1024
-    rate: float = 20_000.0
     call_seconds: float = 600.0

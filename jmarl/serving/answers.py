@@ -17,7 +17,7 @@ from typing import Any
 
 from jmarl.models.hub.tokenize import decode
 from jmarl.serving.prompts import read_tool_calls
-from jmarl.serving.requests import ChatRequest
+from jmarl.serving.requests import ChatRequest, TextRequest
 from jmarl.serving.text import UNFINISHED, Piece
 
 TOOL_CALLS = "tool_calls"
@@ -37,7 +37,8 @@ def model(name: str, created: int) -> dict[str, Any]:
 class HttpAnswer:
     """The answer to one request, while it is written."""
 
-    request: ChatRequest
+    request: ChatRequest | TextRequest
+    tools: Sequence[Any]
     tokenizer: Any
     prompt_ids: Sequence[int]
     id: str = dataclasses.field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
@@ -46,14 +47,19 @@ class HttpAnswer:
     @property
     def is_text(self) -> bool:
         """Whether a prompt is completed, not a chat."""
-        return self.request.prompt is not None
+        return isinstance(self.request, TextRequest)
+
+    @property
+    def tells_ids(self) -> bool:
+        """Whether the ids of tokens are asked for."""
+        return self.request.top is not None or self.request.return_token_ids
 
     # --- whole ---------------------------------------------------------------------------------------------------------
 
     def completion(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Return the whole answer. pieces: of each choice, from its first token to its last."""
         choices = [self._choice(i, piece) for i, piece in enumerate(pieces)]
-        extra = {"prompt_token_ids": [*self.prompt_ids]} if self.request.token_ids else {}
+        extra = {"prompt_token_ids": [*self.prompt_ids]} if self.tells_ids else {}
         kind = "text_completion" if self.is_text else "chat.completion"
         return self._envelope(kind, choices) | {"usage": self.usage(sum(len(x.ids) for x in pieces))} | extra
 
@@ -72,7 +78,7 @@ class HttpAnswer:
             return None
         delta = {"role": "assistant", "content": ""}
         choices = [{"index": i, "delta": delta, "finish_reason": None} for i in range(self.request.n)]
-        extra = {"prompt_token_ids": [*self.prompt_ids]} if self.request.token_ids else {}
+        extra = {"prompt_token_ids": [*self.prompt_ids]} if self.tells_ids else {}
         return self._chunk(choices) | extra
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
@@ -110,7 +116,7 @@ class HttpAnswer:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "text_completion" if self.is_text else "chat.completion.chunk"
-        return self._envelope(kind, choices) | ({"usage": None} if self.request.stream_usage else {})
+        return self._envelope(kind, choices) | ({"usage": None} if self.request.tells_usage else {})
 
     def _text(self, index: int, piece: Piece) -> dict[str, Any]:
         """Return a choice of /v1/completions. The log-probabilities of tokens are lists there."""
@@ -125,7 +131,7 @@ class HttpAnswer:
 
     def _message(self, piece: Piece) -> tuple[dict[str, Any], str | None]:
         """Return the fields of a message, and why it ended. A text with tool calls that can be read is no content."""
-        calls = read_tool_calls(piece.text, self.request.tools) if self.request.tools else []
+        calls = read_tool_calls(piece.text, self.tools) if self.tools else []
         if not calls:
             return {"content": piece.text}, piece.finish
         functions = ({"name": name, "arguments": arguments} for name, arguments in calls)
@@ -135,12 +141,12 @@ class HttpAnswer:
     def _tokens(self, piece: Piece) -> dict[str, Any]:
         """Return the log-probabilities and ids of tokens, where the request asks for them."""
         fields: dict[str, Any] = {"logprobs": None}
-        if self.request.logprobs:
+        if self.request.top is not None:
             entries = self._entries(zip(piece.ids, piece.logprobs, strict=True))
             top = [self._entries(likeliest.items()) for likeliest in piece.top or [{}] * len(entries)]
             content = [entry | {"top_logprobs": others} for entry, others in zip(entries, top, strict=True)]
             fields["logprobs"] = {"content": content, "refusal": None}
-        return fields | ({"token_ids": piece.ids} if self.request.token_ids else {})
+        return fields | ({"token_ids": piece.ids} if self.tells_ids else {})
 
     def _entries(self, logprobs: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
         """Return tokens, given by their ids, with their log-probabilities."""

@@ -1,6 +1,7 @@
 """The HTTP interface: /health, /v1/models, /v1/chat/completions and /v1/completions, with the shapes and errors of OpenAI's.
 
-Every request is checked in one place, `Guard`: the server stops, the host, the token. Clients read a code, a sentence and a
+Every request is checked in one place before its body is read, `Guard`: the server stops, the host, the token, the kind, size
+and time of the body. What bodies may say stands in `requests`. Clients read a code, a sentence and a
 request id (header `x-request-id`); what an error was stands in the server's log under this id. Left out: every other path of
 OpenAI's (embeddings, files, responses, ...).
 """
@@ -12,20 +13,21 @@ import json
 import secrets
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
-from jmarl.remote.access import LOOPBACK, Access, Strangers
+from jmarl.remote import Access, Door
 from jmarl.serving import answers
 from jmarl.serving.errors import HttpRefusal, gone, stopping
-from jmarl.serving.requests import ChatRequest, RequestLimits, read_chat, read_text, unknown_model
+from jmarl.serving.requests import ChatRequest, TextRequest, read_object, refusal_of, unknown_model
 from jmarl.serving.service import Answering, TeamService
 from jmarl.serving.text import Piece, joined
 
@@ -33,71 +35,68 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 HEALTH = "/health"
-LOCAL_NAMES = (LOOPBACK, "localhost", "::1")
+LOCAL_NAMES = (Access.host, "localhost", "::1")
 BODY_TIMEOUT_S = 30.0
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def make_app(service: TeamService) -> Starlette:
-    """Return the paths of a service."""
+class JsonRequest(Request):
+    """A request whose body is read by `read_object`."""
 
-    async def health(request: Request) -> Response:
+    async def json(self) -> Any:
+        return read_object(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """A path that gets a `JsonRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+def make_app(service: TeamService) -> FastAPI:
+    """Return the paths of a service."""
+    handlers: Any = {HttpRefusal: on_refusal, RequestValidationError: on_wrong_body, HTTPException: on_http_error}
+    app = FastAPI(openapi_url=None, exception_handlers=handlers | {Exception: on_failure})
+    app.router.route_class = JsonRoute
+
+    @app.get(HEALTH)
+    async def health() -> Response:
         return Json({"status": "ok"})
 
-    async def models(request: Request) -> Response:
+    @app.get("/v1/models")
+    async def models() -> Response:
         return Json(answers.models([*service.agents], service.created))
 
-    async def model(request: Request) -> Response:
-        name = request.path_params["name"]
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
         if name not in service.agents:
             raise unknown_model(name, [*service.agents])
         return Json(answers.model(name, service.created))
 
-    async def chat(request: Request) -> Response:
-        return await answer(request, read_chat)
+    @app.post("/v1/chat/completions")
+    async def chat(asked: ChatRequest, request: Request) -> Response:
+        return await answer(asked, request)
 
-    async def text(request: Request) -> Response:
-        return await answer(request, read_text)
+    @app.post("/v1/completions")
+    async def text(asked: TextRequest, request: Request) -> Response:
+        return await answer(asked, request)
 
-    async def answer(request: Request, read: Callable[[bytes, RequestLimits], ChatRequest]) -> Response:
-        answering = await service.answer(read(await read_body(request, service.limits.body), service.limits))
+    async def answer(asked: ChatRequest | TextRequest, request: Request) -> Response:
+        answering = await service.answer(asked)
         gone = asyncio.ensure_future(request.receive())  # after the body: returns when the client has gone, or has its answer
         gone.add_done_callback(lambda _: answering.leave())
-        if not answering.answer.request.stream:
+        if not asked.stream:
             return Json(await whole_answer(answering))
         headers = {"cache-control": "no-store"}
         return StreamingResponse(events(answering, request), media_type="text/event-stream", headers=headers)
 
-    routes = [
-        Route(HEALTH, health, methods=["GET"]),
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{name:path}", model, methods=["GET"]),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", text, methods=["POST"]),
-    ]
-    handlers: Any = {HttpRefusal: on_refusal, HTTPException: on_http_error, Exception: on_failure}
-    return Starlette(routes=routes, exception_handlers=handlers)
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body of a request. Raises `HttpRefusal` if it is too large, too slow, or no JSON by its type."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # a page in a browser may send other types to this machine unasked
-        raise HttpRefusal(415, "send JSON with the header Content-Type: application/json", "unsupported_media_type")
-    too_large = HttpRefusal(413, f"the body is larger than {limit} bytes: shorten the messages", "request_too_large")
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > limit:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > limit:
-                    raise too_large
-    except TimeoutError:
-        raise HttpRefusal(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s", "request_timeout") from None
-    return bytes(body)
+    return app
 
 
 async def whole_answer(answering: Answering) -> dict[str, Any]:
@@ -115,9 +114,9 @@ async def events(answering: Answering, request: Request) -> AsyncIterator[bytes]
         if opening := answer.opening():
             yield event(opening)
         async for choice, piece in answering.pieces():
-            if piece.text or piece.finish or (piece.ids and answer.request.token_ids):
+            if piece.text or piece.finish or (piece.ids and answer.tells_ids):
                 yield event(answer.chunk(choice, await answering.with_top(choice, piece)))
-        if answer.request.stream_usage:
+        if answer.request.tells_usage:
             yield event(answer.usage_chunk(answering.num_tokens()))
         yield b"data: [DONE]\n\n"
     except HttpRefusal as refusal:
@@ -158,11 +157,15 @@ def describe(error: BaseException) -> str:
 
 def respond(refusal: HttpRefusal) -> Json:
     """Return a refusal as a response."""
-    return Json(refusal.body(), refusal.status, refusal.headers)
+    return Json(refusal.body(), refusal.status_code, refusal.headers)
 
 
 async def on_refusal(request: Request, error: HttpRefusal) -> Response:
     return respond(error)
+
+
+async def on_wrong_body(request: Request, error: RequestValidationError) -> Response:
+    return respond(refusal_of(error.errors()))
 
 
 async def on_http_error(request: Request, error: HTTPException) -> Response:
@@ -196,12 +199,13 @@ class Guard:
     Args:
         app: the application.
         access: who may connect.
-        strangers: connections without a request that has the token.
+        door: knows the connections without a request that has the token.
+        max_body: bytes of a body.
         log: prints a text that is not for clients.
     """
 
-    def __init__(self, app: Any, access: Access, strangers: Strangers, log: Callable[[str], None]):
-        self.app, self.access, self.strangers, self.log = app, access, strangers, log
+    def __init__(self, app: Any, access: Access, door: Door, max_body: int, log: Callable[[str], None]):
+        self.app, self.access, self.door, self.max_body, self.log = app, access, door, max_body, log
         self.running, self.draining = 0, False
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -217,16 +221,16 @@ class Guard:
 
         ending = []
         if self.access.allows(header(scope, "authorization")):
-            self.strangers.remove(tuple(scope["client"]))
+            self.door.strangers.remove(tuple(scope["client"]))
         else:  # who shows no token keeps no connection
             ending = [(b"connection", b"close")]
         scope.setdefault("state", {}).update(request_id=request_id, log=lambda text: self.log(f"{request_id} {text}"))
         self.running += 1
         try:
             refusal = self.refusal(scope)
-            await (self.app if refusal is None else respond(refusal))(scope, receive, send_with_id)
+            await (self.app if refusal is None else respond(refusal))(scope, self.limited(receive), send_with_id)
         except ClientDisconnect:
-            status = gone().status
+            status = gone().status_code
         except Exception as error:
             self.log(f"{request_id} {describe(error)}")
         finally:
@@ -244,4 +248,40 @@ class Guard:
         if scope["path"] != HEALTH and not self.access.allows(header(scope, "authorization")):
             text = "the token is missing or wrong: send the header Authorization: Bearer TOKEN (api_key= of openai's client)"
             return HttpRefusal(401, text, "invalid_api_key", headers={"www-authenticate": "Bearer"})
+        if scope["method"] == "POST":
+            kind = (header(scope, "content-type") or "").partition(";")[0].strip().lower()
+            if kind != "application/json":  # a page in a browser may send other types to this machine unasked
+                text = "send JSON with the header Content-Type: application/json"
+                return HttpRefusal(415, text, "unsupported_media_type")
+            length = header(scope, "content-length") or "0"
+            if length.isdigit() and int(length) > self.max_body:
+                return too_large(self.max_body)
         return None
+
+    def limited(self, receive: Receive) -> Receive:
+        """Return `receive` for a body that is neither too large nor too slow. Raises `HttpRefusal`, also if the client goes."""
+        size, end, is_whole = 0, time.monotonic() + BODY_TIMEOUT_S, False
+
+        async def limited_receive() -> Message:
+            nonlocal size, is_whole
+            if is_whole:
+                return await receive()
+            try:
+                async with asyncio.timeout(end - time.monotonic()):
+                    message = await receive()
+            except TimeoutError:
+                raise HttpRefusal(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s", "request_timeout") from None
+            if message["type"] == "http.disconnect":
+                raise gone()
+            size += len(message.get("body", b""))
+            if size > self.max_body:
+                raise too_large(self.max_body)
+            is_whole = not message.get("more_body")
+            return message
+
+        return limited_receive
+
+
+def too_large(limit: int) -> HttpRefusal:
+    """Return the refusal of a body."""
+    return HttpRefusal(413, f"the body is larger than {limit} bytes: shorten the messages", "request_too_large")

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.exceptions import HTTPException
 
-class HttpRefusal(Exception):
+
+class HttpRefusal(HTTPException):
     """A request that is not answered.
 
     Args:
-        status: of HTTP.
+        status_code: of HTTP.
         message: a sentence for the client: what was given, what is allowed, what to do.
         code: a word for programs.
         param: the field of the request.
         headers: of the answer.
     """
 
-    def __init__(self, status: int, message: str, code: str, param: str | None = None, headers: dict[str, str] | None = None):
-        super().__init__(message)
-        self.status, self.message, self.code, self.param, self.headers = status, message, code, param, headers or {}
+    def __init__(
+        self, status_code: int, message: str, code: str, param: str | None = None, headers: dict[str, str] | None = None
+    ):
+        super().__init__(status_code, message, headers)
+        self.code, self.param = code, param
 
     def body(self) -> dict[str, Any]:
         """Return the error in the shape of OpenAI's."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
+        kind = kinds.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
+        return {"error": {"message": self.detail, "type": kind, "code": self.code, "param": self.param}}
 
 
 def stopping() -> HttpRefusal:

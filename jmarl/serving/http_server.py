@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 
 from jmarl.config import TrainConfig
-from jmarl.remote.access import Access, Door, open_socket
+from jmarl.remote import Access, Door
 from jmarl.serving import connections
 from jmarl.serving.app import Guard, make_app
 from jmarl.serving.service import TeamService
@@ -52,8 +52,8 @@ class ModelServer:
 
     def __init__(self, service: TeamService, access: Access, grace_s: float = GRACE_S, log: Callable[[str], None] = print):
         self.service, self.access, self.grace_s = service, access, grace_s
-        self.socket: Any = Door(open_socket(access, MAX_CONNECTIONS), MAX_STRANGERS)
-        self.guard, self.deadline = Guard(make_app(service), access, self.socket.strangers, log), 0.0
+        self.socket: Any = Door.open(access, MAX_CONNECTIONS, MAX_STRANGERS)
+        self.guard, self.deadline = Guard(make_app(service), access, self.socket, service.limits.body, log), 0.0
         tls = access.tls
         config = uvicorn.Config(
             self.guard,

@@ -1,41 +1,37 @@
-"""Read the body of a request to /v1/chat/completions or /v1/completions: types, ranges, limits. Nothing is ignored in silence.
+"""The bodies of requests to /v1/chat/completions and /v1/completions: types, ranges, limits. Nothing is ignored in silence.
 
 Fields that change nothing here (`user`, `metadata`, `store`, ...) are accepted. Fields that would change what is sampled, and
 that the sampler does not have (`frequency_penalty`, `logit_bias`, `response_format`, ...), are refused unless they are off.
+null stands for a field that is missing. pydantic checks types and ranges; `refusal_of` says what was wrong.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
 
 from jmarl.config.validation import did_you_mean
 from jmarl.serving.errors import HttpRefusal, invalid
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+OF_ROLE = {"tool_calls": "assistant", "tool_call_id": "tool"}  # fields of a message that only one role has
 NO_EFFECT = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 )  # fmt: skip
-# Fields of samplers that this one does not have, and the values with which they are off.
-OFF: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
-    "response_format": ({"type": "text"},), "parallel_tool_calls": (True,), "modalities": (["text"],),
-}  # fmt: skip
-READ = (
-    "model", "stream", "stream_options", "n", "seed", "stop", "max_tokens", "temperature", "top_p", "logprobs",
-    "return_token_ids",
-)  # fmt: skip
-CHAT_FIELDS = (*READ, "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", *NO_EFFECT, *OFF)
-TEXT_OFF = {name: OFF[name] for name in ("frequency_penalty", "presence_penalty", "logit_bias")}
-TEXT_OFF |= {"best_of": (1,), "echo": (False,), "suffix": ("",)}
-TEXT_FIELDS = (*READ, "prompt", *NO_EFFECT, *TEXT_OFF)
+# Fields of samplers that this one does not have, and the value with which they are off.
+OFF: dict[str, Any] = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
+CHAT_OFF = OFF | {"response_format": {"type": "text"}, "parallel_tool_calls": True, "modalities": ["text"]}
+TEXT_OFF = OFF | {"best_of": 1, "echo": False, "suffix": ""}
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 MAX_TOP = 20  # alternatives of each token
 MAX_MESSAGES, MAX_TOOLS, MAX_STOPS, MAX_STOP = 2048, 128, 4, 256
-NUM_SEEDS = 1 << 31
+WORDS = {  # for what pydantic calls a valid string, a valid dictionary or object to extract fields from, ...
+    "string_type": "a text", "int_type": "an integer", "float_type": "a number", "bool_type": "true or false",
+    "list_type": "a list", "dict_type": "an object", "model_type": "an object", "model_attributes_type": "an object",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,96 +46,228 @@ class RequestLimits:
     body: int = 1 << 20  # bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class ChatRequest:
-    """A request that was read."""
+# --- parts of bodies ---------------------------------------------------------------------------------------------------
+
+
+def not_tiny(temperature: float) -> float:
+    """Return a temperature. Numbers close to 0 would overflow the logits."""
+    if 0 < temperature < LOWEST_TEMPERATURE:
+        allowed = f"give 0, which is greedy, or a number from {LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE:g}"
+        raise invalid(f"temperature={temperature:g} is not allowed: {allowed}", "temperature")
+    return temperature
+
+
+def read_arguments(text: str) -> Any:
+    """Return the arguments of a call as an object, which chat templates read."""
+    try:
+        return json.loads(text or "{}", parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise invalid(f"messages have a tool call with arguments that are no JSON, {text!r:.40}", "messages") from None
+
+
+def only_one(prompt: Any) -> Any:
+    """Return the prompt in a list of one."""
+    is_batch = isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list)
+    return prompt[0] if is_batch else prompt
+
+
+def as_sent(value: Any, check: Any) -> Any:
+    """Return a value with all its fields in their order, which a template may write, when it was checked."""
+    check(value)
+    return value
+
+
+Natural = Annotated[int, Field(ge=1)]
+Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
+
+
+class BodyPart(BaseModel):
+    """An object in a body."""
+
+    model_config = ConfigDict(strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, fields: Any) -> Any:
+        """Leave out what is null."""
+        return {name: x for name, x in fields.items() if x is not None} if isinstance(fields, dict) else fields
+
+
+class StreamOptions(BodyPart):
+    """Settings of a stream."""
+
+    include_usage: bool = False
+
+
+class ToolFunction(BodyPart):
+    """A function that an agent may call. parameters: a JSON schema."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class ChatTool(BodyPart):
+    """A tool of a chat."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class CalledFunction(BodyPart):
+    """A function and its arguments, a JSON text."""
+
+    name: str
+    arguments: Annotated[str, AfterValidator(read_arguments)]
+
+
+class ChatCall(BodyPart):
+    """A call in a message of the assistant."""
+
+    function: CalledFunction
+
+
+class TextPart(BodyPart):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BodyPart, extra="forbid"):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    refusal: Any = None
+    tool_calls: list[ChatCall] | None = None
+    tool_call_id: Any = None
+
+    def for_template(self, place: str) -> dict[str, Any]:
+        """Return the message as chat templates read it, with a text as content. Raises `HttpRefusal`."""
+        for name, role in OF_ROLE.items():
+            if getattr(self, name) is not None and self.role != role:
+                raise invalid(f"{place} has {name!r}, which is not supported in a message of the role {self.role}", "messages")
+        if self.content is None and not self.tool_calls:
+            raise invalid(f"{place}.content must be a text, got nothing", "messages")
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        functions = [{"name": call.function.name, "arguments": call.function.arguments} for call in self.tool_calls or ()]
+        calls = {"tool_calls": [{"type": "function", "function": function} for function in functions]} if functions else {}
+        return {"role": "system" if self.role == "developer" else self.role, "content": text} | calls
+
+
+# --- bodies ------------------------------------------------------------------------------------------------------------
+
+
+class CompletionRequest(BaseModel):
+    """What requests of both kinds say."""
+
+    model_config = ConfigDict(strict=True)
+    off: ClassVar[Mapping[str, Any]] = {}
 
     model: str
-    messages: tuple[dict[str, Any], ...]  # () for a prompt
-    limit: int | None  # of a completion, in tokens; None: the request does not say
-    temperature: float
-    top_p: float
-    n: int = 1
-    seed: int | None = None
-    stops: tuple[str, ...] = ()
     stream: bool = False
-    stream_usage: bool = False
+    stream_options: StreamOptions | None = None
+    n: Natural = 1
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] = []
+    max_tokens: Natural | None = None
+    temperature: Annotated[float, Field(ge=0, le=HIGHEST_TEMPERATURE), AfterValidator(not_tiny)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    return_token_ids: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def only_known(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Leave out what is null or changes nothing, and refuse what is unknown or what the sampler does not have."""
+        known = (*cls.model_fields, *NO_EFFECT, *cls.off)
+        for name, value in fields.items():
+            if name not in known:
+                hint = did_you_mean(name[:40], known)
+                raise invalid(f"there is no field {name[:40]!r}{hint}", name[:40], "unknown_parameter")
+            if name in cls.off and value not in (None, cls.off[name]):
+                sentence = f"{name} is not supported: leave it out, or give {json.dumps(cls.off[name])}"
+                raise invalid(sentence, name, "unsupported_parameter")
+        return {name: x for name, x in fields.items() if name in cls.model_fields and x is not None}
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream ends with the number of its tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def limit_field(self) -> str:
+        """The name of the field with the longest completion."""
+        return "max_tokens"
+
+    def check(self, limits: RequestLimits) -> None:
+        """Raise `HttpRefusal` for more than a server allows, and for fields that need others."""
+        for name, most in ((self.limit_field, limits.max_tokens), ("n", limits.n)):
+            if (getattr(self, name) or 1) > most:
+                raise invalid(f"{name}={getattr(self, name)} is not allowed: give an integer from 1 to {most}", name)
+        if self.stream_options and self.stream_options.model_fields_set and not self.stream:
+            raise invalid("stream_options is for streams: leave it out, or set stream", "stream_options")
+
+
+class ChatRequest(CompletionRequest):
+    """A request to /v1/chat/completions."""
+
+    off = CHAT_OFF
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Natural | None = None
     logprobs: bool = False
-    top: int = 0  # alternatives of each token
-    token_ids: bool = False
-    tools: tuple[dict[str, Any], ...] = ()
-    prompt: str | tuple[int, ...] | None = None  # a text or token ids, without the chat template
+    top_logprobs: Top = 0
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), WrapValidator(as_sent)] = []
+    tool_choice: Literal["auto", "none"] = "auto"
+
+    @property
+    def limit_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def top(self) -> int | None:
+        """Alternatives of each token; None: no log-probabilities."""
+        return self.top_logprobs if self.logprobs else None
+
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        if self.messages[-1].role == "assistant":
+            raise invalid("messages must not end with one of the assistant, which would have to answer itself", "messages")
+        if self.top_logprobs and not self.logprobs:
+            raise invalid(f"top_logprobs={self.top_logprobs} needs logprobs: set it to true", "top_logprobs")
+
+    def for_template(self) -> tuple[list[dict[str, Any]], Sequence[Any]]:
+        """Return the messages and tools as chat templates read them. Raises `HttpRefusal`."""
+        messages = [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
+        return messages, self.tools if self.tool_choice == "auto" else ()
 
 
-def read_chat(body: bytes, limits: RequestLimits) -> ChatRequest:
-    """Return the request in a body. Raises `HttpRefusal`."""
-    fields = read_object(body)
-    check_known(fields, CHAT_FIELDS, OFF)
-    limit = [name for name in ("max_completion_tokens", "max_tokens") if fields.get(name) is not None]
-    top, logprobs = integer(fields, "top_logprobs", 0, MAX_TOP) or 0, boolean(fields, "logprobs")
-    if top and not logprobs:
-        raise invalid(f"top_logprobs={top} needs logprobs: set it to true", "top_logprobs")
-    choice = fields.get("tool_choice", "auto")
-    if choice not in ("auto", "none", None):
-        raise invalid(f"tool_choice={choice!r:.40} is not supported: give auto or none", "tool_choice")
-    return ChatRequest(
-        messages=read_messages(fields.get("messages")),
-        tools=() if choice == "none" else read_tools(fields.get("tools")),
-        **_read_sampling(fields, limits, limit[0] if limit else "max_tokens", logprobs, top),
-    )
+class TextRequest(CompletionRequest):
+    """A request to /v1/completions. prompt: a text or token ids, or a list with one of them."""
+
+    off = TEXT_OFF
+
+    prompt: Annotated[str | list[int], Field(min_length=1), BeforeValidator(only_one)]
+    logprobs: Top | None = None
+
+    @property
+    def top(self) -> int | None:
+        """As of a chat."""
+        return self.logprobs
 
 
-def read_text(body: bytes, limits: RequestLimits) -> ChatRequest:
-    """Return the request for the completion of a prompt, a text or token ids, in a body. Raises `HttpRefusal`."""
-    fields = read_object(body)
-    check_known(fields, TEXT_FIELDS, TEXT_OFF)
-    prompt, top = fields.get("prompt"), integer(fields, "logprobs", 0, MAX_TOP)
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    is_ids = isinstance(prompt, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
-    if not prompt or not (isinstance(prompt, str) or is_ids):
-        raise invalid("prompt must be a text or a list of token ids, one of them in a request", "prompt")
-    return ChatRequest(
-        messages=(),
-        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
-        **_read_sampling(fields, limits, "max_tokens", top is not None, top or 0),
-    )
-
-
-def _read_sampling(fields: Mapping[str, Any], limits: RequestLimits, limit: str, logprobs: bool, top: int) -> dict[str, Any]:
-    """Return what both kinds of requests say. limit: the field with the longest completion."""
-    options = fields.get("stream_options") or {}
-    if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool | None):
-        raise invalid("stream_options is an object with the boolean include_usage", "stream_options")
-    stream = boolean(fields, "stream")
-    if options and not stream:
-        raise invalid("stream_options is for streams: leave it out, or set stream", "stream_options")
-    seed = integer(fields, "seed", -(1 << 63), (1 << 63) - 1)
-    return dict(
-        model=text(fields, "model"),
-        limit=integer(fields, limit, 1, limits.max_tokens),
-        temperature=read_temperature(fields, limits.temperature),
-        top_p=number(fields, "top_p", 0, 1, limits.top_p, low_open=True),
-        n=integer(fields, "n", 1, limits.n) or 1,
-        seed=None if seed is None else seed % NUM_SEEDS,
-        stops=read_stops(fields.get("stop")),
-        stream=stream,
-        stream_usage=bool(options.get("include_usage")),
-        logprobs=logprobs,
-        top=top,
-        token_ids=logprobs or boolean(fields, "return_token_ids"),
-    )
+# --- errors ------------------------------------------------------------------------------------------------------------
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body."""
+    """Return the JSON object in a body. Python reads more than JSON, and in other encodings than UTF-8."""
     try:
         fields = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
-    except UnicodeDecodeError:
-        raise invalid("the body is not UTF-8: send a JSON object in UTF-8", code="invalid_json") from None
     except (ValueError, RecursionError) as error:
         place = f" ({error.msg}, character {error.pos})" if isinstance(error, json.JSONDecodeError) else ""
-        raise invalid(f"the body is no JSON{place}: send a JSON object", code="invalid_json") from None
+        raise invalid(f"the body is no JSON in UTF-8{place}: send a JSON object", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise invalid("the body is no JSON object: send one with model and messages or prompt", code="invalid_json")
     return fields
@@ -149,154 +277,30 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def check_known(fields: Mapping[str, Any], known: Sequence[str], off_by: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse fields that are unknown, or that ask for what the sampler does not have. off_by: the values of those allowed."""
-    for name, value in fields.items():
-        if name not in known:
-            raise invalid(f"there is no field {name[:40]!r}{did_you_mean(name[:40], known)}", name[:40], "unknown_parameter")
-        if name in off_by and value is not None and value not in off_by[name]:
-            off = " or ".join(map(json.dumps, off_by[name]))
-            raise invalid(f"{name} is not supported: leave it out, or give {off}", name, "unsupported_parameter")
+def refusal_of(errors: Sequence[Mapping[str, Any]]) -> HttpRefusal:
+    """Return what a client reads of errors that pydantic has found in a body: one place, and all that is allowed there."""
+
+    def rank(error: Mapping[str, Any]) -> tuple[bool, int]:
+        return not error["type"].endswith("_type"), len(error["loc"])  # of a list that is nearly right, what is wrong in it
+
+    worst = max(errors, key=rank)
+    place, given = place_of(worst["loc"]), worst["input"]
+    param = place.partition("[")[0].partition(".")[0]
+    if not place:
+        return invalid("the body is empty: send a JSON object", code="invalid_json")
+    if worst["type"] == "missing":
+        return invalid(f"{place} is missing: give it", param)
+    same = [error for error in errors if (rank(error)[0], place_of(error["loc"])) == (rank(worst)[0], place)]
+    allowed = [WORDS.get(error["type"]) or error["msg"].removeprefix("Input should be ") for error in same]
+    kind = {dict: "an object", list: "a list"}.get(type(given)) or json.dumps(given)[:40]
+    verb = " must be" if worst["type"] in WORDS or worst["msg"].startswith("Input should be ") else ":"
+    return invalid(f"{place}{verb} {' or '.join(allowed)}, got {kind}", param)
 
 
-def text(fields: Mapping[str, Any], name: str) -> str:
-    """Return a field that is a text."""
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"{name} must be a text, got {kind_of(value)}", name)
-    return value
-
-
-def boolean(fields: Mapping[str, Any], name: str) -> bool:
-    """Return a field that is true or false; false where it is missing."""
-    value = fields.get(name)
-    if not isinstance(value, bool | None):
-        raise invalid(f"{name} must be true or false, got {kind_of(value)}", name)
-    return bool(value)
-
-
-def integer(fields: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    """Return a field that is an integer in a range; None where it is missing."""
-    value = fields.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise invalid(f"{name} must be an integer, got {kind_of(value)}", name)
-    if not low <= value <= high:
-        given = value if abs(value) < 10**20 else "a number of many digits"
-        raise invalid(f"{name}={given} is not allowed: give an integer from {low} to {high}", name)
-    return value
-
-
-def number(fields: Mapping[str, Any], name: str, low: float, high: float, default: float, *, low_open: bool = False) -> float:
-    """Return a field that is a number in a range."""
-    value = fields.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise invalid(f"{name} must be a number, got {kind_of(value)}", name)
-    if not low <= value <= high or (low_open and value == low):
-        allowed = f"above {low:g}, up to {high:g}" if low_open else f"from {low:g} to {high:g}"
-        raise invalid(f"{name} must be a number {allowed}", name)
-    return float(value)
-
-
-def read_temperature(fields: Mapping[str, Any], default: float) -> float:
-    """Return the temperature. Numbers close to 0 would overflow the logits."""
-    value = number(fields, "temperature", 0, HIGHEST_TEMPERATURE, default)
-    if fields.get("temperature") is not None and 0 < value < LOWEST_TEMPERATURE:
-        raise invalid(
-            f"temperature={value:g} is not allowed: give 0, which is greedy, or a number from {LOWEST_TEMPERATURE} to "
-            f"{HIGHEST_TEMPERATURE:g}",
-            "temperature",
-        )
-    return value
-
-
-def read_stops(value: Any) -> tuple[str, ...]:
-    """Return the stop strings."""
-    stops = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise invalid("stop must be a text or a list of texts", "stop")
-    if len(stops) > MAX_STOPS or any(not 0 < len(stop) <= MAX_STOP for stop in stops):
-        raise invalid(f"stop may have up to {MAX_STOPS} texts of 1 to {MAX_STOP} characters", "stop")
-    return tuple(stops)
-
-
-def read_messages(value: Any) -> tuple[dict[str, Any], ...]:
-    """Return the messages, with texts as contents."""
-    if not isinstance(value, list) or not value or len(value) > MAX_MESSAGES:
-        raise invalid(f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
-    messages = tuple(_read_message(message, i) for i, message in enumerate(value))
-    if messages[-1]["role"] == "assistant":
-        raise invalid("messages must not end with one of the assistant, which would have to answer itself", "messages")
-    return messages
-
-
-def _read_message(message: Any, i: int) -> dict[str, Any]:
-    place = f"messages[{i}]"
-    if not isinstance(message, dict):
-        raise invalid(f"{place} must be an object with role and content, got {kind_of(message)}", "messages")
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise invalid(f"{place}.role must be one of {', '.join(ROLES)}, got {role!r:.40}", "messages")
-    calls = message.get("tool_calls") if role == "assistant" else None
-    read = {"role", "content", "refusal", *{"assistant": ("tool_calls",), "tool": ("tool_call_id",)}.get(role, ())}
-    if unread := [name for name, x in message.items() if name not in read and x is not None]:
-        raise invalid(f"{place} has {unread[0][:40]!r}, which is not supported in a message of the role {role}", "messages")
-    content = _read_content(message.get("content"), place, optional=bool(calls))
-    result: dict[str, Any] = {"role": ROLES[role], "content": content}
-    if calls:
-        result["tool_calls"] = _read_calls(calls, place)
-    return result
-
-
-def _read_content(content: Any, place: str, optional: bool) -> str:
-    if content is None and optional:
-        return ""
-    if isinstance(content, list):  # parts
-        if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
-            raise invalid(f"{place}.content has parts that are no texts: only those of type text are supported", "messages")
-        return "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise invalid(f"{place}.content must be a text, got {kind_of(content)}", "messages")
-    return content
-
-
-def _read_calls(calls: Any, place: str) -> list[dict[str, Any]]:
-    """Return the tool calls of a message of the assistant, with arguments as objects, which chat templates read."""
-    sentence = f"{place}.tool_calls must be a list of objects with a function, of which name and arguments are texts"
-    result = []
-    for call in calls if isinstance(calls, list) else [None]:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not all(isinstance(function.get(x), str) for x in ("name", "arguments")):
-            raise invalid(sentence, "messages")
-        try:
-            arguments = json.loads(function["arguments"] or "{}", parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):
-            raise invalid(f"{place}.tool_calls: the arguments of {function['name']!r:.40} are no JSON", "messages") from None
-        result.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}})
-    return result
-
-
-def read_tools(value: Any) -> tuple[dict[str, Any], ...]:
-    """Return the tools."""
-    tools = [] if value is None else value
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise invalid(f"tools must be a list of at most {MAX_TOOLS} tools", "tools")
-    for i, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise invalid(f"tools[{i}] must be an object of type function, with a function that has a name", "tools")
-        if not isinstance(function.get("parameters", {}), dict | None):
-            raise invalid(f"tools[{i}].function.parameters must be a JSON schema, an object", "tools")
-    return tuple(tools)
-
-
-def kind_of(value: Any) -> str:
-    """Return the type of a JSON value in words."""
-    kinds = {"NoneType": "nothing", "str": "a text", "bool": "a boolean", "list": "a list", "dict": "an object"}
-    return kinds.get(type(value).__name__, "a number" if not isinstance(value, float) or math.isfinite(value) else "no number")
+def place_of(loc: Sequence[int | str]) -> str:
+    """Return a place in a body, such as messages[0].role. loc: of pydantic, which names types of unions too."""
+    names = [x for x in loc[1:] if isinstance(x, int) or (x.isidentifier() and x != "str")]
+    return "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in names)[1:]
 
 
 def unknown_model(name: str, known: Sequence[str]) -> HttpRefusal:

@@ -21,11 +21,12 @@ from jmarl.serving.engine import SamplingEngine
 from jmarl.serving.errors import HttpRefusal, gone, invalid
 from jmarl.serving.prompts import TOOL_MARKS, encode_messages, encode_text_prompt
 from jmarl.serving.records import SamplingRequest, Update
-from jmarl.serving.requests import NUM_SEEDS, ChatRequest, RequestLimits, unknown_model
+from jmarl.serving.requests import ChatRequest, RequestLimits, TextRequest, unknown_model
 from jmarl.serving.text import Piece, RowText
 from jmarl.team import Team
 
 LONGEST = 1024  # tokens of a completion: its slot needs memory for all of them
+NUM_SEEDS = 1 << 31
 BODY, BODY_BASE, BODY_PER_TOKEN = 1 << 20, 1 << 16, 16  # bytes of a body: at most, for tools, for each token of the context
 
 
@@ -130,20 +131,22 @@ class TeamService:
         """Run a function in the thread of the tokenizers."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, f, *arguments)
 
-    async def answer(self, chat: ChatRequest) -> Answering:
+    async def answer(self, asked: ChatRequest | TextRequest) -> Answering:
         """Begin to answer a request. Raises `HttpRefusal`."""
-        if chat.model not in self.agents:
-            raise unknown_model(chat.model, [*self.agents])
-        agent = self.agents[chat.model]
+        asked.check(self.limits)
+        messages, tools = asked.for_template() if isinstance(asked, ChatRequest) else ((), ())
+        if asked.model not in self.agents:
+            raise unknown_model(asked.model, [*self.agents])
+        agent = self.agents[asked.model]
         spec = self.specs[agent]
-        if chat.prompt is None:
-            ids = await self.run(encode_messages, spec, chat.messages, chat.tools, self.chat.of(agent))
+        if isinstance(asked, ChatRequest):
+            ids = await self.run(encode_messages, spec, messages, tools, self.chat.of(agent))
         else:
-            ids = await self.run(encode_text_prompt, spec, chat.prompt)
-        limit = self._limit(chat.limit, len(ids), spec.config.context)
-        if chat.n > (slots := self.engine.slots_of(self.engine.size_of(agent, len(ids), limit))):
+            ids = await self.run(encode_text_prompt, spec, asked.prompt)
+        limit = self._limit(getattr(asked, asked.limit_field), len(ids), spec.config.context)
+        if asked.n > (slots := self.engine.slots_of(self.engine.size_of(agent, len(ids), limit))):
             text = (
-                f"n={chat.n} is not allowed for {len(ids)} tokens of messages and {limit} of completions: give at most {slots}"
+                f"n={asked.n} is not allowed for {len(ids)} tokens of messages and {limit} of completions: give at most {slots}"
             )
             raise invalid(text, "n")
         loop, updates = asyncio.get_running_loop(), asyncio.Queue[Update | Exception]()
@@ -152,11 +155,14 @@ class TeamService:
             with contextlib.suppress(RuntimeError):  # the server has stopped, and its loop is closed
                 loop.call_soon_threadsafe(updates.put_nowait, update)
 
-        seed = secrets.randbelow(NUM_SEEDS) if chat.seed is None else chat.seed
-        request = SamplingRequest(agent, ids, limit, seed, deliver, chat.n, chat.temperature, chat.top_p)
+        seed = secrets.randbelow(NUM_SEEDS) if asked.seed is None else asked.seed % NUM_SEEDS
+        temperature = self.limits.temperature if asked.temperature is None else asked.temperature
+        top_p = self.limits.top_p if asked.top_p is None else asked.top_p
+        request = SamplingRequest(agent, ids, limit, seed, deliver, asked.n, temperature, top_p)
         self.engine.submit(request)
-        texts = [self._row_text(spec.tokenizer, chat) for _ in range(chat.n)]
-        return Answering(HttpAnswer(chat, spec.tokenizer, ids), request, texts, updates, self.run, self.engine.likeliest)
+        texts = [self._row_text(spec.tokenizer, asked.stop, bool(tools)) for _ in range(asked.n)]
+        answer = HttpAnswer(asked, tools, spec.tokenizer, ids)
+        return Answering(answer, request, texts, updates, self.run, self.engine.likeliest)
 
     def _limit(self, asked: int | None, prompt: int, context: int) -> int:
         """Return the longest completion of a request. Raises `HttpRefusal` if there is no room for it."""
@@ -171,6 +177,6 @@ class TeamService:
             "messages",
         )
 
-    def _row_text(self, tokenizer: Any, chat: ChatRequest) -> RowText:
-        skip, tools = self.cfg.episodes.skip_special_tokens, bool(chat.tools)
-        return RowText(tokenizer, chat.stops or self.cfg.sampling.stop_texts, TOOL_MARKS if tools else (), skip, whole=tools)
+    def _row_text(self, tokenizer: Any, stop: str | list[str], tools: bool) -> RowText:
+        stops = [stop] if isinstance(stop, str) else stop or self.cfg.sampling.stop_texts
+        return RowText(tokenizer, stops, TOOL_MARKS if tools else (), self.cfg.episodes.skip_special_tokens, whole=tools)

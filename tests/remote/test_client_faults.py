@@ -74,13 +74,6 @@ def test_an_episode_that_fits_into_no_message_ends_the_run_with_the_sentence_of_
         assert "the answer has" in str(error) or "larger than max" in str(error)
 
 
-def test_a_client_that_calls_too_often_waits():
-    with running(OFFER, limits=ServerLimits(rate=6, batch=1)) as server:
-        far = make(SUM, servers={"address": server.address, "timeout": 5.0})
-        starts = soon(lambda: far.engine.reset([{"start": n} for n in range(7)], range(7)))
-        assert [observations[0].split(",")[0] for _, observations in starts] == [f"total {n}" for n in range(7)]
-
-
 def test_a_client_waits_for_a_server_with_too_many_calls_at_once(monkeypatch):
     monkeypatch.setattr(server_module, "MAX_CONCURRENT", 1)
     with running(OFFER, limits=ServerLimits(batch=1)) as server:

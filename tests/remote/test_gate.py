@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from jmarl.config.validation import did_you_mean
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access, Tls
-from jmarl.remote.gate import GrpcRefusal, Rates, host_of
+from jmarl.remote.gate import host_of
 from jmarl.remote.grpc_server import GrpcStrangers, connections
 from jmarl.remote.limits import ServerLimits
 from tests.remote.faulty import eventually
@@ -390,16 +390,3 @@ def test_requests_that_are_refused_are_not_kept(server):
 )  # fmt: skip
 def test_a_host_is_known_without_its_port(peer, host):
     assert host_of(peer) == host
-
-
-def test_rates_allow_as_many_calls_at_once_and_as_many_a_second_later():
-    now = [0.0]
-    rates = Rates(3.0, lambda: now[0])
-    for at, is_allowed in ((0, True), (0, True), (0, True), (0, False), (0.3, False), (0.5, True), (0.6, False), (9, True)):
-        now[0] = at
-        if is_allowed:
-            rates.check("a")
-        else:
-            with pytest.raises(GrpcRefusal, match="more than 3 calls a second"):
-                rates.check("a")
-    rates.check("b")

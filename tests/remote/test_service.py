@@ -350,14 +350,6 @@ def test_resets_that_fail_use_no_room():
         client.reset()
 
 
-def test_a_client_that_calls_too_often_is_told_the_rate_also_under_another_name():
-    with running(limits=ServerLimits(rate=0.01)) as server, Client(server.address, "a") as a, Client(server.address, "b") as b:
-        a.call("List", pb.ListRequest())
-        for client in (a, b):
-            with refused(Code.RESOURCE_EXHAUSTED, "more than 0.01 calls a second"):
-                client.call("List", pb.ListRequest())
-
-
 def test_messages_and_batches_have_limits():
     limits = ServerLimits(message_bytes=20_000, batch=3)
     with running(limits=limits) as server, Client(server.address) as client:

@@ -81,7 +81,7 @@ def test_full_says_how_many_wait(new_engine):
     engine.submit(SamplingRequest(0, [1], 1, 0, print))
     with pytest.raises(HttpRefusal, match="1 requests wait") as error:
         engine.submit(SamplingRequest(0, [1], 1, 0, print))
-    assert error.value.status == 429
+    assert error.value.status_code == 429
 
 
 def test_an_engine_whose_turns_all_fail_ends(new_engine, ids):
@@ -89,7 +89,7 @@ def test_an_engine_whose_turns_all_fail_ends(new_engine, ids):
     engine.compiler.shutdown()
     engine.submit(SamplingRequest(0, [*ids] * 3, LIMIT, 1, answers.append))  # for whose size there is no program yet
     engine.run()
-    assert [answer.status for answer in answers] == [503] and "after shutdown" in str(engine.failure)
+    assert [answer.status_code for answer in answers] == [503] and "after shutdown" in str(engine.failure)
 
 
 def test_requests_get_an_answer_when_the_engine_ends(new_engine, ids):
@@ -100,6 +100,6 @@ def test_requests_get_an_answer_when_the_engine_ends(new_engine, ids):
     engine.submit(SamplingRequest(1, ids, LONGEST, 1, answers.append))
     engine.end()
     engine.run()
-    assert [answer.status for answer in answers if isinstance(answer, HttpRefusal)] == [503] * 3
+    assert [answer.status_code for answer in answers if isinstance(answer, HttpRefusal)] == [503] * 3
     with pytest.raises(HttpRefusal, match="stopping"):
         engine.submit(SamplingRequest(0, ids, LIMIT, 1, print))

@@ -138,10 +138,10 @@ def test_the_completion_of_a_text_is_that_of_generate(client, team, params, as_i
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prompt": ""}, "prompt must be a text or a list of token ids, one of them in a request"),
-        ({"prompt": ["a", "b"]}, "prompt must be a text"),
+        ({"prompt": ""}, "prompt: Value should have at least 1 item"),
+        ({"prompt": ["a", "b"]}, "prompt[0] must be an integer"),
         ({"prompt": [10**6]}, "prompt has the token 1000000: ids are from 0 to"),
-        ({"logprobs": 21}, "logprobs=21 is not allowed: give an integer from 0 to 20"),
+        ({"logprobs": 21}, "logprobs must be less than or equal to 20, got 21"),
         ({"echo": True}, "echo is not supported: leave it out, or give false"),
         ({"extra_body": {"messages": []}}, "there is no field 'messages'"),
     ],
@@ -308,7 +308,7 @@ def test_tls_hides_what_is_said(serve, tmp_path, monkeypatch):
         (dict(max_tokens=110), "have 24 tokens; with max_completion_tokens=110 that is 134, more than the context of 128"),
         (dict(max_tokens=1000), "max_tokens=1000 is not allowed: give an integer from 1 to 128"),
         (dict(n=5), "n=5 is not allowed: give an integer from 1 to 4"),
-        (dict(temperature=-1), "temperature must be a number from 0 to 2"),
+        (dict(temperature=-1), "temperature must be greater than or equal to 0, got -1"),
         (dict(messages=[{"role": "user", "content": "x" * 2000}]), "more than the context of 128: shorten the messages"),
         (dict(extra_body={"temprature": 1}), "there is no field 'temprature'; did you mean 'temperature'?"),
         (dict(frequency_penalty=0.5), "frequency_penalty is not supported: leave it out, or give 0"),
@@ -320,6 +320,55 @@ def test_what_cannot_be_answered_is_refused_in_a_sentence(ask, fields, message):
     assert message in error.value.body["message"]
     assert set(error.value.body) == {"message", "type", "code", "param"}
     assert error.value.status_code == (404 if "model" in fields else 400) and error.value.request_id
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": "hello"}, 'messages must be a list, got "hello"'),
+        ({"messages": [1]}, "messages[0] must be an object, got 1"),
+        (
+            {"messages": [{"role": "god", "content": "-"}]},
+            "messages[0].role must be 'system', 'developer', 'user', 'assistant' or 'tool', got",
+        ),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content must be a text, got nothing"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type must be 'text', got",
+        ),
+        ({"messages": [{"role": "user", "content": "-", "name": "x"}]}, "messages[0].name: Extra inputs are not permitted"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": "-"}]}, "must not end with one of the assistant"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [1]}, *MESSAGES]},
+            "messages[0].tool_calls[0] must be an object, got 1",
+        ),
+        ({"model": 3}, "model must be a text, got 3"),
+        ({"n": True}, "n must be an integer, got true"),
+        ({"n": 0}, "n must be greater than or equal to 1, got 0"),
+        ({"n": 10**30}, "is not allowed: give an integer from 1 to 4"),
+        ({"seed": 1.5}, "seed must be an integer"),
+        ({"stream": "yes"}, 'stream must be true or false, got "yes"'),
+        ({"temperature": 1e-30}, "temperature=1e-30 is not allowed: give 0, which is greedy"),
+        ({"temperature": 3}, "temperature must be less than or equal to 2, got 3"),
+        ({"top_p": 0}, "top_p must be greater than 0, got 0"),
+        ({"stop": ["a"] * 5}, "stop: List should have at most 4 items after validation, not 5"),
+        ({"stop": ""}, "stop: String should have at least 1 character"),
+        ({"stop": 1}, "stop must be a text or a list, got 1"),
+        ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, got 0"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function is missing"),
+        ({"tool_choice": "required"}, "tool_choice must be 'auto' or 'none', got \"required\""),
+        ({"top_logprobs": 5}, "top_logprobs=5 needs logprobs: set it to true"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs must be less than or equal to 20, got 21"),
+        ({"stream_options": 1}, "stream_options must be an object, got 1"),
+        ({"stream_options": {"include_usage": True}}, "stream_options is for streams"),
+    ],
+)
+def test_wrong_fields_are_named(server, fields, message):
+    answer = post(server, json.dumps({"model": "writer", "messages": MESSAGES} | fields))
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and message in error["message"] and error["param"] in fields
+    assert error["type"] == "invalid_request_error"
 
 
 def test_bodies_that_are_no_requests_are_refused(server):

@@ -11,7 +11,7 @@ from jmarl.serving.answers import HttpAnswer
 from jmarl.serving.app import event
 from jmarl.serving.errors import HttpRefusal
 from jmarl.serving.prompts import encode_messages, read_tool_calls
-from jmarl.serving.requests import ChatRequest, RequestLimits, read_chat
+from jmarl.serving.requests import ChatRequest, RequestLimits, read_object
 from jmarl.serving.text import Piece
 from jmarl.team import StackSpec
 
@@ -107,8 +107,7 @@ def test_half_a_character_in_a_call_is_sent_escaped():
 
 @pytest.fixture
 def answer(tiny_tokenizer):
-    request = ChatRequest("writer", (USER,), None, 1.0, 1.0, tools=tuple(TOOLS))
-    return HttpAnswer(request, tiny_tokenizer, [1, 2, 3])
+    return HttpAnswer(ChatRequest(model="writer", messages=[USER]), TOOLS, tiny_tokenizer, [1, 2, 3])
 
 
 def test_clients_read_tool_calls(answer):
@@ -131,48 +130,9 @@ def test_messages_with_calls_are_read():
         {"role": "tool", "content": "yes", "tool_call_id": "1"},
     ]
     body = json.dumps({"model": "writer", "messages": messages, "tools": TOOLS, "seed": -1, "stop": "x"}).encode()
-    request = read_chat(body, RequestLimits(100, 10, 0.7, 0.9))
-    assert request.messages[0] == {"role": "system", "content": "Be short."}
-    assert request.messages[2] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    assert (request.temperature, request.top_p, request.limit, request.stops) == (0.7, 0.9, None, ("x",))
-    assert request.seed == (1 << 31) - 1 and request.tools == tuple(TOOLS)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"messages": []}, "messages must be a list of 1 to"),
-        ({"messages": "hello"}, "messages must be a list"),
-        ({"messages": [1]}, "messages[0] must be an object with role and content, got a number"),
-        ({"messages": [{"role": "god", "content": "-"}]}, "messages[0].role must be one of system, developer, user"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content must be a text, got nothing"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts that are no texts"),
-        ({"messages": [{"role": "user", "content": "-", "name": "x"}]}, "messages[0] has 'name', which is not supported"),
-        ({"messages": [USER, {"role": "assistant", "content": "-"}]}, "must not end with one of the assistant"),
-        ({"messages": [{"role": "assistant", "tool_calls": [1]}, USER]}, "tool_calls must be a list of objects"),
-        ({"model": 3}, "model must be a text, got a number"),
-        ({"n": True}, "n must be an integer, got a boolean"),
-        ({"n": 0}, "n=0 is not allowed: give an integer from 1 to 8"),
-        ({"n": 10**30}, "n=a number of many digits is not allowed"),
-        ({"seed": 1.5}, "seed must be an integer"),
-        ({"stream": "yes"}, "stream must be true or false, got a text"),
-        ({"temperature": 1e-30}, "temperature=1e-30 is not allowed: give 0, which is greedy"),
-        ({"temperature": 3}, "temperature must be a number from 0 to 2"),
-        ({"top_p": 0}, "top_p must be a number above 0, up to 1"),
-        ({"stop": ["a"] * 5}, "stop may have up to 4 texts"),
-        ({"stop": ""}, "stop may have up to 4 texts of 1 to"),
-        ({"stop": 1}, "stop must be a text or a list of texts"),
-        ({"max_tokens": 0}, "max_tokens=0 is not allowed"),
-        ({"tools": [{"type": "function"}]}, "tools[0] must be an object of type function"),
-        ({"tool_choice": "required"}, "tool_choice='required' is not supported: give auto or none"),
-        ({"top_logprobs": 5}, "top_logprobs=5 needs logprobs: set it to true"),
-        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs=21 is not allowed: give an integer from 0 to 20"),
-        ({"stream_options": 1}, "stream_options is an object"),
-        ({"stream_options": {"include_usage": True}}, "stream_options is for streams"),
-    ],
-)
-def test_wrong_fields_are_named(fields, message):
-    body = json.dumps({"model": "writer", "messages": [USER]} | fields).encode()
-    with pytest.raises(HttpRefusal) as error:
-        read_chat(body, RequestLimits(100, 10, 1.0, 1.0))
-    assert error.value.status == 400 and message in error.value.message
+    request = ChatRequest.model_validate(read_object(body))
+    request.check(RequestLimits(100, 10, 0.7, 0.9))
+    messages, tools = request.for_template()
+    assert messages[0] == {"role": "system", "content": "Be short."}
+    assert messages[2] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    assert tools == TOOLS and (request.top, request.max_tokens, request.stop, request.seed) == (None, None, "x", -1)

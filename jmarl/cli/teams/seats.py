@@ -13,12 +13,12 @@ from jmarl.cli.main import find_own_modules, to_stderr
 from jmarl.cli.teams.match import built, options_of
 from jmarl.cli.teams.sources import load_source
 from jmarl.config import check
-from jmarl.remote.access import Access
+from jmarl.remote import Access
 
 if TYPE_CHECKING:  # imported in the functions: without a team there is no jax
     from jmarl.cli.teams.sources import TeamSource
     from jmarl.config import TrainConfig
-    from jmarl.serving.others import TeamSeats
+    from jmarl.serving import TeamSeats
     from jmarl.team import Team
 
 
@@ -40,8 +40,7 @@ def run_openenv(args: argparse.Namespace, access: Access) -> int:
     check("--idle-timeout", args.idle_timeout, args.idle_timeout > 0, "a number above 0")
     check("--call-timeout", args.call_timeout, 0 < args.call_timeout < 1 << 30, "a number above 0")
     check("--grace", args.grace, args.grace >= 0, "a number of seconds")
-    from jmarl.remote.openenv.seat import Seat
-    from jmarl.remote.openenv.seat_server import SeatServer, serve_seat
+    from jmarl.remote import Seat, serve_seat
 
     find_own_modules()
     env, name, _ = built(args.openenv, options_of(args.option or []))
@@ -49,12 +48,12 @@ def run_openenv(args: argparse.Namespace, access: Access) -> int:
         raise ValueError(f"--models plays the other seats, and environment {name!r} has one: remove it")
     others = others_of(args, env.roles, name) if args.models and 0 <= args.seat < len(env.roles) else None
     seat = Seat(env, args.seat, others, args.split, args.call_timeout)
-    return serve_seat(SeatServer(seat, access, args.sessions, args.idle_timeout, to_stderr), grace_s=args.grace)
+    return serve_seat(seat, access, args.sessions, args.idle_timeout, to_stderr, args.grace)
 
 
 def others_of(args: argparse.Namespace, roles: Sequence[str], name: str) -> TeamSeats:
     """Return the team of `--models`, with one agent for each role of an environment."""
-    from jmarl.serving.others import TeamSeats
+    from jmarl.serving import TeamSeats
 
     team, cfg, _ = load_team(args, roles, name)
     cfg = cfg.replace(progress=False)

@@ -12,9 +12,9 @@ from jmarl.remote.client.connection import Credentials, GrpcConnection, grpc
 RETRIES = 2  # of a call that did not reach a server or lost its answer (UNAVAILABLE), with the same request ids
 RETRY_SECONDS = 0.1  # before the first of them, on average; then twice as many
 REPEATS = 3  # of a request that had no answer in time, with the same request ids: the server goes on computing
-# In what a server says to a client that calls too often or has too many calls at once (see `gate`), and gRPC if all clients
-# have too many at once. The code has other reasons, too.
-BUSY = ("calls a second", "calls at once", "Concurrent RPC limit exceeded")
+# In what a server says to a client that has too many calls at once (see `gate`), and gRPC if all clients have. The code has
+# other reasons, too.
+BUSY = ("calls at once", "Concurrent RPC limit exceeded")
 
 CLOSED = "Channel closed!"  # what gRPC says of calls whose channel this process has closed
 JITTER = Random()  # waiting draws no numbers of the user's own functions, which may share those of Python
@@ -75,7 +75,7 @@ class Call(NamedTuple):
 def call_all(calls: Sequence[Call], seconds: float) -> list[Any]:
     """Return the reply to each call, or its `Failure`. Calls are made side by side, and each try has some seconds.
 
-    Those whose server was not reached are tried again RETRIES times, those that came too often for some seconds."""
+    Those whose server was not reached are tried again RETRIES times, those that were too many for some seconds."""
     answers, retries, end = _try(calls, seconds), 0, monotonic() + seconds
     while True:
         failed = [i for i, answer in enumerate(answers) if isinstance(answer, Failure)]
@@ -104,7 +104,7 @@ def _try(calls: Sequence[Call], seconds: float) -> list[Any]:
 
 
 def is_busy(failure: Failure) -> bool:
-    """Return whether a server has refused a call because there were too many in a second, or at once."""
+    """Return whether a server has refused a call because there were too many at once."""
     return failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and any(text in failure.reason for text in BUSY)
 
 

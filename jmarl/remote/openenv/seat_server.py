@@ -209,10 +209,10 @@ class SeatServer:
             return error_reply(OpenEnvRefusal("EXECUTION_ERROR", f"{has_reward}, and the episode is over", request_id=name))
 
 
-def serve_seat(server: SeatServer, grace_s: float = 300.0) -> int:
+def serve_seat(seat: Seat, access: Access, max_sessions: int, idle_s: float, log: Callable[[str], None], grace_s: float) -> int:
     """Serve until SIGTERM or Ctrl+C, and return the exit code. Then sessions under way have `grace_s` seconds to end; a second
-    signal ends them at once."""
-    ended = threading.Event()
+    signal ends them at once. Other arguments are those of `SeatServer`."""
+    server, ended = SeatServer(seat, access, max_sessions, idle_s, log), threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:
         signal.signal(number, lambda *_: ended.set())
