@@ -18,25 +18,28 @@ from jmarl.config.layers import Layers
 from jmarl.config.paths import expand_home
 from jmarl.config.yaml_file import YamlFile, dump_yaml, read_yaml
 from jmarl.mrlm.convert import Conversion
-from jmarl.mrlm.generation_config import GenerationConfig as GenerationConfig
 from jmarl.mrlm.keys import GENERATION
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 from jmarl.mrlm.sections import ALGORITHMS as ALGORITHMS
-from jmarl.mrlm.sections import CLASSES as CLASSES
-from jmarl.mrlm.sections import DistributedConfig as DistributedConfig
-from jmarl.mrlm.sections import DPOConfig as DPOConfig
-from jmarl.mrlm.sections import EnvironmentConfig as EnvironmentConfig
+from jmarl.mrlm.sections import (
+    CLASSES,
+    DistributedConfig,
+    DPOConfig,
+    EnvironmentConfig,
+    GenerationConfig,
+    GRPOConfig,
+    ModelConfig,
+    OutputConfig,
+    PPOConfig,
+    SFTConfig,
+    TrainingConfig,
+)
 from jmarl.mrlm.sections import EvalEnvConfig as EvalEnvConfig
-from jmarl.mrlm.sections import GRPOConfig as GRPOConfig
-from jmarl.mrlm.sections import ModelConfig as ModelConfig
-from jmarl.mrlm.sections import OutputConfig as OutputConfig
-from jmarl.mrlm.sections import PPOConfig as PPOConfig
-from jmarl.mrlm.sections import SFTConfig as SFTConfig
-from jmarl.mrlm.sections import TrainingConfig as TrainingConfig
 from jmarl.processes.join import joined_place
 from jmarl.processes.place import check_processes
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
+
 SET_BY_TRAINERS = {"algorithm", "frozen_agents"}
 SAVED_IN = "./checkpoints"  # directory of checkpoints if none is given, as in MRLM
 
@@ -166,7 +169,8 @@ class ExperimentConfig:
     def with_directory(self, path: str) -> "ExperimentConfig":
         """Return this configuration with another directory of the run."""
         other = copy.copy(self)
-        other.training = dataclasses.replace(self.training, checkpoint_dir=path)
+        other.training = copy.copy(self.training)
+        other.training.checkpoint_dir = path
         return other
 
     @property
@@ -215,7 +219,3 @@ def save_config(config: ExperimentConfig, path: str | os.PathLike) -> None:
     if config.eval_envs:
         tree["eval_envs"] = [_given(entry) for entry in config.eval_envs]
     Path(expand_home(path)).write_text(dump_yaml(tree), encoding="utf-8")
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)
