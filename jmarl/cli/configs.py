@@ -119,17 +119,6 @@ def no_setting(word: str) -> str:
 
 def mrlm_lines() -> list[str]:
     """Return a line for each key of MRLM with what it sets, or why it is refused."""
-    from jmarl.mrlm.keys import KEYS
-    from jmarl.mrlm.rules import Refused
+    from jmarl.mrlm.keys import KEYS, meaning
 
-    lines = []
-    for section, keys in KEYS.items():
-        for key, entry in keys.items():
-            if isinstance(entry, Refused):
-                text = f"refused: {entry.reason}"
-            elif isinstance(entry, str):
-                text = f"as {entry}"
-            else:
-                text = " ".join((entry.__doc__ or "").split("\n\n")[0].split())
-            lines.append(f"{section}.{key} (MRLM): {text}")
-    return lines
+    return [f"{section}.{key} (MRLM): {meaning(entry)}" for section, keys in KEYS.items() for key, entry in keys.items()]

@@ -116,16 +116,18 @@ def run_directory(words: Sequence[str]) -> tuple[str, bool]:
     """Return the directory for logs of `train ...`, inside that of its run, and whether a mesh is given.
 
     Only files and flags are read: JAX, which would take the devices, is not imported."""
-    from jmarl.cli.configuration import choose_directory, read_layers
+    from jmarl.cli.configuration import choose_directory, own_settings, read_sources
 
     args = parser_for(words).parse_args(words)
-    layers, _, names = read_layers(args)
+    names, sources, _ = read_sources(args)
+    own, finish = own_settings(sources)
+    kind = {"sft": "texts", "dpo": "pairs"}.get(own["algorithm"].value if "algorithm" in own else "", "rollouts")
     with warnings.catch_warnings(), contextlib.suppress(ValueError):  # the processes show both, with their places
         warnings.simplefilter("ignore")
-        settings = layers.settings(lambda algorithm: {"sft": "texts", "dpo": "pairs"}.get(algorithm, "rollouts"))
+        settings = finish(own, kind)
         choose_directory(settings, Path(names[0]).stem)
         return f"{expand_home(settings['output_dir'].value)}/logs", "mesh" in settings
-    return "logs", "mesh" in layers.own
+    return "logs", "mesh" in own
 
 
 def without_resume(words: Sequence[str]) -> list[str]:

@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.algorithms import find_row
-from jmarl.cli.configuration import Configuration, has_checkpoint, read_configuration, train
+from jmarl.cli.configuration import Configuration, read_configuration
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural
+from jmarl.cli.settings.running import has_checkpoint, train
 from jmarl.config import ExperimentConfig
+from jmarl.config.layers import TREES
 from jmarl.files.config_file import changed_settings
 from jmarl.files.own_files import is_of_run
 from jmarl.files.run_files import CONFIG_FILE
@@ -34,8 +36,7 @@ from jmarl.logs.completions_file import finite
 from jmarl.logs.failed_update import NonFiniteError
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.terminal import LOSS_TAG, REWARD_TAG
-from jmarl.mrlm.keys import KEYS
-from jmarl.mrlm.layers import MRLMLayers
+from jmarl.mrlm.keys import TOP_KEYS
 
 LAST = 10  # updates of the final reward
 INVALID = re.compile(r"(turn_\d+/)?reward/invalid")  # columns
@@ -137,7 +138,7 @@ class Choice(NamedTuple):
 def choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
     """Return the values of a key: of a setting, or mappings of settings that change together under a free name."""
     name = key.rpartition(".")[2]
-    if key in (*MRLMLayers.trees, *KEYS) or not all(isinstance(value, Mapping) and value for value in values):
+    if key in (*TREES, *TOP_KEYS) or not all(isinstance(value, Mapping) and value for value in values):
         return [Choice(key, {key: value}, f"{name}={value}") for value in values]
     short = ["+".join(map(short_text, value.values())) for value in values]
     unique = len(set(short)) == len(values)

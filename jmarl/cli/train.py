@@ -58,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from jmarl.cli.configuration import naming_places, read_configuration, train
+    from jmarl.cli.configuration import naming_places, read_configuration
+    from jmarl.cli.settings.running import train
     from jmarl.logs.samples import SAMPLES
     from jmarl.processes.join import joined_place
     from jmarl.processes.place import check_processes

@@ -2,16 +2,14 @@
 
 A source spells a setting in the tree of `ExperimentConfig` (`optimizer: {learning_rate: 1e-5}`), by its short name
 (`learning_rate: 1e-5`) or by an alias. All become one setting, so that a flag in one spelling overrides a file in another one.
-Errors name the file and the line. A subclass may read further keys: it overrides `read_key` and what that calls.
+Errors name the file and the line. Keys of other projects are converted before: a source brings what they set (`converted`).
 """
-
-from __future__ import annotations
 
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jmarl.config.aliases import CONVERSIONS, OTHER_NAMES
 from jmarl.config.experiment import MODULES, PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
@@ -19,73 +17,90 @@ from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
 from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import Given, KeyPath, YamlFile, put
 
+NUM_HELD_OUT = 20
 TREES = ("options", "wandb", "chat_template_kwargs", "train_envs", "eval_envs", "environment")  # with content of any keys
 FLAGS = "flags"  # the place of settings of flags with names of their own, which say what they are
 OUTSIDE = ("device", "processes")  # settings of the command line alone, and what the processes are compared with
 
 
+class Part(NamedTuple):
+    """The value of a part of a setting in `TREES`. path: keys of mappings and numbers of list items that lead to it."""
+
+    path: Sequence[str]
+    value: Any
+
+
+def flag_source(path: str, value: Any, name: str = "--set") -> YamlFile:
+    """Return `--set PATH=VALUE` as a source. PATH goes into mappings by key and into lists by number.
+
+    name: what messages call the flag."""
+    keys = path.split(".")
+    pairs = enumerate(zip(keys, keys[1:], strict=False))
+    depth = next((i for i, (key, x) in pairs if key in TREES or (x.isdigit() and key not in PART_OF)), len(keys))
+    if depth < len(keys):
+        keys, value = keys[: depth + 1], Part(keys[depth + 1 :], value)
+    for key in reversed(keys[1:]):
+        value = {key: value}
+    return YamlFile(f"{name} {path}", {keys[0]: value}, {}, is_flag=True)
+
+
 class Layers:
     """The settings of all sources so far: `own`, by short name.
 
-    Class attributes, which a subclass may extend: `trees`, settings whose values are lists or mappings of any content, and
-    `top_keys`, keys at the top of a source that are no settings of a part."""
+    other_keys: those of other projects, which hints for unknown keys may name."""
 
-    trees: tuple[str, ...] = TREES
-    top_keys: tuple[str, ...] = TOP_SETTINGS
-
-    def __init__(self) -> None:
+    def __init__(self, other_keys: Iterable[str] = ()) -> None:
         self.own: dict[str, Given] = {}
+        self.other_keys = tuple(other_keys)
         self.rank = 0
 
-    def add(self, source: YamlFile) -> None:
-        """Add a file, whose settings override those of earlier sources."""
-        self.rank += 1
+    def add(self, rank: int, source: YamlFile) -> None:
+        """Add a source, whose settings override those of sources of a lower rank."""
+        self.rank = rank
+        for name, given in source.converted.items():
+            self._put(name, given)
         for key, value in source.tree.items():
-            self.read_key(str(key), value, source, (key,))
+            self._read_key(str(key), value, source, (key,))
 
-    def add_flag(self, path: str, value: Any, source: str = "--set") -> None:
-        """Add the value of `--set PATH=VALUE`. PATH goes into mappings by key and into lists by number.
+    def settings(self) -> dict[str, Given]:
+        """Return all settings, with environments as dicts of name and options.
 
-        source: what messages call it."""
-        self.rank += 1
-        keys = path.split(".")
-        depth = next((i for i, key in enumerate(keys) if key in self.trees), len(keys))
-        if depth < len(keys) - 1:
-            value = self._changed_tree(keys[depth], keys[depth + 1 :], value)
-            keys = keys[: depth + 1]
-        for key in reversed(keys[1:]):
-            value = {key: value}
-        self.read_key(keys[0], value, YamlFile(f"{source} {path}", {}, {}), (keys[0],))
+        Evaluations in other environments than those of training have `NUM_HELD_OUT` tasks by default."""
+        result = {name: given for name, given in self.own.items() if name != "environment" or given.value is not None}
+        for name in result.keys() & {"train_envs", "eval_envs"}:
+            entries = result[name].value if isinstance(result[name].value, list) else [result[name].value]
+            result[name] = result[name]._replace(value=[environment_of(entry, result[name].place) for entry in entries])
+        if has(result, "eval_envs") and (has(result, "train_envs") or has(result, "environment")):
+            result.setdefault("held_out", Given(NUM_HELD_OUT, 0, result["eval_envs"].place))
+        return result
 
-    # reading one source
-
-    def read_key(self, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
+    def _read_key(self, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
         """Read a key at the top of a source."""
         if key in PARTS and isinstance(value, Mapping):
             for name, x in value.items():
-                self.read_in_part(key, name, x, source, (*path, name))
-        elif key in TOP_SETTINGS:
-            if value is None and key in ("experiment_name", "description", "tags"):
+                self._read_in_part(key, name, x, source, (*path, name))
+        elif key in (*TOP_SETTINGS, "device"):
+            if value is None and key in ("experiment_name", "description", "tags", "device"):
                 return
-            put(self.own, key, Given(value, self.rank, place_of(source, path)))
+            self._put(key, Given(value, self.rank, place_of(source, path)))
         else:
-            self.read_in_part(PART_OF.get(key, ""), key, value, source, path)
+            self._read_in_part(PART_OF.get(key, ""), key, value, source, path)
 
-    def read_in_part(self, part: str, name: str, value: Any, source: YamlFile, path: KeyPath) -> None:
+    def _read_in_part(self, part: str, name: str, value: Any, source: YamlFile, path: KeyPath) -> None:
         """Read a setting of a part of `ExperimentConfig`, or of a section of its part train."""
         if name in SECTIONS and isinstance(value, Mapping):
             for field, x in value.items():
                 if SECTION_OF.get(OTHER_NAMES.get(field, str(field))) not in (name, None):
                     fields = [field for field, section in SECTION_OF.items() if section == name]
-                    raise self.unknown(field, name, fields, source, (*path, field))
-                self._setting("train", field, x, source, (*path, field))
+                    raise unknown_key(field, name, fields, source, (*path, field))
+                self._read_setting("train", field, x, source, (*path, field))
         else:
-            self._setting(part, name, value, source, path)
+            self._read_setting(part, name, value, source, path)
 
-    def _setting(self, part: str, name: str, value: Any, source: YamlFile, path: KeyPath) -> None:
+    def _read_setting(self, part: str, name: str, value: Any, source: YamlFile, path: KeyPath) -> None:
         if PART_OF.get(name) != part or not part:
             known = [n for n, p in PART_OF.items() if not part or p == part]
-            raise self.unknown(name, part, known if part else [*known, *self.top_keys], source, path)
+            raise unknown_key(name, part, known if part else [*known, *TOP_SETTINGS, *self.other_keys], source, path)
         place = place_of(source, path)
         if name in CONVERSIONS:
             put(self.own, OTHER_NAMES[name], Given(value, self.rank, place, name))
@@ -93,37 +108,93 @@ class Layers:
         if part == "train" and name != "algorithm":
             value = tuple(value) if isinstance(value, list) else value  # hashable
             [(name, value)] = by_field({name: value}, {"algorithm"}, ExperimentConfig.__name__, {}).items()
-        put(self.own, name, Given(value, self.rank, place))
+        self._put(name, Given(value, self.rank, place))
 
-    def tree(self, key: str) -> Given | None:
-        """Return the value so far of a setting in `trees`."""
-        return self.own.get(key)
+    def _put(self, name: str, given: Given) -> None:
+        """Set a setting, a part of one, or an environment with its options."""
+        if isinstance(given.value, Part):
+            name, given = self._changed(name, given)
+        if name == "environment":
+            one = environment_of(given.value, given.place) if given.value is not None else {"name": None, "options": {}}
+            given = given._replace(value=one["name"])
+            self._drop_options(given)
+            if one["options"]:
+                put(self.own, "options", given._replace(value=one["options"]))
+        put(self.own, name, given)
 
-    def _changed_tree(self, key: str, path: list[str], value: Any) -> Any:
-        """Return the value of a setting in `trees` with one of its parts changed."""
-        given, options = self.tree(key), self.own.get("options")
-        if key == "environment" and (given is None or isinstance(given.value, str) or (options and options.rank > given.rank)):
-            name = ".".join(["options", *path])
-            raise ValueError(f"--set {'.'.join([key, *path])}: the environment's options are not in environment: set {name}")
-        top: Any = copy.deepcopy(given.value) if given and given.value is not None else {}
-        part = top
-        for i, name in enumerate(path):
-            index: Any = int(name) if isinstance(part, list) and name.isdigit() else name
-            if not (isinstance(part, dict) or (isinstance(part, list) and index in range(len(part)))):
-                raise ValueError(f"--set {'.'.join([key, *path])}: there is no {'.'.join([key, *path[: i + 1]])} to set")
-            if i == len(path) - 1:
-                part[index] = value
-            else:
-                part = part.setdefault(index, {}) if isinstance(part, dict) else part[index]
-        return top
+    def _changed(self, name: str, given: Given) -> tuple[str, Given]:
+        """Return the setting that a part of one changes, and its value."""
+        keys, value = given.value
+        if name == "environment":
+            if keys[0] == "name" and len(keys) == 1:
+                return name, given._replace(value=value)
+            if keys[0] != "options":
+                raise not_in_environment(keys)
+            name, keys = "options", keys[1:]
+        old = self.own.get(name)
+        return name, given._replace(value=changed_tree(old.value if old else None, name, Part(keys, value)) if keys else value)
 
-    def unknown(self, name: Any, where: str, known: Iterable[str], source: YamlFile, path: KeyPath) -> ValueError:
-        """Return the error for an unknown key. where: the part or section that it is in; known: the keys of that."""
-        hint = did_you_mean(str(name), list(known))
-        if not hint and name in PART_OF:
-            hint = f"; {name} is a setting outside of {where}"
-        inside = f" in {where}" if where else ""
-        return ValueError(f"{place_of(source, path)}: unknown key{inside}{hint or '; it has no effect'}")
+    def _drop_options(self, environment: Given) -> None:
+        """Drop the options that an earlier source gives to another environment, or as parts of its own entry.
+
+        Raises ValueError for those of a flag."""
+        old, options = self.own.get("environment"), self.own.get("options")
+        if old is None or options is None or options.rank == environment.rank:
+            return
+        if options.place != old.place:
+            if old.value == environment.value:
+                return
+            if options.place.startswith("--set"):
+                raise ValueError(
+                    f"{environment.place}: it replaces the environment with the options of {options.place}: give it before them"
+                )
+        del self.own["options"]
+
+
+def has(settings: Mapping[str, Given], name: str) -> bool:
+    """Return whether a setting is given and not empty."""
+    return name in settings and bool(settings[name].value)
+
+
+def environment_of(entry: Any, place: str) -> dict[str, Any]:
+    """Return an environment, a name or a mapping with one, as a dict of its name and options."""
+    if isinstance(entry, str):
+        return {"name": entry, "options": {}}
+    if not isinstance(entry, Mapping) or "name" not in entry:
+        raise ValueError(f"{place}: {entry!r:.60} is no environment: give its name, or a mapping of its name and options")
+    if unknown := entry.keys() - {"name", "options"}:
+        raise ValueError(f"{place}: an environment with a name has options, and no {min(unknown)}")
+    return {"name": entry["name"], "options": dict(entry.get("options") or {})}
+
+
+def not_in_environment(path: Sequence[str]) -> ValueError:
+    """Return the error for a part of the environment that is one of its options."""
+    name = ".".join(["options", *path])
+    return ValueError(f"--set {'.'.join(['environment', *path])}: the environment's options are not in environment: set {name}")
+
+
+def changed_tree(old: Any, key: str, part: Part) -> Any:
+    """Return the value of a setting in `TREES` with one of its parts changed. old: the value before, or None."""
+    tree: Any = copy.deepcopy(old) if old is not None else {}
+    at, path = tree, part.path
+    for i, name in enumerate(path):
+        index: Any = int(name) if isinstance(at, list) and name.isdigit() else name
+        if not (isinstance(at, dict) or (isinstance(at, list) and index in range(len(at)))):
+            raise ValueError(f"--set {'.'.join([key, *path])}: there is no {'.'.join([key, *path[: i + 1]])} to set")
+        if i == len(path) - 1:
+            at[index] = part.value
+        else:
+            at = at.setdefault(index, {}) if isinstance(at, dict) else at[index]
+    return tree
+
+
+def unknown_key(name: Any, where: str, known: Sequence[str], source: YamlFile, path: KeyPath) -> ValueError:
+    """Return the error for an unknown key. where: the part or section that it is in; known: the keys of that."""
+    hint = did_you_mean(str(name), known)
+    if not hint and name in PART_OF:
+        hint = f"; {name} is a setting outside of {where}"
+    inside = f" in {where}" if where else ""
+    return ValueError(f"{place_of(source, path)}: unknown key{inside}{hint or '; it has no effect'}")
 
 
 def place_of(source: YamlFile, path: KeyPath) -> str:

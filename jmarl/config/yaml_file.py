@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +20,23 @@ FIRST_LINE = "# All settings of a run; the last line says that the file is whole
 LAST_LINE = "# The settings of the run end here."
 
 
+class Given(NamedTuple):
+    """A value and where it was given."""
+
+    value: Any
+    rank: int  # number of the source: higher ones override
+    place: str  # for messages
+    name: str = ""  # of TRL, whose value is converted when all settings are known
+
+
 class YamlFile(NamedTuple):
-    """The values of a file and where they are."""
+    """The values of a file or a flag, and where they are."""
 
     name: str
     tree: dict[str, Any]
     lines: dict[KeyPath, int]  # path of a key or list item -> its line, from 1
+    is_flag: bool = False  # whether it is one NAME=VALUE of the command line or of a sweep
+    converted: Mapping[str, Given] = {}  # settings by short name that its foreign keys set
 
     def place(self, path: KeyPath) -> str:
         """Return "file, line N" of a key, or of the nearest key above it."""
@@ -40,15 +52,6 @@ class CutShort(ValueError):
         super().__init__(
             f"{name} is cut short, so settings of the run are lost: copy it again, or, if you edited it, delete its first line"
         )
-
-
-class Given(NamedTuple):
-    """A value and where it was given."""
-
-    value: Any
-    rank: int  # number of the source: higher ones override
-    place: str  # for messages
-    name: str = ""  # of TRL, whose value is converted when all settings are known
 
 
 def put(settings: dict[str, Given], name: str, given: Given) -> None:

@@ -14,28 +14,32 @@ from typing import Any, NamedTuple
 from jmarl.algorithms import find_row
 from jmarl.config import SECTION_OF, TrainConfig, did_you_mean
 from jmarl.config.experiment import TOP_SETTINGS
+from jmarl.config.layers import Layers
 from jmarl.config.paths import expand_home
 from jmarl.config.yaml_file import YamlFile, dump_yaml, read_yaml
-from jmarl.mrlm.generation_config import GenerationConfig as GenerationConfig
+from jmarl.mrlm.convert import Conversion
 from jmarl.mrlm.keys import GENERATION
-from jmarl.mrlm.layers import MRLMLayers
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 from jmarl.mrlm.sections import ALGORITHMS as ALGORITHMS
-from jmarl.mrlm.sections import CLASSES as CLASSES
-from jmarl.mrlm.sections import DistributedConfig as DistributedConfig
-from jmarl.mrlm.sections import DPOConfig as DPOConfig
-from jmarl.mrlm.sections import EnvironmentConfig as EnvironmentConfig
+from jmarl.mrlm.sections import (
+    CLASSES,
+    DistributedConfig,
+    DPOConfig,
+    EnvironmentConfig,
+    GenerationConfig,
+    GRPOConfig,
+    ModelConfig,
+    OutputConfig,
+    PPOConfig,
+    SFTConfig,
+    TrainingConfig,
+)
 from jmarl.mrlm.sections import EvalEnvConfig as EvalEnvConfig
-from jmarl.mrlm.sections import GRPOConfig as GRPOConfig
-from jmarl.mrlm.sections import ModelConfig as ModelConfig
-from jmarl.mrlm.sections import OutputConfig as OutputConfig
-from jmarl.mrlm.sections import PPOConfig as PPOConfig
-from jmarl.mrlm.sections import SFTConfig as SFTConfig
-from jmarl.mrlm.sections import TrainingConfig as TrainingConfig
 from jmarl.processes.join import joined_place
 from jmarl.processes.place import check_processes
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
+
 SET_BY_TRAINERS = {"algorithm", "frozen_agents"}
 SAVED_IN = "./checkpoints"  # directory of checkpoints if none is given, as in MRLM
 
@@ -128,9 +132,7 @@ class ExperimentConfig:
         algorithm = (self.training.algorithm or section).lower()
         if algorithm != section:
             raise ValueError(f"training has algorithm={algorithm!r}, but this is the trainer of {section!r}: use its trainer")
-        layers = MRLMLayers()
-        layers.add(YamlFile("defaults", {"algorithm": section, **defaults}, {}))
-        rank = layers.rank
+        sources = [(1, YamlFile("defaults", {"algorithm": section, **defaults}, {}))]
         for name, value in self.sections.items():
             if value is None and name != section:
                 continue
@@ -139,14 +141,17 @@ class ExperimentConfig:
                 given.pop("algorithm", None)  # of a team it is another row, which the trainer chooses
             elif name == "model":
                 given = _without_model(given, sampled=bool(GENERATION.keys() & defaults.keys()))
-            layers.rank = rank  # of all sections, so that none overrides another without a word
-            layers.add(YamlFile(CLASSES[name].__name__, {name: given}, {}))
+            # The rank of all sections is one, so that none overrides another without a word.
+            sources.append((2, YamlFile(CLASSES[name].__name__, {name: given}, {})))
         settings, named = dict(self.settings), self.training.checkpoint_dir or self.output.save_dir
-        if named and settings.get("output_dir", named) != named:
-            layers.unused["output_dir"] = f"everything is in {named}"
-            del settings["output_dir"]
-        layers.add(YamlFile("ExperimentConfig", settings, {}))
-        values = {name: given.value for name, given in layers.settings(lambda name: find_row(name).data).items()}
+        moved = settings.pop("output_dir", named) if named else None
+        conversion, layers = Conversion([*sources, (3, YamlFile("ExperimentConfig", settings, {}))]), Layers()
+        if moved != named:
+            conversion.notes["output_dir"] = f"everything is in {named}"
+        for rank, source in conversion.sources:
+            layers.add(rank, source)
+        own = layers.settings()
+        values = {name: x.value for name, x in conversion.finish(own, find_row(own["algorithm"].value).data).items()}
         if values.get("num_turns", 1) > 1:
             values.setdefault("branching", "chain")
         if values.get("save_every") and not values.get("output_dir"):
@@ -164,7 +169,8 @@ class ExperimentConfig:
     def with_directory(self, path: str) -> "ExperimentConfig":
         """Return this configuration with another directory of the run."""
         other = copy.copy(self)
-        other.training = dataclasses.replace(self.training, checkpoint_dir=path)
+        other.training = copy.copy(self.training)
+        other.training.checkpoint_dir = path
         return other
 
     @property
@@ -213,7 +219,3 @@ def save_config(config: ExperimentConfig, path: str | os.PathLike) -> None:
     if config.eval_envs:
         tree["eval_envs"] = [_given(entry) for entry in config.eval_envs]
     Path(expand_home(path)).write_text(dump_yaml(tree), encoding="utf-8")
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jmarl.config.validation import did_you_mean
-from jmarl.mrlm.rules import NUM_EPISODES, Ignored, Weak, unused
+from jmarl.mrlm.rules import Notes, Values
 
+ENVIRONMENTS = ("environment", "train_envs", "eval_envs")
 REWARD_KEYS = ("reward_scale", "reward_clip", "reward_bias")
 
 # key of an entry -> the constructor argument of the environment (see `OPTIONS` for those with another name), or what it is for
-ENVIRONMENT_KEYS: Mapping[str, str | Ignored] = {
+ENVIRONMENT_KEYS: Mapping[str, str] = {
     "env_type": "name",
     "mode": "client, as all environments",
     "max_turns": "max_turns",
@@ -41,25 +42,22 @@ DEFAULTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
-def environments(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def environments(values: Values, kind: str, notes: Notes) -> dict[str, Any]:
     """The environments to train in (train_envs, or eval_envs alone) and to evaluate in."""
     settings: dict[str, Any] = {}
-    for key in ("eval_envs", "train_envs"):
-        if key in values:
-            entries = values[key] if isinstance(values[key], list) else [values[key]]
-            settings[key] = [environment(entry) for entry in entries]
-    if values.get("environment") is not None:
-        one = environment(values["environment"])
-        settings |= {"environment": one["name"]} | ({"options": one["options"]} if one["options"] else {})
-    if settings.get("eval_envs") and (settings.get("train_envs") or settings.get("environment")):
-        settings["held_out"] = Weak(NUM_EPISODES)
+    for key, value in values.items():
+        if key == "environment":
+            one = environment(value, notes) if value is not None else {"name": None, "options": {}}
+            settings |= {key: one["name"]} | ({"options": one["options"]} if one["options"] else {})
+        else:
+            settings[key] = [environment(entry, notes) for entry in (value if isinstance(value, list) else [value])]
     return settings
 
 
-def environment(entry: Any) -> dict[str, Any]:
+def environment(entry: Any, notes: Notes) -> dict[str, Any]:
     """Return an entry as {"name": ..., "options": {...}}.
 
-    Keys that MRLM does not have are arguments of the constructor. Warns of keys that the environment does not read."""
+    Keys that MRLM does not have are arguments of the constructor. notes: gets keys that the environment does not read."""
     if isinstance(entry, str):
         return {"name": entry, "options": {}}
     if not isinstance(entry, Mapping):
@@ -76,30 +74,21 @@ def environment(entry: Any) -> dict[str, Any]:
     for key, value in entry.items():
         if value is None or key in ("env_type", "custom_class", "custom_kwargs", "mode", "remote"):
             continue
-        if isinstance(known := ENVIRONMENT_KEYS.get(key, key), Ignored):
-            unused(key, known.reason)
-            continue
         if key in SERVER_KEYS:
             if not entry.get("remote"):
-                unused(key, "the environment is not remote")
+                notes[key] = "the environment is not remote"
             continue
         default, without = DEFAULTS.get(key, (None, ()))
         if name in without or (":" in name and value == default):
-            unused(f"{key} of {name}", "the environment does not read it")
+            notes[f"{key} of {name}"] = "the environment does not read it"
             continue
         if key not in ENVIRONMENT_KEYS and (meant := did_you_mean(key, ENVIRONMENT_KEYS)):
             raise ValueError(f"{name} has no option {key!r}{meant}")
-        option = OPTIONS.get(name, {}).get(key, known)
+        option = OPTIONS.get(name, {}).get(key, ENVIRONMENT_KEYS.get(key, key))
         if option in options:
             raise ValueError(f"{key} and another key set {option} of {name}: give one of them")
         options[option] = own_problems(value) if key == "problems" else value
     return {"name": name, "options": options}
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values of the setting environment name the same environment."""
-    names = [x.get("name") or x.get("custom_class") or x.get("env_type") if isinstance(x, Mapping) else x for x in (one, other)]
-    return names[0] == names[1]
 
 
 def environment_name(entry: Mapping[str, Any]) -> str:

@@ -1,40 +1,81 @@
 """The keys of MRLM's YAML files and configuration classes, and what they set here.
 
-`KEYS`: section -> key -> the setting that means the same, or a rule for keys that need one (keys with the same rule are read
-together), the reason why the key is refused, or why it is ignored with a warning, because its value changes nothing
-here. `config` and the reader of YAML files (`layers`) use this one table.
-`AGENT_KEYS` has the keys of an entry of `agents`; those of environments are in `environment_keys`.
+`KEYS`: section -> key -> the setting that means the same, what one key sets (`One`), the only value that it may have (`Only`),
+a rule for keys that are read together, the reason why it is refused, or why it is ignored with a warning, because its value
+changes nothing here. The classes of `sections` and `convert`, which reads files, flags and these classes, use this one table.
+The keys of environments are in `environment_keys`.
 """
 
-from __future__ import annotations
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
-from jmarl.config.yaml_file import Given
+from jmarl.config.aliases import OTHER_NAMES
 from jmarl.mrlm import rules
-from jmarl.mrlm.environment_keys import environments
-from jmarl.mrlm.rules import Ignored, Refused, Rollouts, Rule, Steps, only
+from jmarl.mrlm.rules import Rule, Steps, Weak
 
-Entry = str | Rule | Refused | Ignored
 
+class Refused(NamedTuple):
+    """A key that has no effect here."""
+
+    reason: str
+
+
+class Ignored(NamedTuple):
+    """A key that changes nothing here. One warning names all of them."""
+
+    reason: str
+
+
+class Only(NamedTuple):
+    """A key that may only have the one value which asks for nothing. reason: why there is no other."""
+
+    value: Any
+    reason: str
+
+
+class One(NamedTuple):
+    """A key from whose value alone settings follow. text: which."""
+
+    settings: Callable[[Any], dict[str, Any]]
+    text: str
+
+
+Entry = str | One | Only | Rule | Refused | Ignored
+
+
+def named(names: str) -> dict[str, Entry]:
+    """Return keys that are a setting here, under the same name or one in the table of other names."""
+    return {name: OTHER_NAMES.get(name, name) for name in names.split()}
+
+
+def warmup(steps: Any) -> dict[str, Any]:
+    if type(steps) is not int or steps < 0:
+        raise ValueError(f"warmup_steps={steps!r} must be a whole number >= 0")
+    return {"warmup_updates": Steps(steps)}
+
+
+def device(name: Any) -> dict[str, Any]:
+    if str(name) not in ("auto", "cuda", "gpu", "cpu", "tpu"):
+        raise ValueError("choose auto, cpu or cuda; CUDA_VISIBLE_DEVICES chooses among GPUs")
+    return {"device": {"cuda": "gpu"}.get(name, name)}
+
+
+CLIP = One(lambda x: {"clip_eps_low": x, "clip_eps_high": x}, "The ratio is clipped to the same distance below and above 1.")
+VALUE_LOSS = "The value loss has a weight where the critic is a head of the policy, as in MRLM."
 NO_CRITIC = Ignored("GRPO has no critic")
-SHARDED = Ignored("strategy=fsdp divides weights, gradients and moments over all devices of the mesh")
+NO_DEEPSPEED = "there is no DeepSpeed here"
 COLLECT_EVERY = Ignored("trajectories are given, or written by solvers before training")
 LAUNCHED = Ignored("who starts the processes says it: jmarl launch, torchrun or srun")
+QUANTIZED = Only(False, "weights are not quantized; a .gguf file is read at full precision")
 GENERATION: dict[str, Entry] = {
     "max_new_tokens": "max_new_tokens",
-    "min_new_tokens": "min_new_tokens",
-    "do_sample": rules.sampling,
     "temperature": rules.sampling,
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "num_beams": only(1, "completions are sampled, never searched by beams"),
+    **named("top_p top_k min_p"),
+    "do_sample": rules.sampling,
+    **named("repetition_penalty min_new_tokens"),
+    "num_beams": Only(1, "completions are sampled, never searched by beams"),
+    "num_return_sequences": Only(1, "the group of a prompt is grpo.group_size, or num_generations"),
     "length_penalty": Ignored("it is for beam search"),
-    "num_return_sequences": only(1, "the group of a prompt is grpo.group_size, or num_generations"),
     "eos_token_id": Refused("a completion ends with the end tokens of its model, in generation_config.json"),
     "pad_token_id": Ignored("padding is masked"),
     "max_length": Refused("set max_new_tokens, which counts the completion without its prompt"),
@@ -42,130 +83,94 @@ GENERATION: dict[str, Entry] = {
 
 KEYS: dict[str, dict[str, Entry]] = {
     "training": {
-        "algorithm": "algorithm",
-        "num_epochs": rules.number_of_updates,
-        "num_iterations": rules.number_of_updates,
-        "batch_size": rules.batches,
-        "mini_batch_size": rules.batches,
-        "num_rollouts_per_iteration": rules.batches,
-        "episodes_per_iteration": rules.batches,
-        "gradient_accumulation_steps": rules.batches,
+        "algorithm": One(
+            lambda x: {"algorithm": x.lower() if isinstance(x, str) and ":" not in x else x}, "The algorithm, in any case."
+        ),
+        **dict.fromkeys(("num_epochs", "num_iterations"), "num_updates"),
+        **dict.fromkeys(("batch_size", "mini_batch_size", "num_rollouts_per_iteration"), rules.batches),
+        **dict.fromkeys(("episodes_per_iteration", "gradient_accumulation_steps"), rules.batches),
         "learning_rate": "learning_rate",
-        "optimizer": rules.optimizer,
-        "weight_decay": "weight_decay",
-        "max_grad_norm": "max_grad_norm",
-        "adam_beta1": "adam_b1",
-        "adam_beta2": "adam_b2",
-        "adam_epsilon": "adam_eps",
-        "lr_scheduler": rules.schedule,
-        "warmup_steps": rules.warmup,
+        "optimizer": One(
+            lambda x: {"optimizer": "adamw" if x == "adam" else x},
+            "Adam without weight decay is adamw with weight_decay 0, the default.",
+        ),
+        **named("weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon"),
+        "lr_scheduler": One(
+            lambda x: {"lr_schedule": "constant" if x in ("constant_with_warmup", "none") else x},
+            "The learning rate schedule: constant, linear or cosine.",
+        ),
+        "warmup_steps": One(warmup, "Optimizer steps of the warm-up, which become updates."),
         "max_episode_length": rules.turns,
-        "eval_every": rules.evaluation,
-        "eval_episodes": rules.evaluation,
-        "save_every": "save_every",
-        "save_total_limit": "save_total_limit",
+        **dict.fromkeys(("eval_every", "eval_episodes"), rules.evaluation),
         "checkpoint_dir": rules.directory,
-        "log_every": "log_every",
+        **named("save_every save_total_limit log_every"),
         "log_dir": Ignored("logs are in the run's directory, checkpoint_dir"),
         "use_tensorboard": "tensorboard",
-        "use_wandb": rules.wandb,
-        "wandb_project": rules.wandb,
-        "wandb_entity": rules.wandb,
-        "wandb_run_name": rules.wandb,
-        "wandb_mode": rules.wandb,
-        "use_bf16": rules.precision,
-        "use_fp16": rules.precision,
+        **dict.fromkeys(("use_wandb", *rules.WANDB), rules.wandb),
+        **dict.fromkeys(rules.HALVES, rules.precision),
         "seed": "seed",
     },
     "ppo": {
-        "clip_range": rules.clip_range,
-        "clip_range_vf": "value_clip",
-        "value_clip_range": "value_clip",
-        "gamma": "gamma",
-        "gae_lambda": "gae_lambda",
-        "num_ppo_epochs": "num_epochs",
-        "value_loss_coef": rules.value_loss,
-        "entropy_coef": "entropy_coef",
-        "target_kl": "target_kl",
-        "normalize_advantages": rules.token_advantages,
+        "clip_range": CLIP,
+        **named("clip_range_vf value_clip_range gamma gae_lambda num_ppo_epochs"),
+        "value_loss_coef": One(lambda x: {"value_coef": x, "separate_critic": Weak(False)}, VALUE_LOSS),
+        **named("entropy_coef target_kl"),
+        "normalize_advantages": One(
+            lambda x: {"advantage_scale": "batch_std" if x else "none"},
+            "Whether advantages are divided by their std over the batch.",
+        ),
         "kl_coef": "kl_coef",
     },
     "grpo": {
         "group_size": "num_generations",
-        "clip_range": rules.clip_range,
-        "gamma": "gamma",
-        "entropy_coef": "entropy_coef",
-        "num_grpo_epochs": "num_epochs",
-        "target_kl": "target_kl",
-        "kl_coef": "kl_coef",
-        "normalize_rewards": rules.group_advantages,
-        "normalize_advantages": rules.group_advantages,
-        "reward_normalization": rules.group_advantages,
-        "temperature": rules.group_temperature,
-        "gae_lambda": NO_CRITIC,
-        "value_loss_coef": NO_CRITIC,
-        "value_clip_range": NO_CRITIC,
+        "clip_range": CLIP,
+        **named("gamma entropy_coef num_grpo_epochs target_kl kl_coef"),
+        **dict.fromkeys(("normalize_rewards", "normalize_advantages", "reward_normalization"), rules.group_advantages),
+        "temperature": One(lambda x: {"temperature": Weak(x)}, "The temperature, if the model has none."),
+        **dict.fromkeys(("gae_lambda", "value_loss_coef", "value_clip_range"), NO_CRITIC),
     },
-    "dpo": {
-        "beta": "beta",
-        "loss_type": "preference_loss",
-        "label_smoothing": "label_smoothing",
-        "reference_free": "reference_free",
-    },
+    "dpo": {"beta": "beta", "loss_type": "preference_loss", **named("label_smoothing reference_free")},
     "sft": {
-        "mode": rules.imitation,
-        "bc_weight": rules.imitation,
-        "world_model_weight": rules.imitation,
-        "filter_low_reward": rules.low_rewards,
-        "min_reward_threshold": rules.low_rewards,
+        **dict.fromkeys(("mode", *rules.WEIGHTS), rules.imitation),
+        **dict.fromkeys(("filter_low_reward", "min_reward_threshold"), rules.low_rewards),
         "max_trajectories": "num_tasks",
         "collect_every": COLLECT_EVERY,
     },
     "model": {
-        "model_name_or_path": "models",
-        "model_type": only("causal_lm", "models are decoders"),
-        "tokenizer_name_or_path": rules.tokenizer,
-        "torch_dtype": rules.precision,
-        "dtype": rules.precision,
-        "use_lora": rules.lora,
-        "lora_r": rules.lora,
-        "lora_alpha": rules.lora,
-        "lora_dropout": rules.lora,
-        "lora_target_modules": rules.lora,
-        "gradient_checkpointing": rules.checkpointing,
-        "device": rules.device,
-        "device_map": Ignored("the setting mesh places weights, such as mesh: agent=2,data=2"),
+        "model_name_or_path": One(lambda x: {"models": x if isinstance(x, list) else [x]}, "One model, or one per role."),
+        "model_type": Only("causal_lm", "models are decoders"),
+        "tokenizer_name_or_path": One(lambda x: {"tokenizer": x}, "The tokenizer, which must be that of the model."),
+        **dict.fromkeys(("torch_dtype", "dtype"), rules.precision),
         "trust_remote_code": Ignored("code of models is never run: their families are built in"),
         "use_flash_attention": Ignored("the platform chooses the attention"),
-        "load_in_8bit": only(False, "weights are not quantized; a .gguf file is read at full precision"),
-        "load_in_4bit": only(False, "weights are not quantized; a .gguf file is read at full precision"),
+        "gradient_checkpointing": One(
+            lambda x: {"remat": "full" if x else "none"},
+            "Whether the backward pass computes activations again: of whole layers, or not at all.",
+        ),
+        "load_in_8bit": QUANTIZED,
+        "load_in_4bit": QUANTIZED,
+        **dict.fromkeys(("use_lora", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"), rules.lora),
         **GENERATION,
+        "device": One(device, "The platform is chosen when Python starts; auto is what is there."),
+        "device_map": Ignored("the setting mesh places weights, such as mesh: agent=2,data=2"),
     },
     "generation": GENERATION,
     "distributed": {
-        "enabled": rules.distributed,
-        "strategy": rules.distributed,
-        "num_gpus": rules.distributed,
-        "num_nodes": rules.distributed,
+        **dict.fromkeys(("enabled", "strategy", "num_gpus", "num_nodes"), rules.distributed),
         "node_rank": LAUNCHED,
-        "nnodes": rules.distributed,
-        "nproc_per_node": rules.distributed,
-        "world_size": rules.distributed,
+        **dict.fromkeys(("nnodes", "nproc_per_node", "world_size"), rules.distributed),
         "backend": Ignored("the compiler chooses: NCCL between GPUs"),
         "master_addr": LAUNCHED,
         "master_port": LAUNCHED,
         "gpu_ids": Refused("set the environment variable CUDA_VISIBLE_DEVICES"),
-        "fsdp_sharding_strategy": SHARDED,
-        "fsdp_cpu_offload": only(False, "weights are never moved to the host: set gradient_checkpointing, or use more devices"),
-        "deepspeed_config": Refused("there is no DeepSpeed here: choose strategy fsdp"),
-        "zero_stage": Ignored("there is no DeepSpeed here"),
+        "fsdp_sharding_strategy": Ignored("strategy=fsdp divides weights, gradients and moments over all devices of the mesh"),
+        "fsdp_cpu_offload": Only(False, "weights are never moved to the host: set gradient_checkpointing, or use more devices"),
+        "deepspeed_config": Refused(f"{NO_DEEPSPEED}: choose strategy fsdp"),
+        "zero_stage": Ignored(NO_DEEPSPEED),
     },
     "dataset": {
-        "type": rules.dataset,
-        "path": rules.dataset,
-        "name": rules.dataset,
-        "subset": "subset",
-        "split": "split",
+        **dict.fromkeys(("type", "path", "name"), rules.dataset),
+        **named("subset split"),
         "eval_split": "held_out_split",
         "max_samples": "num_tasks",
     },
@@ -177,74 +182,52 @@ KEYS: dict[str, dict[str, Entry]] = {
     },
 }
 
-
-def agents(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """One model per role, in the order of the environment's roles."""
-    entries = values["agents"]
-    if not isinstance(entries, list) or not entries:
-        raise ValueError("agents is a list with one model per role")
-    models, settings = [], {"frozen_agents": [], "roles": [], "learning_rate": []}
-    for i, entry in enumerate(entries):
-        entry = {"model_name_or_path": entry} if isinstance(entry, str) else entry
-        if entry.get("model_name_or_path") is None:
-            raise ValueError(f"agent {i} has no model_name_or_path")
-        models.append(entry["model_name_or_path"])
-        if entry.get("mode", "server") not in ("server", "client"):
-            raise ValueError(f"mode={entry['mode']!r} of agent {i}: choose server (trained) or client (frozen)")
-        if entry.get("mode") == "client":
-            settings["frozen_agents"].append(i)
-        for key, name in (("system_prompt", "roles"), ("learning_rate", "learning_rate")):
-            if key in entry:
-                settings[name].append(entry[key])
-    for name in ("roles", "learning_rate"):
-        if len(settings[name]) not in (0, len(entries)):
-            raise ValueError(f"{len(settings[name])} of {len(entries)} agents have a {name}: give all one, or none")
-    return {"models": models, **{name: value for name, value in settings.items() if value}}
-
-
-LISTS: dict[str, Rule] = {"agents": agents, "eval_envs": environments, "train_envs": environments, "environment": environments}
+LISTS: dict[str, Rule] = {"agents": rules.agents}
 AGENT_KEYS = {
     "model_name_or_path": "one of models",
     "mode": "frozen_agents",
     "system_prompt": "roles",
     "learning_rate": "learning_rate",
 }
+TOP_KEYS = (*KEYS, "agents", "eval_envs", "train_envs", "environment")
+ONE_NAME = {  # keys for one thing, of which the newest counts
+    "eval_interval": "eval_every",
+    "num_iterations": "num_epochs",
+    "episodes_per_iteration": "num_rollouts_per_iteration",
+    "torch_dtype": "dtype",
+}
 
 
-# --- settings that follow from keys of several sections
-
-PLAY_GROUPS = ("grpo",)  # algorithms of which each completion of a group is an episode
-
-
-def check_tokenizer(settings: dict[str, Given]) -> None:
-    """Drop the name of the tokenizer. Raises ValueError unless it is that of the model."""
-    given = settings.pop("tokenizer", None)
-    if given is not None and ("models" not in settings or given.value not in settings["models"].value):
-        raise ValueError(f"{given.place}: each model brings its own tokenizer: remove this key")
+def settings_of_key(key: str, entry: str | One | Only, value: Any) -> dict[str, Any]:
+    """Return what one key sets. Raises ValueError for a value that cannot act here."""
+    if isinstance(entry, Only):
+        if value != entry.value:
+            raise ValueError(f"{key} can only be {entry.value!r}: {entry.reason}")
+        return {}
+    return {entry: value} if isinstance(entry, str) else entry.settings(value)
 
 
-def count_tasks(settings: dict[str, Given], algorithm: str) -> None:
-    """Replace a number of episodes by that of tasks: in MRLM's GRPO each completion of a group is an episode.
+def meaning(entry: Entry) -> str:
+    """Return what a key sets, in words."""
+    match entry:
+        case str():
+            return f"as {entry}"
+        case Refused():
+            return f"refused: {entry.reason}"
+        case Ignored():
+            return "A key of MRLM that changes nothing here. One warning names all of them."
+        case Only():
+            return f"Only {entry.value!r}: {entry.reason}."
+        case One():
+            return entry.text
+    return " ".join((entry.__doc__ or "").split("\n\n")[0].split())
 
-    Raises ValueError if the episodes are not whole groups."""
-    given = settings.get("num_prompts")
-    if given is None or not isinstance(given.value, Rollouts):
-        return
-    size = settings["num_generations"].value if algorithm in PLAY_GROUPS and "num_generations" in settings else 1
-    if type(size) is not int or size < 1:
-        size = 1  # `ExperimentConfig` refuses it
-    if given.value.number % size:
-        raise ValueError(
-            f"{given.place}: {given.value.number} episodes are not groups of {size}: give a multiple of group_size"
-        )
-    settings["num_prompts"] = given._replace(value=given.value.number // size)
 
-
-def count_warmup(settings: dict[str, Given]) -> None:
-    """Replace optimizer steps of the warm-up by updates, of which each makes num_epochs * num_minibatches steps. Rounds up."""
-    given = settings.get("warmup_updates")
-    if given is None or not isinstance(given.value, Steps):
-        return
-    counts = [settings[name].value for name in ("num_epochs", "num_minibatches") if name in settings]
-    per_update = math.prod(count for count in counts if type(count) is int and count > 0)  # others are refused later
-    settings["warmup_updates"] = given._replace(value=-(-given.value.number // per_update))
+def policy_env(value: Any) -> str:
+    """Return why the policy of MRLM's file changes nothing. Raises ValueError for one that is not the model."""
+    entry = value if isinstance(value, Mapping) else {"env_type": value}
+    if entry.get("env_type", "llm") not in ("llm", None) or entry.get("custom_class"):
+        raise ValueError(f"{value!r:.80} is no policy: the policy is the model, so set model, or agents")
+    if entry.get("remote"):
+        raise ValueError("remote: the policy is trained here; environments can be remote, and jmarl serve --http offers a team")
+    return "the policy is the model, or agents"

@@ -8,9 +8,9 @@ from typing import Any
 from jmarl.envs.messages import Message
 from jmarl.models.hub.agents import load_agent
 from jmarl.mrlm.core.llm_environment import LLMEnvironment, check_device
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
 
 
 class HFModelWrapper:
@@ -33,7 +33,3 @@ def generate_response(
     """Return an answer of a model to a conversation. An `LLMEnvironment` keeps what is loaded from call to call."""
     policy = LLMEnvironment(model, tokenizer, generation_config=generation_config, device=device)
     return policy.answer(messages)
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)

@@ -1,17 +1,17 @@
 """Names and module paths of MRLM that have no file here: where each is found, or what to use in its place.
 
 `ALIASES` are modules whose names another module has, `LEFT_OUT` names and `LEFT_OUT_MODULES` modules that are refused with one
-sentence. A module of this room finds the names of `LEFT_OUT` by its `__getattr__`, and has an empty `__path__` if MRLM's is a
-package, so that its submodules are looked for in this table.
+sentence. The modules of this room refuse names by `__getattr__ = refusing(__name__)`.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -19,8 +19,7 @@ from typing import Any
 ROOT = "jmarl.mrlm"
 
 ALIASES: dict[str, str] = {
-    "core.base": "core.types",
-    "core.simulated_environment": "core.types",
+    **dict.fromkeys(("core.types", "core.base", "core.simulated_environment"), "core"),
     "config.training_config": "config",
     "config.loader": "config",
     "config.parser": "config",
@@ -41,7 +40,7 @@ ALIASES: dict[str, str] = {
     **{f"environments.tools.{name}": "environments.tools" for name in ("tool_env", "environment", "tool_registry")},
     "environments.tools.builtin_tools": "environments.tools",
     "environments.tools.task_generator": "environments.tools",
-    "environments.base": "core.types",
+    "environments.base": "core",
     "models.hf_model": "models",
     "models.generation": "models",
     "utils": "core",
@@ -99,6 +98,12 @@ def refuse(module: str, name: str) -> Any:
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
+def refusing(module: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module, whose submodules are then looked for in `ALIASES`."""
+    vars(sys.modules[module]).setdefault("__path__", [])
+    return functools.partial(refuse, module)
+
+
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the modules of `ALIASES`. Raises ImportError with the sentence for those of `LEFT_OUT_MODULES`."""
 
@@ -114,7 +119,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         source = importlib.import_module(f"{ROOT}.{ALIASES[module.__name__.removeprefix(f'{ROOT}.')]}")
         names = {name: value for name, value in vars(source).items() if not name.startswith("__")}
-        module.__dict__.update(names, __getattr__=lambda name: refuse(module.__name__, name))
+        module.__dict__.update(names, __getattr__=functools.partial(refuse, module.__name__))
 
 
 def install() -> None:

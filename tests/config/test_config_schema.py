@@ -11,26 +11,24 @@ from typing import Any
 import pytest
 
 import jmarl
-from jmarl.algorithms import find_row
+from jmarl.cli.configuration import kind_of, own_settings
 from jmarl.config import SECTION_OF
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.experiment import PART_OF, TOP_SETTINGS, EnvironmentConfig, TaskConfig, TeamConfig
+from jmarl.config.layers import flag_source
 from jmarl.config.yaml_file import parse_yaml
 from jmarl.mrlm.environment_keys import ENVIRONMENT_KEYS, environment
-from jmarl.mrlm.keys import AGENT_KEYS, KEYS
-from jmarl.mrlm.layers import MRLMLayers
-from jmarl.mrlm.rules import Ignored, Refused
+from jmarl.mrlm.keys import AGENT_KEYS, KEYS, Ignored, Refused
 
 ROOT = Path(jmarl.__file__).parent
 OWN = {field.name: part for part, cls in (("team", TeamConfig), ("task", TaskConfig)) for field in dataclasses.fields(cls)}
 
 
 def settings(tree: dict[str, Any], flags: dict[str, Any] | None = None) -> dict[str, Any]:
-    layers = MRLMLayers()
-    layers.add(parse_yaml(json.dumps(tree), "a.yaml"))
-    for name, value in (flags or {}).items():
-        layers.add_flag(name, value)
-    result = {name: given.value for name, given in layers.settings(lambda name: find_row(name).data).items()}
+    flag_sources = [flag_source(name, value) for name, value in (flags or {}).items()]
+    own, finish = own_settings([parse_yaml(json.dumps(tree), "a.yaml"), *flag_sources])
+    given = finish(own, kind_of(own.get("algorithm")))
+    result = {name: x.value for name, x in given.items()}
     assert set(result) <= {
         *OWN,
         "algorithm",
@@ -200,16 +198,16 @@ def test_every_key_of_an_environment_acts_or_is_refused(key):
         with pytest.warns(UserWarning, match=r"change nothing here: server_address \(the environment is not remote\)"):
             assert settings({"eval_envs": [base | {key: "x"}]}) == settings({"eval_envs": [base]})
         remote = base | {"remote": True, "difficulty_range": [1, 2]}
-        assert environment(remote | {key: "a:1"})["options"] == {"servers": "a:1", "difficulty_range": [1, 2]}
+        assert environment(remote | {key: "a:1"}, {})["options"] == {"servers": "a:1", "difficulty_range": [1, 2]}
         secret = {"token_file": "token", "tls_ca": "ca.pem"}
-        assert environment(remote | {key: "a:1"} | secret)["options"]["servers"] == {"address": "a:1"} | secret
+        assert environment(remote | {key: "a:1"} | secret, {})["options"]["servers"] == {"address": "a:1"} | secret
         in_file = {"eval_envs": [remote | {key: "a:1"}]}
         changed = settings(in_file, {"eval_envs.0.server_address": ["a:1", "b:2=3"]})
         assert changed == settings({"eval_envs": [remote | {key: ["a:1", "b:2=3"]}]}) != settings(in_file)
         return
     if key in ("remote", "mode"):
         with pytest.raises(ValueError, match="needs server_address: HOST:PORT|never trained"):
-            environment(base | {key: "server"})
+            environment(base | {key: "server"}, {})
         return
     first, second = values.get(key, (2, 4))
     for name in ("eval_envs", "train_envs"):

@@ -15,7 +15,7 @@ from jmarl.comlrl.trainers.magrpo import MAGRPOConfig
 from jmarl.config import OTHER_NAMES, ExperimentConfig, Optimizer, TrainConfig, flat
 from jmarl.config.aliases import CONVERSIONS, HIGHEST_CLIP, REFUSED, WEIGHT_BOUNDS
 from jmarl.config.flags import parse_flags
-from jmarl.config.layers import Layers, experiment_config
+from jmarl.config.layers import Layers, experiment_config, flag_source
 from jmarl.config.yaml_file import YamlFile
 from jmarl.rl.losses import cispo, clipped_surrogate
 
@@ -90,9 +90,9 @@ def by_layers(settings):
     settings = without_sections(settings)
     layers, names = Layers(), sorted(settings, reverse=True)
     in_file = {name: settings[name] for name in names[: len(names) // 2]}
-    layers.add(YamlFile("file.yaml", {"models": ["m"], "environment": "math"} | in_file, {}))
-    for name in names[len(names) // 2 :]:
-        layers.add_flag(name, settings[name])
+    layers.add(1, YamlFile("file.yaml", {"models": ["m"], "environment": "math"} | in_file, {}))
+    for rank, name in enumerate(names[len(names) // 2 :], 2):
+        layers.add(rank, flag_source(name, settings[name]))
     return experiment_config(layers.own).train
 
 
@@ -142,11 +142,11 @@ def test_flags_are_converted_with_the_other_flags():
 def test_a_later_source_overrides_a_name_of_trl_in_another_spelling():
     for first, second in (("max_steps", "num_updates"), ("num_updates", "max_steps")):
         layers = Layers()
-        layers.add(YamlFile("file.yaml", {"models": ["m"], "environment": "math", first: 8, "num_epochs": 4}, {}))
-        layers.add_flag(second, 4)
+        layers.add(1, YamlFile("file.yaml", {"models": ["m"], "environment": "math", first: 8, "num_epochs": 4}, {}))
+        layers.add(2, flag_source(second, 4))
         assert experiment_config(layers.own).train.run.num_updates == (4 if second == "num_updates" else 1)
     with pytest.raises(ValueError, match="both set num_updates"):
-        Layers().add(YamlFile("file.yaml", {"max_steps": 8, "num_updates": 8}, {}))
+        Layers().add(1, YamlFile("file.yaml", {"max_steps": 8, "num_updates": 8}, {}))
 
 
 def test_comlrl_reads_prompts_and_converts_as_the_others():

@@ -8,14 +8,12 @@ import re
 import pytest
 
 from jmarl import ExperimentConfig
-from jmarl.algorithms import find_row
+from jmarl.cli.configuration import kind_of, own_settings
 from jmarl.config import flat
-from jmarl.config.layers import Layers, experiment_config
-from jmarl.config.yaml_file import YamlFile, dump_yaml, parse_value, parse_yaml
+from jmarl.config.layers import Layers, experiment_config, flag_source
+from jmarl.config.yaml_file import Given, YamlFile, dump_yaml, parse_value, parse_yaml
 from jmarl.mrlm.environment_keys import ENVIRONMENT_KEYS
-from jmarl.mrlm.keys import AGENT_KEYS, KEYS
-from jmarl.mrlm.layers import MRLMLayers
-from jmarl.mrlm.rules import Refused
+from jmarl.mrlm.keys import AGENT_KEYS, KEYS, Refused
 
 EXAMPLE = """
 experiment_name: code_generation_ppo
@@ -42,23 +40,25 @@ distributed:
 
 
 def read(text: str, *flags: str) -> ExperimentConfig:
-    layers = MRLMLayers()
-    layers.add(parse_yaml(text, "a.yaml"))
-    for flag in flags:
-        name, _, value = flag.partition("=")
-        layers.add_flag(name, parse_value(value))
-    return experiment_config(layers.settings(lambda name: find_row(name).data))
+    pairs = [flag.partition("=") for flag in flags]
+    sources = [parse_yaml(text, "a.yaml"), *(flag_source(name, parse_value(value)) for name, _, value in pairs)]
+    return experiment_config(settings_of(*sources))
+
+
+def settings_of(*sources: YamlFile) -> dict[str, Given]:
+    own, finish = own_settings(sources)
+    return finish(own, kind_of(own.get("algorithm")))
 
 
 def test_the_layers_of_config_know_the_own_names_alone():
     layers = Layers()
-    layers.add(parse_yaml("models: [a]\nenvironment: math\noptimizer: {lr: 1e-3}\noptions: {max_turns: 2}", "a.yaml"))
-    layers.add_flag("options.difficulty_range", [1, 2])
+    layers.add(1, parse_yaml("models: [a]\nenvironment: math\noptimizer: {lr: 1e-3}\noptions: {max_turns: 2}", "a.yaml"))
+    layers.add(2, flag_source("options.difficulty_range", [1, 2]))
     options = {"max_turns": 2, "difficulty_range": [1, 2]}
     expected = ExperimentConfig.of(models=["a"], environment="math", options=options, learning_rate=1e-3)
     assert experiment_config(layers.own) == expected
     with pytest.raises(ValueError, match="a.yaml, line 1: training: unknown key"):
-        layers.add(parse_yaml("training: {learning_rate: 1e-3}", "a.yaml"))
+        layers.add(3, parse_yaml("training: {learning_rate: 1e-3}", "a.yaml"))
 
 
 def test_the_example_of_mrlm_is_read():
@@ -270,11 +270,9 @@ def test_another_environment_does_not_get_the_options_of_the_old_one():
 
 @pytest.mark.parametrize("text", ["model: {device: cuda}", "device: cuda"])
 def test_cuda_is_the_platform_gpu(text):
-    layers = MRLMLayers()
-    layers.add(parse_yaml(text, "a.yaml"))
-    assert layers.settings(lambda name: "rollouts")["device"].value == "gpu"
-    layers.add(YamlFile("flags", {"device": "cpu"}, {}))
-    assert layers.settings(lambda name: "rollouts")["device"].value == "cpu"
+    file = parse_yaml(text, "a.yaml")
+    assert settings_of(file)["device"].value == "gpu"
+    assert settings_of(file, YamlFile("flags", {"device": "cpu"}, {}))["device"].value == "cpu"
 
 
 @pytest.mark.parametrize(("given", "expected"), [
@@ -375,10 +373,9 @@ def test_an_environment_reads_only_its_own_of_the_keys_that_every_entry_has():
         ("code", {"timeout": 5.0, "max_turns": 3}), ("debate", {}), ("tool", {}), ("pkg.env.Own", {"x": 1}),
     ]:  # fmt: skip
         entry = {"env_type": "custom", "custom_class": kind, "custom_kwargs": {"x": 1}} if "." in kind else {"env_type": kind}
-        layers = MRLMLayers()
-        layers.add(parse_yaml(dump_yaml({"eval_envs": [entry | {"timeout": 5.0, "max_attempts": 3}]}), "a"))
+        file = parse_yaml(dump_yaml({"eval_envs": [entry | {"timeout": 5.0, "max_attempts": 3}]}), "a")
         with pytest.warns(UserWarning) if kind != "code" else contextlib.nullcontext():
-            (read_entry,) = layers.settings(lambda name: "rollouts")["eval_envs"].value
+            (read_entry,) = settings_of(file)["eval_envs"].value
         assert read_entry["options"] == options
 
 

@@ -9,8 +9,6 @@
 Open `trainer.py` first.
 """
 
-from typing import Any
-
 from jmarl.mrlm.algorithms.data import PreferenceDataset as PreferenceDataset
 from jmarl.mrlm.algorithms.data import PreferencePair as PreferencePair
 from jmarl.mrlm.algorithms.data import Trajectory as Trajectory
@@ -21,8 +19,6 @@ from jmarl.mrlm.algorithms.ppo import PPOConfig as PPOConfig
 from jmarl.mrlm.algorithms.ppo import PPOTrainer as PPOTrainer
 from jmarl.mrlm.algorithms.sft import SFTTrainer as SFTTrainer
 from jmarl.mrlm.algorithms.trainer import BaseTrainer as BaseTrainer
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)
+__getattr__ = refusing(__name__)

@@ -93,6 +93,10 @@ class _RowDataset(Generic[Row]):
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows)
 
+    def add(self, row: Row) -> None:
+        """Add a row."""
+        self._rows.append(row)
+
     def to_rows(self) -> list[dict[str, Any]]:
         """Return the rows as dicts, as trainers read them."""
         return [row.to_dict() for row in self._rows]
@@ -112,6 +116,8 @@ class _RowDataset(Generic[Row]):
         """Write the rows as a JSON file."""
         Path(expand_home(path)).write_text(json.dumps(self.to_rows(), ensure_ascii=False, indent=1), encoding="utf-8")
 
+    from_json, to_json = load, save
+
 
 class PreferenceDataset(_RowDataset[PreferencePair]):
     """Preference pairs."""
@@ -122,18 +128,7 @@ class PreferenceDataset(_RowDataset[PreferencePair]):
         super().__init__(pairs)
         self.pairs = self._rows
 
-    def add_pair(self, pair: PreferencePair) -> None:
-        """Add a pair."""
-        self._rows.append(pair)
-
-    @classmethod
-    def from_json(cls, path: str | os.PathLike) -> Self:
-        """Read a file, as `load`."""
-        return cls.load(path)
-
-    def to_json(self, path: str | os.PathLike) -> None:
-        """Write a file, as `save`."""
-        self.save(path)
+    add_pair = _RowDataset.add
 
 
 class TrajectoryDataset(_RowDataset[Trajectory]):
@@ -156,9 +151,7 @@ class TrajectoryDataset(_RowDataset[Trajectory]):
             rows.append(Trajectory(observations, [Message("assistant", x) for x in given.actions], list(map(Reward, rewards))))
         return cls(rows)
 
-    def add_trajectory(self, trajectory: Trajectory) -> None:
-        """Add a trajectory."""
-        self._rows.append(trajectory)
+    add_trajectory = _RowDataset.add
 
     def num_transitions(self) -> int:
         """Return the number of actions."""

@@ -14,7 +14,7 @@ from jmarl.mrlm.algorithms.trainer import Policies
 from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 from jmarl.preferences.pairs import Pair, load_pairs
 from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.experiment import hold_out
@@ -22,7 +22,7 @@ from jmarl.runs.kinds.given import encode, evaluate_on_data
 from jmarl.runs.records import FitResult
 from jmarl.runs.train import fit
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
 
 
 class DPOTrainer(Policies):
@@ -87,7 +87,3 @@ class DPOTrainer(Policies):
         """Return loss, margin and accuracy (the share of pairs ranked as in the data) of the current weights."""
         row = evaluate_on_data(self.team, self.params, self._encoded, resolve(self.config))
         return {f"eval/{name}": value for name, value in row.items()}
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)

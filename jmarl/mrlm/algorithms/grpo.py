@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jmarl.mrlm.algorithms.trainer import Trainer
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
 
 
 class GRPOTrainer(Trainer):
@@ -15,7 +13,3 @@ class GRPOTrainer(Trainer):
 
     section, algorithm, team_algorithm = "grpo", "grpo", "grpo"
     defaults = {"num_generations": 4}
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)

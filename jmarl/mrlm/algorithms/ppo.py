@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jmarl.mrlm.algorithms.ppo_config import PPOConfig as PPOConfig
 from jmarl.mrlm.algorithms.trainer import Trainer
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
 
 
 class PPOTrainer(Trainer):
@@ -16,7 +14,3 @@ class PPOTrainer(Trainer):
 
     section, algorithm, team_algorithm = "ppo", "ppo", "ippo"
     defaults = {"num_generations": 1}
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)

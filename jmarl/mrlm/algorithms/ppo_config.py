@@ -1,23 +1,14 @@
 """MRLM's settings of `PPOTrainer` in one class: those of training and of PPO."""
 
-import dataclasses
-from typing import Any
-
-from jmarl.config.validation import with_known_names
 from jmarl.mrlm import sections
 from jmarl.mrlm.config import ExperimentConfig
+from jmarl.mrlm.keys import KEYS
 
 
-@with_known_names
-@dataclasses.dataclass
-class PPOConfig(sections.PPOConfig, sections.TrainingConfig):
+class PPOConfig(sections.PPOConfig, sections.TrainingConfig, entries=KEYS["training"] | KEYS["ppo"]):
     """The settings of `TrainingConfig` and of the section `PPOConfig`, under their names."""
 
     def experiment(self) -> ExperimentConfig:
         """Return the same settings in sections."""
-
-        def part(cls: type) -> dict[str, Any]:
-            return {field.name: getattr(self, field.name) for field in dataclasses.fields(cls)}
-
-        training = sections.TrainingConfig(**part(sections.TrainingConfig))
-        return ExperimentConfig(training=training, ppo=sections.PPOConfig(**part(sections.PPOConfig)))
+        training, ppo = ({key: getattr(self, key) for key in KEYS[name]} for name in ("training", "ppo"))
+        return ExperimentConfig(training=sections.TrainingConfig(**training), ppo=sections.PPOConfig(**ppo))

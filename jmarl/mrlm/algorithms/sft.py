@@ -25,7 +25,7 @@ from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
 from jmarl.mrlm.keys import COLLECT_EVERY
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 from jmarl.preferences.pairs import Trajectory as TextTrajectory
 from jmarl.preferences.pairs import load_trajectories
 from jmarl.runs.checks import check_data, check_fit
@@ -35,7 +35,7 @@ from jmarl.runs.records import FitResult
 from jmarl.runs.train import fit
 from jmarl.team import Team, sort_into_stacks
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
 
 
 class SFTTrainer(Policies):
@@ -128,7 +128,3 @@ class SFTTrainer(Policies):
         tasks = env.tasks("eval", num_episodes or self.num_held_out or NUM_EPISODES, cfg.run.seed)
         roles = Team(sort_into_stacks([self.policy_envs[0].agent] * env.num_agents, shared_weights=True))
         return numbers(evaluate(roles, self.params, tasks, env, cfg))
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)

@@ -3,8 +3,6 @@
 Open `llm_environment.py` first; observations, messages and rewards are defined in `jmarl.envs.messages`.
 """
 
-from typing import Any
-
 from jmarl.envs.messages import BaseEnvironment as BaseEnvironment
 from jmarl.envs.messages import EnvironmentMode as EnvironmentMode
 from jmarl.envs.messages import Message as Message
@@ -13,9 +11,7 @@ from jmarl.envs.messages import Observation as Observation
 from jmarl.envs.messages import Reward as Reward
 from jmarl.envs.messages import SimulatedEnvironment as SimulatedEnvironment
 from jmarl.mrlm.core.llm_environment import LLMEnvironment as LLMEnvironment
-from jmarl.mrlm.generation_config import GenerationConfig as GenerationConfig
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
+from jmarl.mrlm.sections import GenerationConfig as GenerationConfig
 
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)
+__getattr__ = refusing(__name__)

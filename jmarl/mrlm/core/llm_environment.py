@@ -22,9 +22,8 @@ from jmarl.config.validation import did_you_mean
 from jmarl.envs.messages import BaseEnvironment, EnvironmentMode, Message, Observation, Reward, chat_of
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.transformers_model import TransformersModel, copy_to_transformers
-from jmarl.mrlm.generation_config import GenerationConfig
-from jmarl.mrlm.keys import KEYS
-from jmarl.mrlm.rules import Ignored, Refused
+from jmarl.mrlm.keys import KEYS, Ignored, One, Only, Refused, settings_of_key
+from jmarl.mrlm.sections import GenerationConfig
 from jmarl.rollout.text_model import AgentModel
 
 RewardFn = Callable[[list[Message]], Reward | float]
@@ -162,10 +161,10 @@ def sampling_settings(generation_config: Any, stop: Sequence[int] = ()) -> dict[
             continue
         if isinstance(entry, Refused):
             raise ValueError(f"generation_config: {name} has no effect here: {entry.reason}")
-        if isinstance(entry, str):
-            result[entry] = value
+        if isinstance(entry, str | One | Only):
+            result |= settings_of_key(name, entry, value)
         else:
             rules.setdefault(entry, {})[name] = value
     for rule, values in rules.items():
-        result |= rule(values, "rollouts")
+        result |= rule(values, "rollouts", {})
     return result

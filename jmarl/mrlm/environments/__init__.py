@@ -3,8 +3,6 @@
 Open `math.py` first.
 """
 
-from typing import Any
-
 from jmarl.mrlm.environments.code import CodeExecutionEnvironment as CodeExecutionEnvironment
 from jmarl.mrlm.environments.debate import DebateEnvironment as DebateEnvironment
 from jmarl.mrlm.environments.debate import DebateTopic as DebateTopic
@@ -15,8 +13,6 @@ from jmarl.mrlm.environments.tools import PythonREPLTool as PythonREPLTool
 from jmarl.mrlm.environments.tools import ToolRegistry as ToolRegistry
 from jmarl.mrlm.environments.tools import ToolUseEnvironment as ToolUseEnvironment
 from jmarl.mrlm.environments.tools import WebSearchTool as WebSearchTool
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)
+__getattr__ = refusing(__name__)

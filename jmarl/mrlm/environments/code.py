@@ -17,10 +17,10 @@ from jmarl.envs.messages import EnvironmentMode
 from jmarl.envs.options import OwnTasks
 from jmarl.mrlm.environment_keys import own_problems
 from jmarl.mrlm.environments.played import PlayedByMessages, check_client, one_source
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 from jmarl.sandbox import Limits
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
 
 
 class CodeExecutionEnvironment(PlayedByMessages, CodeExecution):
@@ -68,7 +68,3 @@ class CodeExecutionEnvironment(PlayedByMessages, CodeExecution):
             return answer
         done = [after.turn >= self.max_turns or bool(after.score.solved) for after in answer.after]
         return answer._replace(done=np.array(done))
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)

@@ -10,9 +10,9 @@ from jmarl.envs.debate.debate import Debate
 from jmarl.envs.debate.rule_judge import RuleBasedJudge as RuleBasedJudge
 from jmarl.envs.messages import EnvironmentMode
 from jmarl.mrlm.environments.played import PlayedByMessages, check_client, one_source
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,3 @@ class DebateEnvironment(PlayedByMessages, Debate):
         super().__init__(one_source(speeches=speeches, max_turns=max_turns) or 2, judge, **options)
         if topics is not None:
             self.motions = [topic.motion() for topic in topics]
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)

@@ -11,9 +11,9 @@ from jmarl.envs.messages import EnvironmentMode
 from jmarl.envs.options import OwnTasks
 from jmarl.mrlm.environment_keys import own_problems
 from jmarl.mrlm.environments.played import PlayedByMessages, check_client, one_source
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
 
 
 class MathReasoningEnvironment(PlayedByMessages, MathReasoning):
@@ -51,7 +51,3 @@ class MathReasoningEnvironment(PlayedByMessages, MathReasoning):
         if require_solution:
             options["steps_bonus"] = True
         super().__init__(source, max_turns=turns or 1, **options)
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)

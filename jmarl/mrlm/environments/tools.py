@@ -16,9 +16,9 @@ from jmarl.envs.tools.tool_use import ToolUse
 from jmarl.envs.tools.tool_use import create_default_tool_registry as create_default_tool_registry
 from jmarl.envs.tools.workspace import FILE_SYSTEM, PYTHON_REPL
 from jmarl.mrlm.environments.played import PlayedByMessages, check_client
-from jmarl.mrlm.names import refuse
+from jmarl.mrlm.names import refusing
 
-__path__: list[str] = []  # its submodules are in names.ALIASES
+__getattr__ = refusing(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,3 @@ def PythonREPLTool() -> Tool:
 def FileSystemTool() -> Tool:
     """Return the tool for files in the sandbox."""
     return FILE_SYSTEM
-
-
-def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)
