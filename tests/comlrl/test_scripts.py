@@ -77,8 +77,9 @@ class Script:
 
 def run(trainer_class, script, model, **arguments):
     from datasets import Dataset
-    from jmarl.comlrl.utils.reward_processor import RewardProcessors
     from transformers import AutoTokenizer
+
+    from jmarl.comlrl.utils.reward_processor import RewardProcessors
 
     scaled, shifted = RewardProcessors.scale(factor=0.5), RewardProcessors.shift(value=-1.0)
     trainer_arguments = dict(

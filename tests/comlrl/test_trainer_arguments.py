@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jmarl.comlrl.models import CausalLMWithValueHead
-from jmarl.comlrl.schedulers import DeviceScheduler
 
 from jmarl import IACTrainer, MAGRPOConfig, MAGRPOTrainer, MARLHFConfig, load_agent
 from jmarl.comlrl import utils
 from jmarl.comlrl.arguments import is_verbose, read_items, read_wandb
 from jmarl.comlrl.checkpoints import find_checkpoint, with_checkpoints
+from jmarl.comlrl.models import CausalLMWithValueHead
+from jmarl.comlrl.schedulers import DeviceScheduler
 from jmarl.comlrl.trainers.reinforce import CentralizedMAGRPOConfig, CentralizedMAGRPOTrainer
 from jmarl.config import TrainConfig
 from tests.comlrl.trainer_parts import FEW, lengths

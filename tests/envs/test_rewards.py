@@ -12,13 +12,13 @@ import time
 import warnings
 from fractions import Fraction
 
-import jmarl.comlrl.utils.reward_processor
 import math_verify
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jmarl.comlrl.utils.reward_processor
 import jmarl.envs.rewards
 from jmarl.envs.calls.time_limit import SIGNAL
 from jmarl.envs.reward_environment import RewardEnvironment
