@@ -188,7 +188,9 @@ def test_what_tables_name_is_there():
     for path in MODULES.values():
         for home, name in re.findall(r'"jmarl\.([\w.]+):(\w+)"', path.read_text()):
             text = MODULES[home].read_text()
-            assert re.search(rf"^(?:def |class |    |from .* import .*\b)?{name}\b", text, re.M), f"jmarl.{home} has no {name}"
+            listed = "= face(" in text and name in re.findall(r"\w+", text.partition("= face(")[2])
+            defined = re.search(rf"^(?:def |class |    |from .* import .*\b)?{name}\b", text, re.M)
+            assert listed or defined, f"jmarl.{home} has no {name}"
 
 
 TRAIN = """
