@@ -70,6 +70,7 @@ class TrainerEnvironment(RewardEnvironment):
         return states, [list(column) for column in zip(*columns, strict=True)]
 
 
+# The names of this function and of `bind_formatter` are in the fingerprint of a run's reward, which a resumed run compares.
 def later_prompt(formatter: Callable[[dict, Any], Any], item: dict, text: Any, *, passthrough: bool) -> Any:
     """Return an agent's prompt of a later turn.
 

@@ -99,8 +99,7 @@ class Declared:
 
     def __init_subclass__(cls, algorithm: str | None = None) -> None:
         if algorithm is not None:
-            own = vars(cls).get("__annotations__", {})
-            cls.__annotations__ = {"algorithm": "str", "output_dir": "str"} | own
+            cls.__annotations__ = {"algorithm": "str", "output_dir": "str"} | inspect.get_annotations(cls)
             cls.algorithm, cls.output_dir = algorithm, vars(cls).get("output_dir", f"runs/{algorithm}")
         init = dataclasses.dataclass(frozen=True, kw_only=True)(cls).__init__
 
