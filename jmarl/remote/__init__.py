@@ -22,7 +22,7 @@ Of a server, 1,850 lines:
     a token; files of certificates
     who has no token takes no place from who has one    140  `access.Door`, `access.Strangers`, `grpc_server`, `gate`; with
                                                              a token and 1,024 open files a look at them each 0.25 s
-    clients set no path and learn none, nor a secret    150  `options`, `told`; once for an environment, and for an error
+    clients set no path and learn none, nor a secret    150  `options`, `refusals`; once for an environment, and for an error
     servers that replace each other are equal            60  `catalog.fingerprint`; once for an environment
     environments and rewards by name, each built once   320  `catalog`, `scoring`, `engines`
     SIGTERM loses no episode; a log that nobody reads   115  `grpc_server`; nothing for a call
@@ -41,7 +41,6 @@ Of a client, 1,030 lines, of which a run on one server that never fails would ne
 
 The WebSockets of OpenEnv, 580 lines: a seat of an environment for its clients (325, with what other seats play and time limits)
 and its environments here (255, of which 60 play an episode again, as its servers have one session by default and no forks).
-Calls a second had a limit once, 20,000, and a server answers at most 2,500.
 """
 
 import os
