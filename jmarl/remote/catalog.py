@@ -32,7 +32,7 @@ from jmarl.envs.options import WithOptions
 from jmarl.envs.tools.tool_use import ToolUse
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.engines import EnvironmentPlayer, Lane, Turns, declares_turns, engine_of, plays_one_episode
-from jmarl.remote.gate import GrpcRefusal, StatusCode, log
+from jmarl.remote.gate import Code, GrpcRefusal, log
 from jmarl.remote.options import is_of_files, may_read_files, problem_of
 from jmarl.remote.values import to_map
 from jmarl.sandbox import default_sandbox
@@ -157,16 +157,14 @@ class Catalog:
             hint = did_you_mean(name, self.offer.environments)
             known = ", ".join(self.offer.environments) or "none"
             raise GrpcRefusal(
-                StatusCode.INVALID_ARGUMENT, f"there is no environment {name!r:.80} here{hint}; this server has {known}"
+                Code.INVALID_ARGUMENT, f"there is no environment {name!r:.80} here{hint}; this server has {known}"
             )
         if num_turns < 0:
-            raise GrpcRefusal(
-                StatusCode.INVALID_ARGUMENT, f"num_turns={num_turns}: give at least 1, or 0 where it is not known"
-            )
+            raise GrpcRefusal(Code.INVALID_ARGUMENT, f"num_turns={num_turns}: give at least 1, or 0 where it is not known")
         try:
             key = (name, repr(sorted(options.items())), num_turns)
         except ValueError:
-            raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"{name} does not take a number of so many digits") from None
+            raise GrpcRefusal(Code.INVALID_ARGUMENT, f"{name} does not take a number of so many digits") from None
         while (built := self._find(key)) is None:  # again where it had to make room before this could go on
             self._check_options(name, entry, options)
             await self.turns(origin).run(partial(self._add, key, entry, options))
@@ -203,7 +201,7 @@ class Catalog:
                 problem = "this server has set it to another value"
             if problem:
                 raise GrpcRefusal(
-                    StatusCode.INVALID_ARGUMENT, f"{name} does not take the option {option!r:.80} of a client: {problem}"
+                    Code.INVALID_ARGUMENT, f"{name} does not take the option {option!r:.80} of a client: {problem}"
                 )
 
     def _build(self, name: str, entry: CatalogEntry, options: Mapping[str, Any], num_turns: int = 0) -> Built:
@@ -222,7 +220,7 @@ class Catalog:
             is_told = place.startswith("jmarl.") and isinstance(error, ValueError)
             is_told = is_told and not may_read_files(merged) and not is_of_files(error)
             sentence = f"environment {name!r} does not take {', '.join(options)} with these values; the server's log says why"
-            raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, str(error) if is_told else sentence) from error
+            raise GrpcRefusal(Code.INVALID_ARGUMENT, str(error) if is_told else sentence) from error
         lane = Lane(name, None if workers else self.timeout)  # a pool ends its calls itself
         return Built(name, env, EnvironmentPlayer(engine, is_bulk, lane), facts, type_is_of_jmarl(_inner_type(env)), workers)
 
@@ -237,7 +235,7 @@ class Catalog:
         if len(alike) >= limit:
             new.player.close()
             raise GrpcRefusal(
-                StatusCode.RESOURCE_EXHAUSTED,
+                Code.RESOURCE_EXHAUSTED,
                 f"this server plays environments with {limit} different options already: use one of them",
             )
 
@@ -254,7 +252,7 @@ class Catalog:
         """Return a reward. Raises `GrpcRefusal` if there is none, or if another fingerprint is expected."""
         if name not in self.rewards:
             known = ", ".join(self.rewards) or "none"
-            code = StatusCode.FAILED_PRECONDITION if expected else StatusCode.INVALID_ARGUMENT
+            code = Code.FAILED_PRECONDITION if expected else Code.INVALID_ARGUMENT
             raise GrpcRefusal(code, f"there is no reward {name!r:.80} here; this server has {known}")
         check_fingerprint(expected, self.rewards[name].facts.fingerprint, name)
         return self.rewards[name]
@@ -310,7 +308,7 @@ def check_fingerprint(expected: str, own: str, name: str) -> None:
     """Raise `GrpcRefusal` for another fingerprint than a client expects: there was another server at this address before."""
     if expected not in ("", own):
         raise GrpcRefusal(
-            StatusCode.FAILED_PRECONDITION,
+            Code.FAILED_PRECONDITION,
             f"{name} is another one here (fingerprint {own}, and the client's has {expected:.80}): describe it again",
         )
 

@@ -19,7 +19,7 @@ from jmarl.envs.messages import SimulatedEnvironment, as_text_environment
 from jmarl.envs.options import WithOptions
 from jmarl.envs.pool import Pool
 from jmarl.envs.vector import Engine, Fault, InProcess
-from jmarl.remote.gate import GrpcRefusal, StatusCode
+from jmarl.remote.gate import Code, GrpcRefusal
 
 SLICE_S = 0.05  # calls of one batch that are made before those of others
 MAX_AT_ONCE = 256  # calls that an engine gets at once
@@ -182,9 +182,7 @@ class Lane:
     async def _run(self, call: Callable[[], Any]) -> Any:
         self.hanging = [thread for thread in self.hanging if thread.is_alive()]
         if len(self.hanging) >= MAX_HANGING:
-            raise GrpcRefusal(
-                StatusCode.UNAVAILABLE, f"{self.name} hangs in {MAX_HANGING} calls on this server: try another one"
-            )
+            raise GrpcRefusal(Code.UNAVAILABLE, f"{self.name} hangs in {MAX_HANGING} calls on this server: try another one")
         if self._thread is None:  # not before, so that an environment that nobody uses has no thread
             self._thread = threading.Thread(target=_work, args=(self._calls,), name=f"jmarl {self.name}", daemon=True)
             self._thread.start()
@@ -197,7 +195,7 @@ class Lane:
         except TimeoutError:
             self.hanging.append(self._thread)
             self.close()
-            raise GrpcRefusal(StatusCode.DEADLINE_EXCEEDED, f"{self.name} did not answer within {self.timeout:g} s") from None
+            raise GrpcRefusal(Code.DEADLINE_EXCEEDED, f"{self.name} did not answer within {self.timeout:g} s") from None
         if error is not None:
             raise error
         return value
@@ -299,7 +297,7 @@ class EnvironmentPlayer:
         try:
             await self.lane.run(lambda: some_results(method, calls, self.is_bulk, results))
         except GrpcRefusal as refused:
-            hangs = refused.code is StatusCode.DEADLINE_EXCEEDED and not self.is_bulk  # the first one without a result
+            hangs = refused.code is Code.DEADLINE_EXCEEDED and not self.is_bulk  # the first one without a result
             return [*results, *[refused] * (1 if hangs else len(calls) - len(results))]
         except Exception as error:
             return [error] * len(calls)

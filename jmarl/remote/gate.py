@@ -26,7 +26,7 @@ from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.access import Access, Peer, Strangers
 from jmarl.remote.values import PROTOCOL
 
-StatusCode = grpc.StatusCode
+Code = grpc.StatusCode
 CLIENT, VERSION, TOKEN = "jmarl-client", "jmarl-protocol", "authorization"  # metadata of a call
 RECEIVE_S = 20.0  # in which the message of a call must be there
 HEALTH_S = 3.0  # the same of a question about health, which needs no token
@@ -135,7 +135,7 @@ class Gate(grpc.GenericRpcHandler):
                 return refused.alone()
             except Exception:
                 log.exception("request %s: the server failed in %s", number, method.__name__)
-                return GrpcRefusal(StatusCode.INTERNAL, "the server failed; its log says why")
+                return GrpcRefusal(Code.INTERNAL, "the server failed; its log says why")
 
         return handle
 
@@ -146,15 +146,13 @@ class Gate(grpc.GenericRpcHandler):
             self.strangers.remove(peer_of(context.peer()))
         name = given.get(CLIENT, "")
         if not 0 < len(name) <= MAX_CLIENT_NAME:  # clients without a name would share their sessions
-            raise GrpcRefusal(
-                StatusCode.INVALID_ARGUMENT, f"{CLIENT} has {len(name)} characters, 1 to {MAX_CLIENT_NAME} are allowed"
-            )
+            raise GrpcRefusal(Code.INVALID_ARGUMENT, f"{CLIENT} has {len(name)} characters, 1 to {MAX_CLIENT_NAME} are allowed")
         certificate = repr(identities) if (identities := context.peer_identities()) else ""
         caller = Caller(repr((certificate, name)), certificate or host_of(context.peer()), number)
         if (theirs := given.get(VERSION, "")) != PROTOCOL:
             spoken = f"protocol {theirs:.20}" if theirs else f"no protocol (metadata {VERSION})"
             raise GrpcRefusal(
-                StatusCode.INVALID_ARGUMENT,
+                Code.INVALID_ARGUMENT,
                 f"the client speaks {spoken}, and this server protocol {PROTOCOL}, of jmarl {self.version}: install the same "
                 "version of jmarl on both sides",
             )
@@ -166,7 +164,7 @@ class Gate(grpc.GenericRpcHandler):
             with self._counted("", MAX_HEALTH, "questions about health at once"):
                 request = await read(context, health_pb2.HealthCheckRequest, self.health_s)
             if request.service:
-                raise GrpcRefusal(StatusCode.NOT_FOUND, "only the whole server has a health")
+                raise GrpcRefusal(Code.NOT_FOUND, "only the whole server has a health")
         except GrpcRefusal as refused:
             await context.abort(refused.code, str(refused))
         states = health_pb2.HealthCheckResponse.ServingStatus
@@ -178,7 +176,7 @@ class Gate(grpc.GenericRpcHandler):
         """Count a call while it is answered. Raises `GrpcRefusal` if there are too many. origin: of a client; empty: all
         without a token."""
         if self._calls[origin] >= most:
-            raise GrpcRefusal(StatusCode.RESOURCE_EXHAUSTED, f"more than {most} {what}: wait")
+            raise GrpcRefusal(Code.RESOURCE_EXHAUSTED, f"more than {most} {what}: wait")
         self._calls[origin] += 1
         try:
             yield
@@ -192,7 +190,7 @@ class Gate(grpc.GenericRpcHandler):
         size = reply.ByteSize()
         if size > self.max_bytes:
             raise GrpcRefusal(
-                StatusCode.RESOURCE_EXHAUSTED,
+                Code.RESOURCE_EXHAUSTED,
                 f"the answer has {size} bytes, and messages of this server have at most {self.max_bytes}: ask for less at once",
             )
         return reply.SerializeToString()
@@ -200,7 +198,7 @@ class Gate(grpc.GenericRpcHandler):
 
 async def refuse_token(known: str, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
     """Answer a call without the token. known: of it."""
-    refused = GrpcRefusal(StatusCode.UNAUTHENTICATED, f"this call has {known}: give the one in the server's --token-file")
+    refused = GrpcRefusal(Code.UNAUTHENTICATED, f"this call has {known}: give the one in the server's --token-file")
     context.set_code(refused.code)
     context.set_details(refused.sentence(secrets.token_hex(6)))
 
@@ -229,13 +227,13 @@ async def read(context: grpc.aio.ServicerContext, request_class: type[Any], seco
         async with asyncio.timeout(seconds):
             data = await context.read()  # the iterator of gRPC would keep the message
     except TimeoutError:
-        raise GrpcRefusal(StatusCode.DEADLINE_EXCEEDED, f"no message within {seconds:g} s") from None
+        raise GrpcRefusal(Code.DEADLINE_EXCEEDED, f"no message within {seconds:g} s") from None
     if not isinstance(data, bytes):  # the end of the stream
-        raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, "a call without a message")
+        raise GrpcRefusal(Code.INVALID_ARGUMENT, "a call without a message")
     try:
         return request_class.FromString(data)
     except DecodeError:
-        raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"the message is no {request_class.DESCRIPTOR.name}") from None
+        raise GrpcRefusal(Code.INVALID_ARGUMENT, f"the message is no {request_class.DESCRIPTOR.name}") from None
 
 
 def shortened(text: str) -> str:

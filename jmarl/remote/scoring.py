@@ -12,8 +12,8 @@ from jmarl.envs.calls.user_code import defined_text
 from jmarl.envs.rewards import value_list
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import CatalogReward
-from jmarl.remote.gate import Caller, GrpcRefusal, StatusCode, log
-from jmarl.remote.told import type_name
+from jmarl.remote.gate import Caller, Code, GrpcRefusal, log
+from jmarl.remote.refusals import type_name
 from jmarl.remote.values import from_map, plain_numbers, to_map, to_value
 
 Arguments = tuple[BoundReward, list[list[str]], list[dict], np.random.Generator]
@@ -31,7 +31,7 @@ async def score(reward: CatalogReward, request: pb.ScoreRequest, caller: Caller)
         return refused
     except Exception as error:
         log.error("request %s: the reward %s raised an error", caller.number, name, exc_info=error)
-        return GrpcRefusal(StatusCode.INTERNAL, f"the reward {name} raised {type_name(error)}; the server's log says more")
+        return GrpcRefusal(Code.INTERNAL, f"the reward {name} raised {type_name(error)}; the server's log says more")
 
 
 def read_arguments(reward: CatalogReward, request: pb.ScoreRequest) -> Arguments:
@@ -46,7 +46,7 @@ def read_arguments(reward: CatalogReward, request: pb.ScoreRequest) -> Arguments
         bound.check(items)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         why = str(error).removesuffix(defined_text(reward.function))  # a path of this server
-        raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"reward {request.reward}: {why}") from None
+        raise GrpcRefusal(Code.INVALID_ARGUMENT, f"reward {request.reward}: {why}") from None
     return bound, completions, items, rng
 
 

@@ -18,11 +18,11 @@ from google.protobuf.message import Message
 from jmarl.envs.vector import Fault
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import Built, Catalog, CatalogReward, check_fingerprint
-from jmarl.remote.gate import Caller, GrpcRefusal, Method, StatusCode, log
+from jmarl.remote.gate import Caller, Code, GrpcRefusal, Method, log
 from jmarl.remote.limits import ServerLimits
+from jmarl.remote.refusals import fault_of, refusal_of
 from jmarl.remote.scoring import score
 from jmarl.remote.sessions import FORK_BYTES, GrpcRequest, GrpcSession, Sessions, new_request, same
-from jmarl.remote.told import fault_of, refusal_of
 from jmarl.remote.values import from_map, to_map, to_observations, to_result
 
 MAX_TASKS = 100_000  # that a client may ask for
@@ -81,7 +81,7 @@ class EnvironmentService:
     async def tasks(self, request: pb.TasksRequest, caller: Caller) -> pb.TasksReply:
         if not 0 <= request.count <= MAX_TASKS or request.first < 0:
             raise GrpcRefusal(
-                StatusCode.INVALID_ARGUMENT,
+                Code.INVALID_ARGUMENT,
                 f"count={request.count} and first={request.first}: give a count from 0 to {MAX_TASKS} and a first from 0",
             )
         self.sessions.check_bytes(caller.origin, self.limits.client_bytes)
@@ -261,7 +261,7 @@ class EnvironmentService:
     def _check_serving(self) -> None:
         """Raise `GrpcRefusal` while the server ends. Clients call `List` or `Describe` before they use one."""
         if self.sessions.is_draining:
-            raise GrpcRefusal(StatusCode.UNAVAILABLE, "this server is ending and begins no new episodes: try another one")
+            raise GrpcRefusal(Code.UNAVAILABLE, "this server is ending and begins no new episodes: try another one")
 
     async def _environment(self, request: Any, num_turns: int, caller: Caller, fingerprint: str = "") -> Built:
         """Return the environment that a request names. Raises `GrpcRefusal`, also for one with another fingerprint."""
@@ -272,13 +272,13 @@ class EnvironmentService:
             check_fingerprint(fingerprint, built.facts.fingerprint, request.environment)
             return built
         except GrpcRefusal as refused:
-            if fingerprint and refused.code is StatusCode.INVALID_ARGUMENT:  # a server that was here before took it
-                raise GrpcRefusal(StatusCode.FAILED_PRECONDITION, str(refused)) from None
+            if fingerprint and refused.code is Code.INVALID_ARGUMENT:  # a server that was here before took it
+                raise GrpcRefusal(Code.FAILED_PRECONDITION, str(refused)) from None
             raise
         except Exception as error:
             log.error("request %s: %s cannot be built", caller.number, request.environment, exc_info=error)
             raise GrpcRefusal(
-                StatusCode.INTERNAL, f"the environment {request.environment} cannot be used here; the server's log says why"
+                Code.INTERNAL, f"the environment {request.environment} cannot be used here; the server's log says why"
             ) from error
         finally:
             self.sessions.add_bytes(caller.origin, -size)
@@ -286,7 +286,7 @@ class EnvironmentService:
     def _check_batch(self, count: int, least: int = 0) -> None:
         if not least <= count <= self.limits.batch:
             raise GrpcRefusal(
-                StatusCode.RESOURCE_EXHAUSTED if count >= least else StatusCode.INVALID_ARGUMENT,
+                Code.RESOURCE_EXHAUSTED if count >= least else Code.INVALID_ARGUMENT,
                 f"{count} calls in a batch: this server takes {least} to {self.limits.batch}, send several batches",
             )
 
@@ -296,7 +296,7 @@ class EnvironmentService:
         self.sessions.add_bytes(caller.origin, size)
 
         async def run() -> None:
-            answer = GrpcRefusal(StatusCode.INTERNAL, "the server failed; its log says why")
+            answer = GrpcRefusal(Code.INTERNAL, "the server failed; its log says why")
             try:
                 await work
             except GrpcRefusal as refused:
@@ -337,7 +337,7 @@ def read_map(values: pb.Map, name: str) -> dict[str, Any]:
     try:
         return from_map(values)
     except ValueError as error:
-        raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"the {name} cannot be read: {error}") from None
+        raise GrpcRefusal(Code.INVALID_ARGUMENT, f"the {name} cannot be read: {error}") from None
 
 
 def same_step(session: GrpcSession, call: pb.StepRequest) -> GrpcRequest | None:
@@ -353,9 +353,9 @@ def check_step(session: GrpcSession, step: int, is_played: bool = False) -> None
     """Raise `GrpcRefusal` unless a step is the next one of a session that is not over."""
     at = f"the session is at step {session.step}{' and over' * session.is_done}"
     if is_played or step < session.step:
-        raise GrpcRefusal(StatusCode.FAILED_PRECONDITION, f"step {step} belongs to another request: {at}")
+        raise GrpcRefusal(Code.FAILED_PRECONDITION, f"step {step} belongs to another request: {at}")
     if step != session.step or session.is_done:
-        raise GrpcRefusal(StatusCode.FAILED_PRECONDITION, f"step {step} cannot be played: {at}")
+        raise GrpcRefusal(Code.FAILED_PRECONDITION, f"step {step} cannot be played: {at}")
 
 
 def check_messages(session: GrpcSession, call: pb.StepRequest) -> None:
@@ -363,7 +363,7 @@ def check_messages(session: GrpcSession, call: pb.StepRequest) -> None:
     roles = session.built.facts.roles
     if len(call.messages) != len(roles):
         wanted = f"a step of {session.built.name} has {len(roles)} messages, one for each agent"
-        raise GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"{wanted}; this one has {len(call.messages)}")
+        raise GrpcRefusal(Code.INVALID_ARGUMENT, f"{wanted}; this one has {len(call.messages)}")
 
 
 async def answer_of(request: GrpcRequest) -> Any:

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import Built
-from jmarl.remote.gate import Caller, GrpcRefusal, StatusCode
+from jmarl.remote.gate import Caller, Code, GrpcRefusal
 from jmarl.remote.limits import ServerLimits
 
 KEPT_ANSWERS = 4  # of the last steps of a session: a client repeats only the last request
@@ -107,7 +107,7 @@ class Sessions:
         ):
             if used + count > limit:
                 raise GrpcRefusal(
-                    StatusCode.RESOURCE_EXHAUSTED,
+                    Code.RESOURCE_EXHAUSTED,
                     f"this server has at most {limit} open sessions {whose}, and {used} are open: close some, or add a server",
                 )
         self._reserved[origin] = own + count
@@ -122,7 +122,7 @@ class Sessions:
         """Raise `GrpcRefusal` if the sessions and requests of a client have more bytes. more: of what is about to be opened."""
         if (used := self._bytes.get(origin, 0) + more) > most:
             raise GrpcRefusal(
-                StatusCode.RESOURCE_EXHAUSTED,
+                Code.RESOURCE_EXHAUSTED,
                 f"requests, tasks, messages and answers of the sessions of one client have {used} bytes, and {most} are "
                 "allowed: close some, or add a server",
             )
@@ -170,10 +170,8 @@ class Sessions:
             return session
         if self._reaped.get(session_id) == client:
             idle = f"{self.limits.idle_seconds:g} s without a call"
-            raise GrpcRefusal(StatusCode.NOT_FOUND, f"session {session_id!r:.80} ended after {idle}: play the episode again")
-        raise GrpcRefusal(
-            StatusCode.NOT_FOUND, f"there is no session {session_id!r:.80} of this client: play the episode again"
-        )
+            raise GrpcRefusal(Code.NOT_FOUND, f"session {session_id!r:.80} ended after {idle}: play the episode again")
+        raise GrpcRefusal(Code.NOT_FOUND, f"there is no session {session_id!r:.80} of this client: play the episode again")
 
     def has(self, session: GrpcSession) -> bool:
         """Return whether a session is open."""
@@ -251,7 +249,7 @@ def check_request_id(request_id: str) -> None:
     """Raise `GrpcRefusal` for an empty or long number of a request."""
     if not 0 < len(request_id) <= MAX_ID:
         raise GrpcRefusal(
-            StatusCode.INVALID_ARGUMENT,
+            Code.INVALID_ARGUMENT,
             f"request_id has {len(request_id)} characters: give 1 to {MAX_ID}, others for each request",
         )
 
@@ -260,7 +258,7 @@ def same(stored: GrpcRequest | None, request: Any) -> GrpcRequest | None:
     """Return a stored request if there is one. Raises `GrpcRefusal` if a request of the same number has another content."""
     if stored is not None and stored.digest != digest(request):
         raise GrpcRefusal(
-            StatusCode.INVALID_ARGUMENT,
+            Code.INVALID_ARGUMENT,
             f"request_id {request.request_id!r} was used with another content: give each request its own number",
         )
     return stored

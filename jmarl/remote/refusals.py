@@ -8,7 +8,7 @@ import re
 from jmarl.envs.vector import Fault
 from jmarl.remote import environments_pb2 as pb
 from jmarl.remote.catalog import Built
-from jmarl.remote.gate import Caller, GrpcRefusal, StatusCode, log, shortened
+from jmarl.remote.gate import Caller, Code, GrpcRefusal, log, shortened
 from jmarl.remote.options import is_of_files
 
 PLACE = re.compile(r"[/\\]\w|\bErrno\b")  # in a sentence that names a path, an address or an error of the system
@@ -19,14 +19,14 @@ def refusal_of(error: Exception, built: Built, method: str, caller: Caller) -> G
     if isinstance(error, GrpcRefusal):
         return error.alone()
     if isinstance(error, NotImplementedError) and method == "tasks":
-        return GrpcRefusal(StatusCode.UNIMPLEMENTED, f"{built.name} has no tasks of its own: pass items to train(...)")
+        return GrpcRefusal(Code.UNIMPLEMENTED, f"{built.name} has no tasks of its own: pass items to train(...)")
     log.error("request %s: %s.%s raised an error", caller.number, built.name, method, exc_info=error)
     error.__traceback__ = None  # as in `GrpcRefusal.alone`
     if isinstance(error, ValueError) and method != "step":
         is_told = built.trusts_errors and not is_of_files(error)
         why = str(error) if is_told else f"{built.name} refused it; the server's log says why"
-        return GrpcRefusal(StatusCode.INVALID_ARGUMENT, f"a malformed {'task' if method == 'reset' else 'request'}: {why}")
-    return GrpcRefusal(StatusCode.INTERNAL, f"{built.name} raised {type_name(error)} in {method}; the server's log says more")
+        return GrpcRefusal(Code.INVALID_ARGUMENT, f"a malformed {'task' if method == 'reset' else 'request'}: {why}")
+    return GrpcRefusal(Code.INTERNAL, f"{built.name} raised {type_name(error)} in {method}; the server's log says more")
 
 
 def fault_of(fault: Fault, built: Built, caller: Caller) -> pb.Fault:
