@@ -1,6 +1,6 @@
 """MRLM's settings of `PPOTrainer` in one class: those of training and of PPO."""
 
-from jmarl.mrlm import sections
+from jmarl.mrlm import config as sections
 from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.keys import KEYS
 
