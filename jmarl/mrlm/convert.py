@@ -95,10 +95,11 @@ class Conversion:
             self._read_environments(key, Given(value, rank, at))
             names = self._apply(environments, {key: self.environments[key]}, "rollouts", strict=False) or {}
             converted |= {name: Given(x, rank, at) for name, x in names.items()}
-        elif key == "options" or (key == "wandb" and isinstance(value, Part)):
-            self.options_rank = rank if key == "options" else self.options_rank
-            older = self._outputs(wandb, self.rules.get(wandb, {}), "rollouts") if key == "wandb" else {}
-            converted |= older
+        elif key == "options":
+            self.options_rank = rank
+            return False
+        elif key == "wandb" and isinstance(value, Part):  # it changes what older keys set
+            converted |= self._outputs(wandb, self.rules.get(wandb, {}), "rollouts")
             return False
         elif len(path) > 1 or key not in (*KEYS, "agents", "policy_env", "device"):
             return False

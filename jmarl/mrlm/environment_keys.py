@@ -9,7 +9,6 @@ from jmarl.config.validation import did_you_mean
 from jmarl.mrlm.rules import Notes, Values
 
 ENVIRONMENTS = ("environment", "train_envs", "eval_envs")
-REWARD_KEYS = ("reward_scale", "reward_clip", "reward_bias")
 
 # key of an entry -> the constructor argument of the environment (see `OPTIONS` for those with another name), or what it is for
 ENVIRONMENT_KEYS: Mapping[str, str] = {
@@ -21,7 +20,7 @@ ENVIRONMENT_KEYS: Mapping[str, str] = {
     "dataset": "data",
     "problems": "problems",
     "timeout": "timeout",
-    **{name: name for name in REWARD_KEYS},
+    **{name: name for name in ("reward_scale", "reward_clip", "reward_bias")},
     "remote": "servers, which server_address names",
     "server_address": "servers",
     "custom_class": "name",

@@ -182,7 +182,6 @@ KEYS: dict[str, dict[str, Entry]] = {
     },
 }
 
-LISTS: dict[str, Rule] = {"agents": rules.agents}
 AGENT_KEYS = {
     "model_name_or_path": "one of models",
     "mode": "frozen_agents",

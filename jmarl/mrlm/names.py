@@ -11,84 +11,67 @@ import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 ROOT = "jmarl.mrlm"
 
-ALIASES: dict[str, str] = {
-    **dict.fromkeys(("core.types", "core.base", "core.simulated_environment"), "core"),
-    "config.training_config": "config",
-    "config.loader": "config",
-    "config.parser": "config",
-    "algorithms.base_trainer": "algorithms.trainer",
-    **{f"algorithms.{name}.trainer": f"algorithms.{name}" for name in ("ppo", "grpo", "dpo", "sft")},
-    **{f"algorithms.{name}.loss": f"algorithms.{name}" for name in ("ppo", "grpo", "dpo", "sft")},
-    "algorithms.ppo.config": "algorithms.ppo",
-    "algorithms.ppo.utils": "algorithms.ppo",
-    "algorithms.dpo.dataset": "algorithms.data",
-    "algorithms.sft.dataset": "algorithms.data",
-    "algorithms.utils": "algorithms",
-    **{
-        f"environments.code.{name}": "environments.code"
-        for name in ("code_env", "environment", "problem_generator", "executor")
-    },
-    **{f"environments.math.{name}": "environments.math" for name in ("math_env", "environment", "problem_generator", "solver")},
-    **{f"environments.debate.{name}": "environments.debate" for name in ("debate_env", "environment", "judge", "topics")},
-    **{f"environments.tools.{name}": "environments.tools" for name in ("tool_env", "environment", "tool_registry")},
-    "environments.tools.builtin_tools": "environments.tools",
-    "environments.tools.task_generator": "environments.tools",
-    "environments.base": "core",
-    "models.hf_model": "models",
-    "models.generation": "models",
-    "utils": "core",
-    "training": "algorithms",
-}
+
+def by_word(table: Mapping[str, str]) -> dict[str, str]:
+    """Return the key of each word of a table's values. A word with a point in front continues its key."""
+    return {key + word if word.startswith(".") else word: key for key, words in table.items() for word in words.split()}
+
+
+ALIASES = by_word({
+    "core": ".types .base .simulated_environment environments.base utils",
+    "config": ".training_config .loader .parser",
+    "algorithms.trainer": "algorithms.base_trainer",
+    "algorithms.ppo": ".trainer .loss .config .utils",
+    "algorithms.grpo": ".trainer .loss",
+    "algorithms.dpo": ".trainer .loss",
+    "algorithms.sft": ".trainer .loss",
+    "algorithms.data": "algorithms.dpo.dataset algorithms.sft.dataset",
+    "algorithms": "algorithms.utils training",
+    "environments.code": ".code_env .environment .problem_generator .executor",
+    "environments.math": ".math_env .environment .problem_generator .solver",
+    "environments.debate": ".debate_env .environment .judge .topics",
+    "environments.tools": ".tool_env .environment .tool_registry .builtin_tools .task_generator",
+    "models": ".hf_model .generation",
+})  # fmt: skip
 
 _SERVERS = "jmarl serve offers environments, and jmarl.RemoteEnvironment(address, name) is one of them"
 _ROLLOUTS = "rollouts are records of jmarl.rollout, which trainers make and learn from"
-_LOSS = "losses are pure functions in jmarl.rl, which the trainers call"
-_JUDGE = "a judge is a function (transcript, rng) -> DebateVerdict, as in jmarl.envs.debate"
 
-LEFT_OUT_MODULES: dict[str, str] = {
-    "distributed": "jmarl launch or torchrun starts several processes, and jmarl.join_processes joins them; choose GPUs by "
-    "CUDA_VISIBLE_DEVICES, and see them by `jmarl info`",
-    **dict.fromkeys(("server", "client", "protocols", "core.remote_environment", "core.environment_server"), _SERVERS),
-    "data": _ROLLOUTS,
-    "cli": "the command line is `jmarl train`, `eval`, `collect` and `info` (jmarl.cli); jmarl.make makes environments",
-}
+LEFT_OUT_MODULES = by_word({
+    "jmarl launch or torchrun starts several processes, and jmarl.join_processes joins them; choose GPUs by "
+    "CUDA_VISIBLE_DEVICES, and see them by `jmarl info`": "distributed",
+    _SERVERS: "server client protocols core.remote_environment core.environment_server",
+    _ROLLOUTS: "data",
+    "the command line is `jmarl train`, `eval`, `collect` and `info` (jmarl.cli); jmarl.make makes environments": "cli",
+})  # fmt: skip
 
-LEFT_OUT: dict[str, str] = {
-    "RolloutBatch": _ROLLOUTS,
-    "RolloutBuffer": _ROLLOUTS,
-    **dict.fromkeys(("RemoteEnvironment", "EnvironmentServer"), _SERVERS),
-    **dict.fromkeys(
-        (
-            "compute_ppo_loss", "compute_ppo_total_loss", "compute_value_loss", "compute_entropy_bonus", "compute_gae",
-            "compute_grpo_loss", "compute_group_advantages", "normalize_rewards_by_group", "normalize_rewards_in_groups",
-            "normalize_advantages", "compute_dpo_loss", "compute_dpo_loss_with_kl", "compute_conservative_dpo_loss",
-            "compute_preference_log_ratio", "compute_sft_loss", "compute_next_state_loss", "compute_behavioral_cloning_loss",
-            "compute_combined_sft_loss",
-        ),
-        _LOSS,
-    ),  # fmt: skip
-    "generate_with_log_probs": "jmarl.sampling samples with log-probabilities, and trainers use it",
-    "compute_log_probs": "jmarl.sampling.logprobs has log-probabilities of given tokens",
-    "compute_sequence_log_probs": "jmarl.sampling.logprobs has log-probabilities of given tokens",
-    "format_messages_for_chat": "the chat template of the tokenizer writes prompts",
-    "PythonExecutor": "jmarl.sandbox.Sandbox runs programs",
-    "CodeExecutor": "jmarl.sandbox.Sandbox runs programs",
-    "ExecutionResult": "jmarl.sandbox.ExecutionResult is the result of a program",
-    "extract_answer": "jmarl.envs.math.answers finds and compares answers",
-    "verify_answer": "jmarl.envs.math.answers finds and compares answers",
-    "DebateJudge": _JUDGE,
-    "LLMJudge": "jmarl.envs.debate.llm_judge.LLMJudge(model) takes a text model",
-    "DebatePosition": "the sides of a debate are the roles pro and con",
-    "ConfigParser": "load_config and save_config read and write files",
-    "merge_configs": "`jmarl train --config a.yaml,b.yaml` joins files, of which later ones override",
-}  # fmt: skip
+LEFT_OUT = by_word({
+    _ROLLOUTS: "RolloutBatch RolloutBuffer",
+    _SERVERS: "RemoteEnvironment EnvironmentServer",
+    "losses are pure functions in jmarl.rl, which the trainers call":
+    "compute_ppo_loss compute_ppo_total_loss compute_value_loss compute_entropy_bonus compute_gae compute_grpo_loss "
+    "compute_group_advantages normalize_rewards_by_group normalize_rewards_in_groups normalize_advantages compute_dpo_loss "
+    "compute_dpo_loss_with_kl compute_conservative_dpo_loss compute_preference_log_ratio compute_sft_loss "
+    "compute_next_state_loss compute_behavioral_cloning_loss compute_combined_sft_loss",
+    "jmarl.sampling samples with log-probabilities, and trainers use it": "generate_with_log_probs",
+    "jmarl.sampling.logprobs has log-probabilities of given tokens": "compute_log_probs compute_sequence_log_probs",
+    "the chat template of the tokenizer writes prompts": "format_messages_for_chat",
+    "jmarl.sandbox.Sandbox runs programs": "PythonExecutor CodeExecutor",
+    "jmarl.sandbox.ExecutionResult is the result of a program": "ExecutionResult",
+    "jmarl.envs.math.answers finds and compares answers": "extract_answer verify_answer",
+    "a judge is a function (transcript, rng) -> DebateVerdict, as in jmarl.envs.debate": "DebateJudge",
+    "jmarl.envs.debate.llm_judge.LLMJudge(model) takes a text model": "LLMJudge",
+    "the sides of a debate are the roles pro and con": "DebatePosition",
+    "load_config and save_config read and write files": "ConfigParser",
+    "`jmarl train --config a.yaml,b.yaml` joins files, of which later ones override": "merge_configs",
+})  # fmt: skip
 
 
 def refuse(module: str, name: str) -> Any:

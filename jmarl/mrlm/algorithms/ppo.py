@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jmarl.mrlm.algorithms.ppo_config import PPOConfig as PPOConfig
+from jmarl.mrlm.algorithms.trainer import PPOConfig as PPOConfig
 from jmarl.mrlm.algorithms.trainer import Trainer
 from jmarl.mrlm.names import refusing
 

@@ -27,10 +27,11 @@ from jmarl.envs.messages import MAX_TURNS, EnvironmentMode, SimulatedEnvironment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate, numbers
-from jmarl.mrlm.algorithms.ppo_config import PPOConfig
+from jmarl.mrlm import config as sections
 from jmarl.mrlm.config import SAVED_IN, ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment, check_device
 from jmarl.mrlm.core.system_prompts import WithSystemPrompts
+from jmarl.mrlm.keys import KEYS
 from jmarl.runs.checks import check_settings, check_team, environment_of
 from jmarl.runs.experiment import wandb_config
 from jmarl.runs.records import TrainResult
@@ -40,6 +41,15 @@ from jmarl.team import agents_of, policies
 from jmarl.types import TeamState
 
 NUM_TASKS, NUM_EPISODES = 1000, 20  # of training and of an evaluation
+
+
+class PPOConfig(sections.PPOConfig, sections.TrainingConfig, entries=KEYS["training"] | KEYS["ppo"]):
+    """The settings of `TrainingConfig` and of the section `PPOConfig`, under their names."""
+
+    def experiment(self) -> ExperimentConfig:
+        """Return the same settings in sections."""
+        training, ppo = ({key: getattr(self, key) for key in KEYS[name]} for name in ("training", "ppo"))
+        return ExperimentConfig(training=sections.TrainingConfig(**training), ppo=sections.PPOConfig(**ppo))
 
 
 class Policies(TrainedTeam):

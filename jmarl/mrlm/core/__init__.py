@@ -10,8 +10,8 @@ from jmarl.envs.messages import MessageRole as MessageRole
 from jmarl.envs.messages import Observation as Observation
 from jmarl.envs.messages import Reward as Reward
 from jmarl.envs.messages import SimulatedEnvironment as SimulatedEnvironment
+from jmarl.mrlm.config import GenerationConfig as GenerationConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment as LLMEnvironment
 from jmarl.mrlm.names import refusing
-from jmarl.mrlm.sections import GenerationConfig as GenerationConfig
 
 __getattr__ = refusing(__name__)

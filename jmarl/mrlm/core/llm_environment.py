@@ -22,8 +22,8 @@ from jmarl.config.validation import did_you_mean
 from jmarl.envs.messages import BaseEnvironment, EnvironmentMode, Message, Observation, Reward, chat_of
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.transformers_model import TransformersModel, copy_to_transformers
+from jmarl.mrlm.config import GenerationConfig
 from jmarl.mrlm.keys import KEYS, Ignored, One, Only, Refused, settings_of_key
-from jmarl.mrlm.sections import GenerationConfig
 from jmarl.rollout.text_model import AgentModel
 
 RewardFn = Callable[[list[Message]], Reward | float]
