@@ -26,7 +26,7 @@ RATE = 1e-3
 
 
 def run_page(page: Any, monkeypatch, capsys, *flags: str) -> list[Any]:
-    """Run the command of a page, and return what its `train` yields. It prints a line per update, a value before and after."""
+    """Run the command of a page, and return what its `train` yields. It prints a line before and after each update."""
     updates, train = [], page.train
 
     def kept(*arguments):
@@ -40,7 +40,7 @@ def run_page(page: Any, monkeypatch, capsys, *flags: str) -> list[Any]:
     page.main()
     *lines, held_out = capsys.readouterr().out.splitlines()
     lines = [line.split() for line in lines if line.startswith("update ")]
-    assert [words[1] for words in lines] == ["1", "2", "3"] and all({*words[-1]} == {"#"} for words in lines)
+    assert [words[1] for words in lines] == ["0", "1", "2", "3"] and all({*words[-1]} == {"#"} for words in lines)
     before, after = (float(part.split()[-1]) for part in held_out.split(","))
     assert held_out.startswith("held-out re") and 0 < before < 1 and 0 < after < 1
     return updates

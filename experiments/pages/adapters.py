@@ -148,6 +148,7 @@ def main() -> None:
     trained = sum(x.size for x in jax.tree.leaves(adapters))
     print(f"{A} roles with {trained // A:,} trained numbers each, over one base of {num_params(agent.config):,}")
     _, before = play(run, adapters, held_out, 0, EVAL)
+    show(0, "held-out reward", before.mean())
     for number, (state, rewards) in enumerate(train(run, adapters, args.updates, args.seed), 1):
         adapters = state.adapters
         show(number, "reward", rewards.mean())

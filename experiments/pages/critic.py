@@ -6,7 +6,7 @@ value of a prompt depends on it.
 
 Claim: two agents of random weights learn from their joint reward alone that the second text is to be twice, three or four times
     as long as the first, as the prompt says. The first updates are those of `jmarl.train` (tests/test_pages.py).
-Command: python -m experiments.pages.critic    (--help; with a real model: --model smollm2-135m-instruct --rate 5e-5)
+Command: python -m experiments.pages.critic    (--help; --model takes a real one)
 Expected: EXPECTED
 """
 
@@ -158,6 +158,7 @@ def main() -> None:
     params = stack_params([agent.params for agent in agents])
     run, (held_out, _) = prepare(agents[0], args.rate, args.seed), encode(agents[0], HELD_OUT)
     _, before = play(run, params, held_out, HELD_OUT, 0, EVAL)
+    show(0, "held-out reward", before.mean())
     for number, (state, _, rewards, error) in enumerate(train(run, params, args.updates, args.seed), 1):
         params = state.params
         show(number, f"error of the critic {error:.3f}  reward", rewards.mean())

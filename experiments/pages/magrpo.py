@@ -140,6 +140,7 @@ def main() -> None:
     params = stack_params([agent.params for agent in agents])
     run, held_out = prepare(agents[0], args.rate, args.seed), encode(agents[0], HELD_OUT)
     _, before = play(run, params, held_out, 0, EVAL)
+    show(0, "held-out reward", before.mean())
     for number, (state, _, rewards) in enumerate(train(run, params, args.updates, args.seed), 1):
         params = state.params
         show(number, "reward", rewards.mean())

@@ -6,7 +6,7 @@ of a pair is of all agents together, so the margin of one agent counts what the 
 
 Claim: two agents of random weights learn from pairs alone that the second text is to be three times as long as the first. The
     first updates are those of `jmarl.train` (tests/test_pages.py).
-Command: python -m experiments.pages.pairs    (--help; with a real model: --model smollm2-135m-instruct --rate 2e-5)
+Command: python -m experiments.pages.pairs    (--help; --model takes a real one)
 Expected: EXPECTED
 """
 
@@ -157,11 +157,12 @@ def main() -> None:
     args = flags.parse_args()
     agents = make_agents(args.model, WORDS, A, args.seed)
     run, params = prepare(agents[0], args.rate, args.seed), stack_params([agent.params for agent in agents])
+    _, before = play(run, params, HELD_OUT, 0, EVAL)
+    show(0, "held-out reward", before.mean())
     data = [row for step in range(args.draws) for row in make_pairs(run, params, TOPICS, step)]
     others = make_pairs(run, params, HELD_OUT, 0)
     pairs, held_out = encode(run, params, data), encode(run, params, others)
     print(f"{len(data)} pairs to learn from, {len(others)} held out", flush=True)
-    _, before = play(run, params, HELD_OUT, 0, EVAL)
     loss, _ = run.loss(params, held_out)
     for number, (state, metrics) in enumerate(train(run, params, pairs, args.updates, args.seed), 1):
         params = state.params

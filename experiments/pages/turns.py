@@ -6,7 +6,7 @@ those that its agent wrote in the same turn of the other episodes on the task, b
 
 Claim: two agents of random weights learn to open the right box with a tool, and to say what is in it. The first updates are
     those of `jmarl.train` (tests/test_pages.py).
-Command: python -m experiments.pages.turns    (--help; with a real model: --model smollm2-135m-instruct --rate 5e-5)
+Command: python -m experiments.pages.turns    (--help; --model takes a real one)
 Expected: EXPECTED
 """
 
@@ -126,21 +126,21 @@ def written(tokens: np.ndarray, mask: np.ndarray) -> list[list[int]]:
 def play(run: Run, params: Params, tasks: Sequence[dict], step: int, purpose: int) -> tuple[Batch, np.ndarray]:
     """Play G episodes of each task side by side. Return the completions of all turns, and the returns of the episodes [E]."""
     tokenizer, room, rng = run.agent.tokenizer, run.agent.config.max_positions, np.random.default_rng((run.seed, step, purpose))
-    episodes = [run.env.reset(task, rng) for task in tasks for _ in range(G)]
-    states, texts = [state for state, _ in episodes], [list(x) for x in zip(*(read for _, read in episodes), strict=True)]
-    rows = [encode_prompts(tokenizer, own, room, T) for own in texts]  # [A][E] conversations so far
-    width, turns, rewards = 4 * max(map(len, sum(rows, []))) + 2 * T, [], []  # one width, one program
+    states, read = zip(*(run.env.reset(task, rng) for task in tasks for _ in range(G)), strict=True)
+    rows = [encode_prompts(tokenizer, own, room, T) for own in zip(*read, strict=True)]  # [A][E] conversations so far
+    width = 4 * max(map(len, sum(rows, []))) + 2 * T  # more than any conversation gets: one width, one program
+    turns, rewards = [], []
     for turn in range(TURNS):
-        ids, lengths = (np.stack(x) for x in zip(*(pad(own, width) for own in rows), strict=True))
+        ids, lengths = (np.stack(x) for x in zip(*(pad(own, width) for own in rows), strict=True))  # [A, E, S], [A, E]
         completions = jax.device_get(run.sample(params, ids, lengths, step, purpose, turn))
         chosen = [written(*x) for x in zip(completions.tokens, completions.action_mask, strict=True)]  # [A][E] token ids
         messages = zip(*(decode(tokenizer, own) for own in chosen), strict=True)
-        steps = [run.env.step(state, list(own), rng) for state, own in zip(states, messages, strict=True)]
+        answers = [run.env.step(state, joint, rng) for state, joint in zip(states, messages, strict=True)]
         turns.append((ids, lengths, completions))
-        rewards.append([x.reward for x in steps])
-        states, read = [x.state for x in steps], list(zip(*(x.observations for x in steps), strict=True))
+        rewards.append([answer.reward for answer in answers])
         if turn + 1 < TURNS:
-            history = [[a + b for a, b in zip(*x, strict=True)] for x in zip(rows, chosen, strict=True)]
+            states, read = [x.state for x in answers], zip(*(x.observations for x in answers), strict=True)
+            history = [[a + b for a, b in zip(*own, strict=True)] for own in zip(rows, chosen, strict=True)]
             rows = [follow_ups(tokenizer, old, new, room, T) for old, new in zip(history, read, strict=True)]
     to_go = np.cumsum(rewards[::-1], 0)[::-1].astype(np.float32)  # [TURNS, E]
     ids, lengths, completions = jax.tree.map(lambda *x: np.concatenate(x, 1) if x[0].ndim > 1 else x[0], *turns)
@@ -163,6 +163,7 @@ def main() -> None:
     run, params = prepare(agents[0], Boxes(), args.rate, args.seed), stack_params([agent.params for agent in agents])
     held_out = run.env.tasks("eval")
     _, before = play(run, params, held_out, 0, EVAL)
+    show(0, "held-out return", before.mean())
     for number, (state, returns) in enumerate(train(run, params, args.updates), 1):
         params = state.params
         show(number, "return", returns.mean())
