@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -33,6 +33,13 @@ class Table(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._targets)
+
+
+def face(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a guest: what other rooms may import from it. names: module of the package -> its names."""
+    targets = {name: f"{package}.{module}:{name}" for module, those in names.items() for name in those.split()}
+    table, modules = Table[Any](targets), modules_of(package)
+    return lambda name: table[name] if name in table else modules(name)
 
 
 def modules_of(package: str) -> Callable[[str], ModuleType]:

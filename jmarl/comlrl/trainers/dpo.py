@@ -13,7 +13,7 @@ from jmarl.algorithms import find_row, resolve
 from jmarl.comlrl.arguments import Model, check_args, check_not_deleted, check_wandb, load_agents
 from jmarl.comlrl.config import TrainerConfig, trainer_config
 from jmarl.config import Count, Episodes, Range, Sampling
-from jmarl.preferences.pairs import load_pairs
+from jmarl.preferences import load_pairs
 from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.kinds.given import encode, evaluate_on_data
 from jmarl.runs.records import FitResult

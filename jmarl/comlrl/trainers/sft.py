@@ -7,7 +7,7 @@ from typing import Any
 
 from jmarl.comlrl.config import trainer_config
 from jmarl.comlrl.trainers.dpo import DPOConfig, DPOTrainer
-from jmarl.preferences.pairs import load_trajectories
+from jmarl.preferences import load_trajectories
 
 
 @trainer_config
