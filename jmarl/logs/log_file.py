@@ -12,9 +12,10 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:  # the command line imports this file, and answers at once
+    import numpy as np
 
 logger = logging.getLogger(__name__)
 
