@@ -95,6 +95,8 @@ GUESTS = {
     "preferences", "runs.kinds.given", "runs.kinds.rounds", "runs.kinds.learned",
     "evaluation.cross_play", "evaluation.zero_shot", "processes.launch", "processes.children",
 }  # fmt: skip
+FACES = {"sandbox", "preferences", "plan", "report"}  # other rooms import them through their __init__ alone
+KINDS = {"runs.kinds.given", "runs.kinds.rounds", "runs.kinds.learned"}  # stand on preferences, and know it inside
 DOORS = {"", "__main__"}  # jmarl/__init__.py names guests for type checkers
 
 FLAX_USERS = {"models.config", "models.decoder", "models.decoding", "files.checkpoint"}
@@ -182,6 +184,17 @@ def violations(module: str, source: str, modules: set[str]) -> list[str]:
 def test_module_imports_only_earlier_rooms_and_its_own_world(module):
     wrong = violations(module, MODULES[module].read_text(), set(MODULES))
     assert not wrong, f"jmarl.{module}: " + "; ".join(wrong)
+
+
+@pytest.mark.parametrize("guest", sorted(FACES))
+def test_a_guest_has_one_face_of_at_most_ten_names(guest):
+    names = set()
+    for module in MODULES.keys() - DOORS - KINDS - {"training"}:
+        for node in ast.walk(ast.parse(MODULES[module].read_text())) if not module.startswith(guest) else ():
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"jmarl.{guest}."):
+                assert node.module == f"jmarl.{guest}", f"jmarl.{module} imports {node.module}, which is inside a guest"
+                names |= {alias.name for alias in node.names}
+    assert len(names) <= 10
 
 
 def test_what_tables_name_is_there():

@@ -33,7 +33,7 @@ from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, op
 from jmarl.models.hub.messages import ChatPrompt
 
 if TYPE_CHECKING:
-    from jmarl.preferences.pairs import Pair
+    from jmarl.envs.data import Pair
     from jmarl.rollout.turns import Rollout
     from jmarl.team import Team
 
@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     left_out = "" if args.filter_reward is None else f", those with a return of at least {args.filter_reward:g}"
     to_stderr(f"{file.num_episodes} of {plural(args.num_episodes, 'episode')} in {args.output}{left_out}")
     if args.pairs:
-        from jmarl.preferences.pairs import read_rows, save_pairs
+        from jmarl.envs.rows import read_rows
+        from jmarl.preferences import save_pairs
 
         pairs = pairs_of(read_rows(args.output))
         save_pairs(args.pairs, pairs)
@@ -342,7 +343,8 @@ def pairs_of(rows: Sequence[Any]) -> list[Pair]:
     """Return the best and the worst joint action of each task as a pair, if their returns differ. rows: of single turns."""
     import numpy as np
 
-    from jmarl.preferences.pairs import Pair, select
+    from jmarl.envs.data import Pair
+    from jmarl.preferences import select
 
     tasks: dict[int, dict[int, list[Any]]] = {}  # number of a task -> number of an episode -> its rows, by agent
     for row in rows:

@@ -35,14 +35,13 @@ from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.samples import block
 from jmarl.models.hub.special_tokens import special_tokens
 from jmarl.models.hub.tokenize import decode, encode_prompts
-from jmarl.preferences.encoding import AgentTokens
-from jmarl.preferences.long_rows import fit_rows, prompts_of
+from jmarl.preferences import fit_rows, prompts_of
 from jmarl.randomness import TRAIN, Randomness
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.checks import check_data, check_fit, check_seeds, check_settings
 from jmarl.runs.experiment import examples_of, learns_from_completions, task_of, team_of
-from jmarl.runs.kinds.given import encode_tokens
+from jmarl.runs.kinds.given import AgentTokens, encode_tokens
 from jmarl.runs.kinds.rollouts import sampler_of
 from jmarl.runs.kinds.seeds import several
 from jmarl.runs.prepare import prepare

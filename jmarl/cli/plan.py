@@ -61,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of each program that does not fit
     from jmarl.cli.configuration import read_configuration
     from jmarl.models.hub.agents import load_description
-    from jmarl.plan.devices import find_gpu
-    from jmarl.plan.fit import choose_settings
-    from jmarl.plan.plan import describe_team, lines_of, make_plan
+    from jmarl.plan import choose_settings, describe_team, find_gpu, lines_of, make_plan
 
     gpu = find_gpu(args.device)
     settings: dict[str, Any] = dict(seed=None, device=None, output=None, resume=None, pool=None)
@@ -92,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--fit {args.fit}: this file exists, and nothing is overwritten: give another name")
     names = cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models
     described = {name: load_description(name) for name in dict.fromkeys(names)}
+    if args.prompt_tokens is None and any(tokenizer is None for _, tokenizer in described.values()):
+        raise ValueError("a model has no tokenizer.json, so prompts cannot be measured: give --prompt-tokens")
     team = describe_team([(name, *described[name]) for name in names], cfg.team.shared_weights)
     prompt_tokens, eval_items = measure_prompts(cfg, team, args.prompt_tokens)
     team = in_chosen_context(team, cfg.train, prompt_tokens)
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 def time_lines(cfg: ExperimentConfig, eval_items: int, measures: bool) -> list[str]:
     """Return how long a run takes on this CPU, from two steps of it, as lines."""
-    from jmarl.plan.steps import has_weights, lines_of_steps, time_step
+    from jmarl.plan import has_weights, lines_of_steps, time_step
 
     if not measures:
         return ["how long it takes: --measure makes two steps of the run"]
@@ -164,8 +164,7 @@ def find_settings(cfg: Any, path: str, team: Any, gpu: Any, sizes: tuple[int, in
 
     sizes: tokens of the longest prompt, number of held-out tasks, number of devices."""
     from jmarl.config.yaml_file import dump_yaml
-    from jmarl.plan.fit import line_of, prove
-    from jmarl.plan.plan import lines_of
+    from jmarl.plan import line_of, lines_of, prove
 
     if gpu is None:
         raise ValueError("--fit is for GPUs, and --device is cpu")
@@ -187,15 +186,12 @@ def in_chosen_context(team: Any, cfg: Any, prompt_tokens: int) -> Any:
 
 def measure_prompts(cfg: Any, team: Any, prompt_tokens: int | None) -> tuple[int, int]:
     """Return the length of the longest of the first prompts, unless it is given, and the number of held-out tasks."""
-    from jmarl.plan.programs import UnknownTokenizer
     from jmarl.randomness import TRAIN, Randomness
     from jmarl.runs.experiment import task_of
     from jmarl.sampling.generate import tokenize
 
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
     if prompt_tokens is None:
-        if any(isinstance(spec.tokenizer, UnknownTokenizer) for spec in team.stacks):
-            raise ValueError("a model has no tokenizer.json, so prompts cannot be measured: give --prompt-tokens")
         _, prompts = task.env.reset(task.items[:64], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
         rows = tokenize(team, prompts, cfg.train.sampling, cfg.train.episodes.chat_settings, allow_long=True)
         prompt_tokens = max(len(row) for agent in rows for row in agent)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from jmarl.cli.main import check_output
 from jmarl.config import check
-from jmarl.report.page import write_report
-from jmarl.report.serve import address_of, open_server
+from jmarl.report import address_of, open_server, write_report
 
 OUTPUT = "report.html"
 

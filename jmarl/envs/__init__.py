@@ -1,6 +1,6 @@
 """Environments: the tasks of a team, what its agents read, and the rewards of what they write.
 
-Host code: it may import `sandbox` and never jax.
+Host code, which never imports jax; only its worlds, the folders, import `sandbox`.
 Open `base.py` first: it has the interfaces and a complete environment in one file.
 """
 

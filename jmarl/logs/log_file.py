@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import numpy as np  # not before it is needed: --help imports this file
+if TYPE_CHECKING:  # the command line imports this file, and answers at once
+    import numpy as np
 
 logger = logging.getLogger(__name__)
 

@@ -2,3 +2,15 @@
 
 The room imports everything up to `training`. Open `plan.py` first.
 """
+
+from jmarl.lazy import face
+
+__getattr__ = face(
+    __name__,
+    {
+        "devices": "find_gpu",
+        "fit": "choose_settings line_of prove",
+        "plan": "describe_team lines_of make_plan",
+        "steps": "has_weights lines_of_steps time_step",
+    },
+)

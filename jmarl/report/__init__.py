@@ -3,3 +3,7 @@
 Reads run directories and imports no jax. Open `page.py` first; `page.html`, `*.css` and `*.js` are what the file consists
 of, and `serve.py` serves it while a run goes on.
 """
+
+from jmarl.lazy import face
+
+__getattr__ = face(__name__, {"load": "metrics", "page": "write_report", "serve": "address_of open_server"})

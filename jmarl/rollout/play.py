@@ -5,7 +5,7 @@ joint actions are answered in one call of the environment. `play` holds no model
 `sample`, such as `partial(sample_team, team, params)`; `rollout.together` answers requests of several runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +14,9 @@ from jmarl.config import Episodes, Sampling
 from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.envs.calls.copies import copies
 from jmarl.envs.calls.user_code import calling
+from jmarl.lazy import Table
 from jmarl.randomness import Randomness
 from jmarl.rl.returns import credit, discounted, joint_actions
-from jmarl.rollout import counterfactual
 from jmarl.rollout.chunks import join_answers, num_parts
 from jmarl.rollout.spelling import Spellings, allowed, first_spellings, next_spellings
 from jmarl.rollout.turns import Rollout, Turn, fault_counts, join_completions, padded_nodes, take_rows_of_nodes
@@ -144,6 +144,9 @@ def first_request(
     return requests_of_turn(game, first_nodes(game, items), 0, group)[1][0]
 
 
+REPLAY = Table[Callable[..., Sequence[np.ndarray]]]({"counterfactual": "jmarl.rollout.counterfactual:returns"})  # by joint mode
+
+
 def returns_of(
     game: Game, turns: Sequence[Turn], answers: Sequence[Answer]
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
@@ -151,7 +154,7 @@ def returns_of(
     gamma, mode = game.episodes.gamma, game.episodes.cross_credit
     if game.episodes.forks:
         mode = "counterfactual"
-        joint_returns = counterfactual.returns(turns, answers, game.env, gamma, game.rng)
+        joint_returns = REPLAY[mode](turns, answers, game.env, gamma, game.rng)
     else:
         joint_returns = discounted([turn.rewards for turn in turns], [turn.parents for turn in turns], gamma)
     returns = [credit_completions(x, turn, mode) for turn, x in zip(turns, joint_returns, strict=True)]

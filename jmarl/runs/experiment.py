@@ -44,7 +44,7 @@ from jmarl.team import Team
 
 NUM_TASKS = 1000  # default number of tasks of an environment
 READERS = Table[Callable[..., list[Any]]](
-    {"pairs": "jmarl.preferences.pairs:load_pairs", "texts": "jmarl.preferences.pairs:load_trajectories"}
+    {"pairs": "jmarl.preferences:load_pairs", "texts": "jmarl.preferences:load_trajectories"}
 )
 
 

@@ -22,6 +22,7 @@ from jmarl.algorithms import with_fastest_updates
 from jmarl.config import Sampling
 from jmarl.envs.base import Environment
 from jmarl.hardware import memory_in_use, memory_pool
+from jmarl.lazy import Table
 from jmarl.learning.choose import bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import lower_team
@@ -35,9 +36,15 @@ from jmarl.rollout.play import first_request
 from jmarl.rollout.zeros import zero_rollout
 from jmarl.runs.run import Kind, Task
 from jmarl.sampling.generate import SampleRequest, lower_samplers
-from jmarl.sampling.refill import lower_step
 from jmarl.types import TeamState
 
+EARLY = Table[Any](  # what async_steps needs
+    {
+        "sampler": "jmarl.sampling.refill:EarlyRows",
+        "rows": "jmarl.sampling.refill:empty_rows",
+        "lower": "jmarl.sampling.refill:lower_step",
+    }
+)
 MEASURED_ITEMS = 64  # whose prompts are looked at for the longest
 
 
@@ -90,7 +97,10 @@ def programs_of_run(
 
     settings = cfg.sampling, cfg.episodes.num_generations, TRAIN
     request = request_of(tasks, *settings)
-    lowered = lower_step(team, state, request, request_of(following, *settings) if cfg.episodes.async_steps else request)
+    if state.pending:
+        lowered = EARLY["lower"](team, state, request, request_of(following, *settings))
+    else:
+        lowered = lower_samplers(team, params, request)
     yield from (("sampling", i, program) for i, program in enumerate(lowered))
     if setup.algorithm.has_greedy_baseline:
         yield from samplers("greedy sampling", tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)

@@ -26,7 +26,7 @@ from jmarl.sampling.sampler import RowIds
 from jmarl.sampling.stack_program import Acting, Prompts, SampleProgram, sample_stack
 from jmarl.sampling.stop_texts import vocabulary
 from jmarl.team import StackSpec, Team, to_agents
-from jmarl.types import Completions
+from jmarl.types import Completions, TeamState
 
 NO_LIMIT = 2**30  # in place of a context: rows of any length
 Rows = list[list[list[int]]]  # token ids [N][P]
@@ -90,6 +90,45 @@ def sample_team(team: Team, params: Sequence[Any], request: SampleRequest) -> tu
         if request.meanwhile is None:
             return jax.block_until_ready(tuple(_call_stack(i, *stack, request, sample_stack) for i, stack in stacks))
         return _sample_meanwhile([_call_stack(i, *stack, request, compiled_call) for i, stack in stacks], request.meanwhile)
+
+
+class StepSampler:
+    """Samples the completions of each step of a run. `refill.EarlyRows` also begins those of the next step."""
+
+    def __init__(self, team: Team):
+        self.team = team
+
+    def take(self, state: TeamState) -> TeamState:
+        """Take the rows of an initial or restored state that have begun, and return the state without them."""
+        return state
+
+    def put_back(self, state: TeamState) -> TeamState:
+        """Return a state with the rows that have begun, for a checkpoint."""
+        return state
+
+    def at(self, step: int) -> Sequence[Any]:
+        """Return the rows of a step that have begun, and free those of earlier ones, whose updates are made."""
+        del step
+        return ()
+
+    def sample(
+        self, params: Sequence[Any], step: int, following: SampleRequest | None, request: SampleRequest
+    ) -> tuple[Completions, ...]:
+        """Return the completions of a request in a step, and perhaps begin rows of the next step.
+
+        Args:
+            params: parameters [A, ...] of each stack.
+            step: number of the step.
+            following: the request of the next step's first turn; None: none of its rows begins early.
+            request: what the step's episodes request.
+        """
+        del step, following
+        return sample_team(self.team, params, request)
+
+    def notes(self, step: int, completions: Sequence[Completions]) -> dict[str, float]:
+        """Return columns of a step for the log. completions: of each stack."""
+        del step, completions
+        return {}
 
 
 def _sample_meanwhile(programs: Sequence[Callable[[], Completions]], meanwhile: Callable[[], None]) -> tuple[Completions, ...]:

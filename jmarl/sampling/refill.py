@@ -33,7 +33,7 @@ from jmarl.models.lora import model_of
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
 from jmarl.models.sharding import model_on, on_devices, state_specs
 from jmarl.randomness import TRAIN
-from jmarl.sampling.generate import SampleRequest, lower_samplers, sample_team, stack_program
+from jmarl.sampling.generate import SampleRequest, StepSampler, stack_program
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, prepare, row_keys
 from jmarl.sampling.slots import (
     Decoder,
@@ -237,29 +237,21 @@ def fill(decoder: Decoder, slots: Slots, begun: Int[Array, " agent"], seen: Arra
     return lax.cond(jnp.any(begins), place, lambda slots: slots, slots), begun + begins.sum(1)
 
 
-class EarlyRows:
-    """The early rows of a run, which belong to its sampler; a checkpoint saves them with the state. Without async_steps there
-    are none.
-
-    Args:
-        team: the team.
-    """
+class EarlyRows(StepSampler):
+    """The sampler of a run with async_steps, to which early rows belong; a checkpoint saves them with the state."""
 
     def __init__(self, team: Team):
-        self.team = team
+        super().__init__(team)
         self.rows: dict[int, tuple[Pending, ...]] = {}  # step -> those of each stack; of a step until its update is made
 
     def take(self, state: TeamState) -> TeamState:
-        """Take the rows of an initial or restored state, and return the state without them."""
         self.rows = {int(state.step): state.pending}
         return state._replace(pending=())
 
     def put_back(self, state: TeamState) -> TeamState:
-        """Return a state with the rows that have begun, for a checkpoint."""
         return state._replace(pending=self.at(int(state.step)))
 
     def at(self, step: int) -> tuple[Pending, ...]:
-        """Return the rows of a step, and free those of earlier ones, whose updates are made."""
         for earlier in [number for number in self.rows if number < step]:
             jax.tree.map(lambda x: x.delete(), self.rows.pop(earlier))  # callers hold the first ones too
         return self.rows.get(step, ())
@@ -267,23 +259,15 @@ class EarlyRows:
     def sample(
         self, params: Sequence[Any], step: int, following: SampleRequest | None, request: SampleRequest
     ) -> tuple[Completions, ...]:
-        """Return the completions of a request in a step, and begin rows of the next step.
-
-        Args:
-            params: parameters [A, ...] of each stack.
-            step: number of the step.
-            following: the request of the next step's first turn; None: none of its rows begins early.
-            request: what the step's episodes request.
-        """
         if following is None or request.randomness.purpose != TRAIN:
-            return sample_team(self.team, params, request)
+            return super().sample(params, step, following, request)
         pending = self.at(step)
         check_same_prompts(pending, request)
         completions, self.rows[step + 1] = refill_team(self.team, params, pending, request, following)
         return completions
 
     def notes(self, step: int, completions: Sequence[Completions]) -> dict[str, float]:
-        """Return for the log the share of a step's tokens that the step before has sampled. completions: of each stack."""
+        """Return the share of a step's tokens that the step before has sampled."""
         if not (pending := self.at(step)):
             return {}
         early, tokens = (sum(int(x.action_mask.sum()) for x in part) for part in ([x.out for x in pending], completions))
@@ -297,10 +281,8 @@ def empty_rows(team: Team, request: SampleRequest, platform: str) -> tuple[Pendi
 
 
 def lower_step(team: Team, state: TeamState, request: SampleRequest, following: SampleRequest) -> Sequence[Lowered]:
-    """Return the programs that sample a step. following: the request of the next step, read if its rows begin early."""
+    """Return the programs that sample a step. following: the request of the next step."""
     params = [model_of(stack) for stack in state.stacks]
-    if not state.pending:
-        return lower_samplers(team, params, request)
     return refill_team(team, params, state.pending, request, following, refill_stack.lower)
 
 

@@ -100,6 +100,14 @@ class Tests:
         if self.entry_point and (not self.entry_point.isidentifier() or keyword.iskeyword(self.entry_point)):
             raise ValueError(f"entry_point={self.entry_point!r} cannot be the name of a function")
 
+    def conditions(self) -> list[str]:
+        """Return the conditions that a script asserts, in the order of the results of its tests."""
+        from jmarl.sandbox.inside.judge import Numbered
+
+        numbered = Numbered()
+        numbered.visit(ast.parse(self.code))
+        return [ast.unparse(node.test) for node in numbered.asserts]
+
     def to_json(self) -> bytes:
         """Return the tests as the judge reads them."""
         return json.dumps(dataclasses.asdict(self)).encode()
@@ -159,6 +167,13 @@ class TestResult:
     """It held only by the word of the program, which could have lied: its own `==`, `<` or `-` was asked. It has not passed."""
 
     __test__ = False  # pytest must not collect it
+
+    @property
+    def raised(self) -> bool:
+        """Whether it ended in another error than a failed assertion."""
+        from jmarl.sandbox.inside.judge import RAISED  # here, as few need it
+
+        return self.message.startswith(RAISED)
 
 
 @dataclasses.dataclass(frozen=True)

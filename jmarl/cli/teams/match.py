@@ -299,7 +299,7 @@ def sampling_settings(cfg: TrainConfig) -> dict[str, Any]:
 
 def tasks_for(match: Match, args: argparse.Namespace, count: int, seed: int) -> list[dict]:
     """Return `count` tasks; an environment or a file with fewer begins again, which is said."""
-    from jmarl.preferences.pairs import read_rows
+    from jmarl.envs.rows import read_rows
 
     rows = [dict(row) for row in read_rows(args.tasks)] if args.tasks else match.env.tasks(args.split, count, seed)
     if not rows:

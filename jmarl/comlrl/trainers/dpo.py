@@ -11,7 +11,7 @@ from jmarl.comlrl.arguments import Model, check_wandb, load_agents, read_args
 from jmarl.comlrl.settings.base import TrainerConfig
 from jmarl.comlrl.trained import TrainedTeam
 from jmarl.config import Count, Episodes, Range, Sampling
-from jmarl.preferences.pairs import load_pairs, load_trajectories
+from jmarl.preferences import load_pairs, load_trajectories
 from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.kinds.given import encode, evaluate_on_data
 from jmarl.runs.records import FitResult

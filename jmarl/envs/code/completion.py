@@ -35,7 +35,6 @@ from jmarl.envs.code.scoring import CodeScore, add_test_problem, passed_share
 from jmarl.envs.data import split_rows
 from jmarl.envs.rewards import Processor
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, unittests
-from jmarl.sandbox.types import utf8
 
 PARTITIONS = ("arguments", "alternate", "self_select")
 SNIPPETS, TESTS, OVERLAP = 2.0, 4.0, -1.0
@@ -124,7 +123,7 @@ class CodeCompletion(CodeGeneration):
 
     def code_of(self, completion: str) -> str:
         """Return the whole completion: `merge` looks for methods anywhere in it."""
-        return utf8(completion)
+        return completion.encode("utf-8", "backslashreplace").decode()
 
     def program(self, codes: Sequence[str], item: dict) -> str:
         """Return the class of all agents together; empty if it is no valid program."""

@@ -21,7 +21,6 @@ from jmarl.envs.code.generation import CodeGeneration
 from jmarl.envs.code.scoring import CodeScore, FormScore, add_test_problem, passed_share
 from jmarl.envs.rewards import Processor
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox
-from jmarl.sandbox.inside.judge import RAISED as RAISED_PREFIX
 
 ALL_PASSED, RAISED = 1.0, -0.5
 
@@ -30,7 +29,7 @@ def any_test_raised(result: ExecutionResult) -> bool:
     """Return whether any test ended in something else than its own comparison, or did not run at all."""
     if not result.tests or len(result.tests) < result.total:
         return True
-    return any(test.message.startswith(RAISED_PREFIX) for test in result.tests)
+    return any(test.raised for test in result.tests)
 
 
 class CodeExecution(CodeGeneration):

@@ -46,7 +46,6 @@ from jmarl.envs.code.problems import CodeProblemGenerator
 from jmarl.envs.code.scoring import CodeScore, FormScore
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, default_sandbox
-from jmarl.sandbox.types import utf8
 
 FEEDBACK_MODES = ("plain", "passed", "level_passed", "level_feedback", "expert_edits")
 
@@ -175,7 +174,7 @@ class CodeGeneration:
 
     def code_of(self, completion: str) -> str:
         """Return the code of a completion. Lone surrogates are written out: tokenizers and the sandbox take no such text."""
-        return extract_code(utf8(completion))
+        return extract_code(completion.encode("utf-8", "backslashreplace").decode())
 
     def program(self, codes: Sequence[str], item: dict) -> str:
         """Return the program of all agents together."""

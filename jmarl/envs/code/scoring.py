@@ -5,7 +5,6 @@ the tests in the sandbox. What a program calls and returns is decided on its syn
 almost never match.
 """
 
-import ast
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +13,6 @@ import numpy as np
 
 from jmarl.envs.code import syntax
 from jmarl.sandbox import ExecutionResult, Tests, asserts
-from jmarl.sandbox.inside.judge import Numbered
 
 HELPER, FUNCTION, PARSES, TESTS = 0.4, 0.6, 0.5, 1.0
 CALLS_HELPER, MORE_THAN_WRAPPER, IGNORES_RESULT = 0.5, 1.0, -0.5
@@ -79,9 +77,7 @@ def item_tests(item: dict) -> Tests:
 
 def assert_texts(item: dict) -> list[str]:
     """Return the conditions that the tests of an item assert, in the order of the results of its tests."""
-    numbered = Numbered()
-    numbered.visit(ast.parse(item["test"]))
-    return [ast.unparse(node.test) for node in numbered.asserts]
+    return asserts(item["test"]).conditions()
 
 
 def team_program(codes: Sequence[str], item: dict) -> str:

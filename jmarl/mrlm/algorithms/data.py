@@ -15,9 +15,9 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from jmarl.config.paths import expand_home
+from jmarl.envs.data import Trajectory as TextTrajectory
 from jmarl.envs.messages import Message, Observation, Reward
 from jmarl.envs.rows import read_rows
-from jmarl.preferences.pairs import Trajectory as TextTrajectory
 
 Row = TypeVar("Row", "PreferencePair", "Trajectory")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jmarl.algorithms import resolve
+from jmarl.envs.data import Pair
 from jmarl.mrlm.algorithms.data import PreferenceDataset as PreferenceDataset
 from jmarl.mrlm.algorithms.data import PreferencePair as PreferencePair
 from jmarl.mrlm.algorithms.data import rows_of
@@ -15,7 +16,7 @@ from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
 from jmarl.mrlm.names import refusing
-from jmarl.preferences.pairs import Pair, load_pairs
+from jmarl.preferences import load_pairs
 from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.experiment import hold_out
 from jmarl.runs.kinds.given import encode, evaluate_on_data

@@ -16,6 +16,7 @@ import warnings
 from typing import Any
 
 from jmarl.config import TrainConfig
+from jmarl.envs.data import Trajectory as TextTrajectory
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.mrlm.algorithms.data import Trajectory as Trajectory
 from jmarl.mrlm.algorithms.data import TrajectoryDataset as TrajectoryDataset
@@ -26,8 +27,7 @@ from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
 from jmarl.mrlm.keys import COLLECT_EVERY
 from jmarl.mrlm.names import refusing
-from jmarl.preferences.pairs import Trajectory as TextTrajectory
-from jmarl.preferences.pairs import load_trajectories
+from jmarl.preferences import load_trajectories
 from jmarl.runs.checks import check_data, check_fit
 from jmarl.runs.experiment import hold_out
 from jmarl.runs.imitation import collect_solutions

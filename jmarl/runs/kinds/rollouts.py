@@ -33,11 +33,10 @@ from jmarl.rollout.prompt_check import items_that_fit, needs_long_context
 from jmarl.rollout.turns import Rollout, check_columns
 from jmarl.rollout.zeros import zero_rollout
 from jmarl.runs.checks import check_run, check_team, environment_of
-from jmarl.runs.precompile import compile_all, first_part, longest_prompts, programs_of_run
+from jmarl.runs.precompile import EARLY, compile_all, first_part, longest_prompts, programs_of_run
 from jmarl.runs.run import Kind, PreparedRun, Task, fingerprints
 from jmarl.runs.start import in_chosen_context, start
-from jmarl.sampling.generate import Sampler, SampleRequest
-from jmarl.sampling.refill import EarlyRows, empty_rows
+from jmarl.sampling.generate import Sampler, SampleRequest, StepSampler
 from jmarl.team import Team
 from jmarl.types import TeamState
 
@@ -83,7 +82,8 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
     env: in which the team learns; evaluations are in that of the task.
     """
     items, eval_items, evaluate = task.items, task.held_out, evaluation_on(setup, task)
-    cfg, early = setup.cfg, EarlyRows(setup.team)
+    cfg = setup.cfg
+    early: StepSampler = (EARLY["sampler"] if cfg.episodes.async_steps else StepSampler)(setup.team)
 
     def compile_programs(state: TeamState) -> TeamState:
         if (step := int(state.step)) < cfg.run.num_updates:
@@ -125,7 +125,7 @@ def start_with_empty_rows(team: Team, params: Sequence[Any], cfg: TrainConfig, t
     setup, state = start(team, params, cfg)
     if not cfg.episodes.async_steps:
         return setup, state
-    rows = empty_rows(setup.team, request_of(setup, task.items, task.env, 0), platform_of(state.stacks))
+    rows = EARLY["rows"](setup.team, request_of(setup, task.items, task.env, 0), platform_of(state.stacks))
     pairs = zip(rows, setup.team.stacks, strict=True)
     return setup, state._replace(pending=tuple(place_agents(pending, spec.mesh) for pending, spec in pairs))
 
