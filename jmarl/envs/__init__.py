@@ -59,7 +59,7 @@ def make(name: str, **options: Any) -> Any:
 
     if "servers" in options:
         others = {option: value for option, value in options.items() if option != "servers"}
-        return import_object("jmarl.remote:make_remote")(name, options["servers"], others)
+        return import_object("jmarl.remote.client.environment:make_remote")(name, options["servers"], others)
     check_argument("name", name, str, "the name of an environment, or 'module:Class'; an environment itself needs no make")
     names = ENVIRONMENTS | OTHER_NAMES
     if name not in names and ":" not in name:
