@@ -36,6 +36,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 HEALTH = "/health"
 LOCAL_NAMES = (Access.host, "localhost", "::1")
+READ = ["GET", "HEAD"]
 BODY_TIMEOUT_S = 30.0
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -65,15 +66,15 @@ def make_app(service: TeamService) -> FastAPI:
     app = FastAPI(openapi_url=None, exception_handlers=handlers | {Exception: on_failure})
     app.router.route_class = JsonRoute
 
-    @app.get(HEALTH)
+    @app.api_route(HEALTH, methods=READ)
     async def health() -> Response:
         return Json({"status": "ok"})
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READ)
     async def models() -> Response:
         return Json(answers.models([*service.agents], service.created))
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READ)
     async def model(name: str) -> Response:
         if name not in service.agents:
             raise unknown_model(name, [*service.agents])

@@ -266,6 +266,9 @@ def test_the_wrong_token_is_refused(server):
     assert httpx.get(f"{server.address}/v1/nothing").status_code == 401
     health = httpx.get(f"{server.address}/health")
     assert health.status_code == 200 and health.json() == {"status": "ok"}
+    assert httpx.head(f"{server.address}/health").status_code == 200
+    for path in ("docs", "redoc", "openapi.json"):
+        assert httpx.get(f"{server.address}/{path}", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 404
 
 
 def test_without_a_token_only_this_machine_is_answered(serve):
