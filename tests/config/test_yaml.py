@@ -13,7 +13,7 @@ from jmarl.config import flat
 from jmarl.config.layers import Layers, experiment_config, flag_source
 from jmarl.config.yaml_file import Given, YamlFile, dump_yaml, parse_value, parse_yaml
 from jmarl.mrlm.environment_keys import ENVIRONMENT_KEYS
-from jmarl.mrlm.keys import AGENT_KEYS, KEYS, Refused
+from jmarl.mrlm.keys import AGENT_KEYS, KEYS, RefusedKey
 
 EXAMPLE = """
 experiment_name: code_generation_ppo
@@ -302,7 +302,7 @@ def test_every_key_of_a_list_entry_or_section_has_a_meaning_or_a_reason():
     for section, keys in (KEYS | {"agents": AGENT_KEYS, "eval_envs": ENVIRONMENT_KEYS}).items():
         for key, entry in keys.items():
             assert callable(entry) or entry, f"{section}.{key}"
-            if isinstance(entry, Refused):
+            if isinstance(entry, RefusedKey):
                 assert len(entry.reason) > 15
 
 
