@@ -22,7 +22,7 @@ from jmarl.config.layers import FLAGS, Layers, experiment_config, flag_source, l
 from jmarl.config.paths import expand_home
 from jmarl.config.yaml_file import Given, YamlFile, parse_value, read_yaml
 from jmarl.files.run_files import CONFIG_FILE
-from jmarl.mrlm.convert import Conversion, is_foreign
+from jmarl.mrlm.convert import KeyConversion, is_foreign
 from jmarl.mrlm.keys import TOP_KEYS
 
 Finish = Callable[[Mapping[str, Given], str], dict[str, Given]]
@@ -84,7 +84,7 @@ def read_sources(args: argparse.Namespace) -> tuple[list[str], list[YamlFile], d
 def own_settings(sources: Sequence[YamlFile]) -> tuple[dict[str, Given], Finish]:
     """Return settings in our names, and what completes them once it is known what the algorithm learns from."""
     ranked = list(enumerate(sources, 1))
-    conversion = Conversion(ranked) if any(map(is_foreign, sources)) else None
+    conversion = KeyConversion(ranked) if any(map(is_foreign, sources)) else None
     layers = Layers(other_keys=TOP_KEYS)
     for rank, source in conversion.sources if conversion else ranked:
         layers.add(rank, source)

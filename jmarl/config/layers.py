@@ -23,7 +23,7 @@ FLAGS = "flags"  # the place of settings of flags with names of their own, which
 OUTSIDE = ("device", "processes")  # settings of the command line alone, and what the processes are compared with
 
 
-class Part(NamedTuple):
+class TreePart(NamedTuple):
     """The value of a part of a setting in `TREES`. path: keys of mappings and numbers of list items that lead to it."""
 
     path: Sequence[str]
@@ -38,7 +38,7 @@ def flag_source(path: str, value: Any, name: str = "--set") -> YamlFile:
     pairs = enumerate(zip(keys, keys[1:], strict=False))
     depth = next((i for i, (key, x) in pairs if key in TREES or (x.isdigit() and key not in PART_OF)), len(keys))
     if depth < len(keys):
-        keys, value = keys[: depth + 1], Part(keys[depth + 1 :], value)
+        keys, value = keys[: depth + 1], TreePart(keys[depth + 1 :], value)
     for key in reversed(keys[1:]):
         value = {key: value}
     return YamlFile(f"{name} {path}", {keys[0]: value}, {}, is_flag=True)
@@ -112,7 +112,7 @@ class Layers:
 
     def _put(self, name: str, given: Given) -> None:
         """Set a setting, a part of one, or an environment with its options."""
-        if isinstance(given.value, Part):
+        if isinstance(given.value, TreePart):
             name, given = self._changed(name, given)
         if name == "environment":
             one = environment_of(given.value, given.place) if given.value is not None else {"name": None, "options": {}}
@@ -132,7 +132,9 @@ class Layers:
                 raise not_in_environment(keys)
             name, keys = "options", keys[1:]
         old = self.own.get(name)
-        return name, given._replace(value=changed_tree(old.value if old else None, name, Part(keys, value)) if keys else value)
+        return name, given._replace(
+            value=changed_tree(old.value if old else None, name, TreePart(keys, value)) if keys else value
+        )
 
     def _drop_options(self, environment: Given) -> None:
         """Drop the options that an earlier source gives to another environment, or as parts of its own entry.
@@ -173,7 +175,7 @@ def not_in_environment(path: Sequence[str]) -> ValueError:
     return ValueError(f"--set {'.'.join(['environment', *path])}: the environment's options are not in environment: set {name}")
 
 
-def changed_tree(old: Any, key: str, part: Part) -> Any:
+def changed_tree(old: Any, key: str, part: TreePart) -> Any:
     """Return the value of a setting in `TREES` with one of its parts changed. old: the value before, or None."""
     tree: Any = copy.deepcopy(old) if old is not None else {}
     at, path = tree, part.path

@@ -1,7 +1,8 @@
 """Policies, trainers, environments and settings under the names and module paths of MRLM.
 
 Replace `mrlm` by `jmarl.mrlm` in imports. Each trainer fills a `TrainConfig` and calls `jmarl.train` or `jmarl.fit`. The
-room imports all rooms before it. Open `algorithms` first.
+room imports all rooms before it. Open `algorithms` first; `convert.py` makes our settings of files, flags and arguments, by the
+table in `keys.py`.
 
 Left out, since one trainer of several stacks does more: rollout buffers, and the loops of DDP and FSDP (devices by `mesh`,
 processes by `jmarl launch` or torchrun). Serving environments over gRPC comes later. `names` has the names that are elsewhere

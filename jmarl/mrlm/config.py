@@ -18,7 +18,7 @@ from jmarl.config.layers import Layers
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import with_known_names
 from jmarl.config.yaml_file import YamlFile, dump_yaml, read_yaml
-from jmarl.mrlm.convert import Conversion
+from jmarl.mrlm.convert import KeyConversion
 from jmarl.mrlm.environment_keys import ENVIRONMENT_KEYS
 from jmarl.mrlm.keys import GENERATION, KEYS, meaning
 from jmarl.mrlm.names import refusing
@@ -31,7 +31,7 @@ SET_BY_TRAINERS = {"algorithm", "frozen_agents"}
 SAVED_IN = "./checkpoints"  # directory of checkpoints if none is given, as in MRLM
 
 
-class Section:
+class KeySection:
     """A section: a dataclass with the keys of sections of the table as fields. A setting that is None is not given."""
 
     if TYPE_CHECKING:
@@ -49,27 +49,27 @@ class Section:
         with_known_names(dataclasses.dataclass(cls))
 
 
-class TrainingConfig(Section, entries=KEYS["training"]):
+class TrainingConfig(KeySection, entries=KEYS["training"]):
     """Settings of all algorithms."""
 
 
-class PPOConfig(Section, entries=KEYS["ppo"]):
+class PPOConfig(KeySection, entries=KEYS["ppo"]):
     """Settings of PPO (arXiv 1707.06347)."""
 
 
-class GRPOConfig(Section, entries=KEYS["grpo"]):
+class GRPOConfig(KeySection, entries=KEYS["grpo"]):
     """Settings of GRPO (arXiv 2402.03300)."""
 
 
-class DPOConfig(Section, entries=KEYS["dpo"]):
+class DPOConfig(KeySection, entries=KEYS["dpo"]):
     """Settings of DPO (arXiv 2305.18290)."""
 
 
-class SFTConfig(Section, entries=KEYS["sft"]):
+class SFTConfig(KeySection, entries=KEYS["sft"]):
     """Settings of supervised training on trajectories."""
 
 
-class GenerationConfig(Section, entries=KEYS["generation"]):
+class GenerationConfig(KeySection, entries=KEYS["generation"]):
     """Settings of sampling. A setting that is None has the default of `jmarl.config.Sampling`."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,22 +79,22 @@ class GenerationConfig(Section, entries=KEYS["generation"]):
     to_generation_config = to_dict  # what `LLMEnvironment(generation_config=)` takes
 
 
-class ModelConfig(Section, entries=KEYS["model"]):
+class ModelConfig(KeySection, entries=KEYS["model"]):
     """The model of a policy. A trainer gets the model itself, in an `LLMEnvironment`. generation: sampling in a section of its
     own."""
 
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
 
 
-class DistributedConfig(Section, entries=KEYS["distributed"]):
+class DistributedConfig(KeySection, entries=KEYS["distributed"]):
     """Devices."""
 
 
-class OutputConfig(Section, entries=KEYS["output"]):
+class OutputConfig(KeySection, entries=KEYS["output"]):
     """The run's directory and intervals, beside those of `TrainingConfig`."""
 
 
-class EnvironmentConfig(Section, entries=ENVIRONMENT_KEYS, needed="env_type"):
+class EnvironmentConfig(KeySection, entries=ENVIRONMENT_KEYS, needed="env_type"):
     """An environment, as in a YAML file."""
 
 
@@ -214,7 +214,7 @@ class ExperimentConfig:
             sources.append((2, YamlFile(CLASSES[name].__name__, {name: given}, {})))
         settings, named = dict(self.settings), self.training.checkpoint_dir or self.output.save_dir
         moved = settings.pop("output_dir", named) if named else None
-        conversion, layers = Conversion([*sources, (3, YamlFile("ExperimentConfig", settings, {}))]), Layers()
+        conversion, layers = KeyConversion([*sources, (3, YamlFile("ExperimentConfig", settings, {}))]), Layers()
         if moved != named:
             conversion.notes["output_dir"] = f"everything is in {named}"
         for rank, source in conversion.sources:

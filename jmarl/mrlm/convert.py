@@ -1,6 +1,6 @@
 """Convert files, flags and sections in MRLM's keys to settings of jmarl, which keep their places for messages.
 
-    conversion = Conversion([(1, file), (2, flag)])
+    conversion = KeyConversion([(1, file), (2, flag)])
     for rank, source in conversion.sources:  # in our names
         layers.add(rank, source)
     settings = conversion.finish(layers.settings(), kind)
@@ -17,11 +17,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jmarl.config.layers import Part, changed_tree, not_in_environment, place_of, unknown_key
+from jmarl.config.layers import TreePart, changed_tree, not_in_environment, place_of, unknown_key
 from jmarl.config.yaml_file import Given, KeyPath, YamlFile, put
 from jmarl.mrlm.environment_keys import ENVIRONMENTS, environments
-from jmarl.mrlm.keys import AGENT_KEYS, GENERATION, KEYS, ONE_NAME, Ignored, One, Only, Refused, policy_env, settings_of_key
-from jmarl.mrlm.rules import HALVES, Notes, Rollouts, Rule, Steps, Weak, agents, directory, precedence, wandb
+from jmarl.mrlm.keys import AGENT_KEYS, GENERATION, KEYS, IgnoredKey, One, Only, RefusedKey, policy_env, settings_of_key
+from jmarl.mrlm.rules import HALVES, Notes, OptimizerSteps, Rollouts, Rule, Weak, agents, directory, precedence, wandb
 
 PLATFORMS = ("auto", "cpu", "gpu", "tpu", None)  # our names
 PLAY_GROUPS = ("grpo",)  # algorithms of which each completion of a group is an episode
@@ -34,6 +34,12 @@ ALGORITHM_SECTIONS: dict[str, Callable[[str, str], bool]] = {  # section -> whet
     "sft": lambda algorithm, kind: kind == "texts",
 }
 
+ONE_NAME = {  # keys for one thing, of which the newest counts
+    "eval_interval": "eval_every",
+    "num_iterations": "num_epochs",
+    "episodes_per_iteration": "num_rollouts_per_iteration",
+    "torch_dtype": "dtype",
+}
 GROUP_SIZES = dict.fromkeys(WITH_CRITIC, 1) | {"grpo": 4}  # completions of a task in MRLM, where batch_size counts tasks
 
 
@@ -46,7 +52,7 @@ def is_foreign(source: YamlFile) -> bool:
     return in_its_words or not {*KEYS, "agents", "policy_env"}.isdisjoint(tree)
 
 
-class Conversion:
+class KeyConversion:
     """What sources say in keys of MRLM; `sources` is the rest of them, with what is known at once.
 
     `single` and `rules` hold the keys that are read alone and together, `sections` the sections with their places, and `opened`
@@ -98,7 +104,7 @@ class Conversion:
         elif key == "options":
             self.options_rank = rank
             return False
-        elif key == "wandb" and isinstance(value, Part):  # it changes what older keys set
+        elif key == "wandb" and isinstance(value, TreePart):  # it changes what older keys set
             converted |= self._outputs(wandb, self.rules.get(wandb, {}), "rollouts")
             return False
         elif len(path) > 1 or key not in (*KEYS, "agents", "policy_env", "device"):
@@ -116,7 +122,7 @@ class Conversion:
 
     def _read_environments(self, key: str, given: Given) -> None:
         old = self.environments.get(key)
-        if isinstance(given.value, Part):
+        if isinstance(given.value, TreePart):
             if key == "environment" and (old is None or isinstance(old.value, str) or self.options_rank > old.rank):
                 raise not_in_environment(given.value.path)
             given = given._replace(value=changed_tree(old.value if old else None, key, given.value))
@@ -124,7 +130,7 @@ class Conversion:
 
     def _read_agents(self, given: Given, source: YamlFile, path: KeyPath) -> None:
         keys = self.rules.setdefault(agents, {})
-        if isinstance(given.value, Part):
+        if isinstance(given.value, TreePart):
             given = given._replace(value=changed_tree(keys["agents"].value if keys else None, "agents", given.value))
         for i, entry in enumerate(given.value if isinstance(given.value, list) else []):
             for name in entry if isinstance(entry, Mapping) else ():
@@ -162,11 +168,11 @@ class Conversion:
         entry, place = KEYS[section][key], place_of(source, path)
         if value is None:
             return
-        if isinstance(entry, Refused):
+        if isinstance(entry, RefusedKey):
             raise ValueError(f"{place if source.lines else f'{place}, {key}'}: {entry.reason}")
         if key in GENERATION and section in ("model", "generation"):
             self.sampled[place, entry if isinstance(entry, str) else "temperature"] = f"{section}.{key}"
-        if isinstance(entry, Ignored):
+        if isinstance(entry, IgnoredKey):
             if value is not False:
                 self.notes[f"{section}.{key}"] = entry.reason
             return
@@ -331,7 +337,7 @@ def count_tasks(settings: dict[str, Given], algorithm: str) -> None:
 def count_warmup(settings: dict[str, Given]) -> None:
     """Replace optimizer steps of the warm-up by updates, of which each makes num_epochs * num_minibatches steps. Rounds up."""
     given = settings.get("warmup_updates")
-    if given is None or not isinstance(given.value, Steps):
+    if given is None or not isinstance(given.value, OptimizerSteps):
         return
     counts = [settings[name].value for name in ("num_epochs", "num_minibatches") if name in settings]
     per_update = math.prod(count for count in counts if type(count) is int and count > 0)  # others are refused later

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.mrlm import rules
-from jmarl.mrlm.rules import Rule, Steps, Weak
+from jmarl.mrlm.rules import OptimizerSteps, Rule, Weak
 
 
-class Refused(NamedTuple):
+class RefusedKey(NamedTuple):
     """A key that has no effect here."""
 
     reason: str
 
 
-class Ignored(NamedTuple):
+class IgnoredKey(NamedTuple):
     """A key that changes nothing here. One warning names all of them."""
 
     reason: str
@@ -40,7 +40,7 @@ class One(NamedTuple):
     text: str
 
 
-Entry = str | One | Only | Rule | Refused | Ignored
+Entry = str | One | Only | Rule | RefusedKey | IgnoredKey
 
 
 def named(names: str) -> dict[str, Entry]:
@@ -51,7 +51,7 @@ def named(names: str) -> dict[str, Entry]:
 def warmup(steps: Any) -> dict[str, Any]:
     if type(steps) is not int or steps < 0:
         raise ValueError(f"warmup_steps={steps!r} must be a whole number >= 0")
-    return {"warmup_updates": Steps(steps)}
+    return {"warmup_updates": OptimizerSteps(steps)}
 
 
 def device(name: Any) -> dict[str, Any]:
@@ -62,10 +62,10 @@ def device(name: Any) -> dict[str, Any]:
 
 CLIP = One(lambda x: {"clip_eps_low": x, "clip_eps_high": x}, "The ratio is clipped to the same distance below and above 1.")
 VALUE_LOSS = "The value loss has a weight where the critic is a head of the policy, as in MRLM."
-NO_CRITIC = Ignored("GRPO has no critic")
+NO_CRITIC = IgnoredKey("GRPO has no critic")
 NO_DEEPSPEED = "there is no DeepSpeed here"
-COLLECT_EVERY = Ignored("trajectories are given, or written by solvers before training")
-LAUNCHED = Ignored("who starts the processes says it: jmarl launch, torchrun or srun")
+COLLECT_EVERY = IgnoredKey("trajectories are given, or written by solvers before training")
+LAUNCHED = IgnoredKey("who starts the processes says it: jmarl launch, torchrun or srun")
 QUANTIZED = Only(False, "weights are not quantized; a .gguf file is read at full precision")
 GENERATION: dict[str, Entry] = {
     "max_new_tokens": "max_new_tokens",
@@ -75,10 +75,10 @@ GENERATION: dict[str, Entry] = {
     **named("repetition_penalty min_new_tokens"),
     "num_beams": Only(1, "completions are sampled, never searched by beams"),
     "num_return_sequences": Only(1, "the group of a prompt is grpo.group_size, or num_generations"),
-    "length_penalty": Ignored("it is for beam search"),
-    "eos_token_id": Refused("a completion ends with the end tokens of its model, in generation_config.json"),
-    "pad_token_id": Ignored("padding is masked"),
-    "max_length": Refused("set max_new_tokens, which counts the completion without its prompt"),
+    "length_penalty": IgnoredKey("it is for beam search"),
+    "eos_token_id": RefusedKey("a completion ends with the end tokens of its model, in generation_config.json"),
+    "pad_token_id": IgnoredKey("padding is masked"),
+    "max_length": RefusedKey("set max_new_tokens, which counts the completion without its prompt"),
 }
 
 KEYS: dict[str, dict[str, Entry]] = {
@@ -104,7 +104,7 @@ KEYS: dict[str, dict[str, Entry]] = {
         **dict.fromkeys(("eval_every", "eval_episodes"), rules.evaluation),
         "checkpoint_dir": rules.directory,
         **named("save_every save_total_limit log_every"),
-        "log_dir": Ignored("logs are in the run's directory, checkpoint_dir"),
+        "log_dir": IgnoredKey("logs are in the run's directory, checkpoint_dir"),
         "use_tensorboard": "tensorboard",
         **dict.fromkeys(("use_wandb", *rules.WANDB), rules.wandb),
         **dict.fromkeys(rules.HALVES, rules.precision),
@@ -141,8 +141,8 @@ KEYS: dict[str, dict[str, Entry]] = {
         "model_type": Only("causal_lm", "models are decoders"),
         "tokenizer_name_or_path": One(lambda x: {"tokenizer": x}, "The tokenizer, which must be that of the model."),
         **dict.fromkeys(("torch_dtype", "dtype"), rules.precision),
-        "trust_remote_code": Ignored("code of models is never run: their families are built in"),
-        "use_flash_attention": Ignored("the platform chooses the attention"),
+        "trust_remote_code": IgnoredKey("code of models is never run: their families are built in"),
+        "use_flash_attention": IgnoredKey("the platform chooses the attention"),
         "gradient_checkpointing": One(
             lambda x: {"remat": "full" if x else "none"},
             "Whether the backward pass computes activations again: of whole layers, or not at all.",
@@ -152,21 +152,21 @@ KEYS: dict[str, dict[str, Entry]] = {
         **dict.fromkeys(("use_lora", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"), rules.lora),
         **GENERATION,
         "device": One(device, "The platform is chosen when Python starts; auto is what is there."),
-        "device_map": Ignored("the setting mesh places weights, such as mesh: agent=2,data=2"),
+        "device_map": IgnoredKey("the setting mesh places weights, such as mesh: agent=2,data=2"),
     },
     "generation": GENERATION,
     "distributed": {
         **dict.fromkeys(("enabled", "strategy", "num_gpus", "num_nodes"), rules.distributed),
         "node_rank": LAUNCHED,
         **dict.fromkeys(("nnodes", "nproc_per_node", "world_size"), rules.distributed),
-        "backend": Ignored("the compiler chooses: NCCL between GPUs"),
+        "backend": IgnoredKey("the compiler chooses: NCCL between GPUs"),
         "master_addr": LAUNCHED,
         "master_port": LAUNCHED,
-        "gpu_ids": Refused("set the environment variable CUDA_VISIBLE_DEVICES"),
-        "fsdp_sharding_strategy": Ignored("strategy=fsdp divides weights, gradients and moments over all devices of the mesh"),
+        "gpu_ids": RefusedKey("set the environment variable CUDA_VISIBLE_DEVICES"),
+        "fsdp_sharding_strategy": IgnoredKey("strategy=fsdp divides weights, gradients and moments over all devices"),
         "fsdp_cpu_offload": Only(False, "weights are never moved to the host: set gradient_checkpointing, or use more devices"),
-        "deepspeed_config": Refused(f"{NO_DEEPSPEED}: choose strategy fsdp"),
-        "zero_stage": Ignored(NO_DEEPSPEED),
+        "deepspeed_config": RefusedKey(f"{NO_DEEPSPEED}: choose strategy fsdp"),
+        "zero_stage": IgnoredKey(NO_DEEPSPEED),
     },
     "dataset": {
         **dict.fromkeys(("type", "path", "name"), rules.dataset),
@@ -189,12 +189,6 @@ AGENT_KEYS = {
     "learning_rate": "learning_rate",
 }
 TOP_KEYS = (*KEYS, "agents", "eval_envs", "train_envs", "environment")
-ONE_NAME = {  # keys for one thing, of which the newest counts
-    "eval_interval": "eval_every",
-    "num_iterations": "num_epochs",
-    "episodes_per_iteration": "num_rollouts_per_iteration",
-    "torch_dtype": "dtype",
-}
 
 
 def settings_of_key(key: str, entry: str | One | Only, value: Any) -> dict[str, Any]:
@@ -211,10 +205,10 @@ def meaning(entry: Entry) -> str:
     match entry:
         case str():
             return f"as {entry}"
-        case Refused():
+        case RefusedKey():
             return f"refused: {entry.reason}"
-        case Ignored():
-            return "A key of MRLM that changes nothing here. One warning names all of them."
+        case IgnoredKey():
+            return f"ignored: {entry.reason}"
         case Only():
             return f"Only {entry.value!r}: {entry.reason}."
         case One():

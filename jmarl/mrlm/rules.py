@@ -3,8 +3,8 @@
 A rule takes the keys that belong to it, as far as they are given, the kind of data that the algorithm learns from (rollouts,
 pairs or texts), and the notes of the run: it adds keys that change nothing with the reason, and sentences with none. The keys
 are in order: those of newer sources come first, and those of one source as `precedence` says, so that where several keys decide
-one thing the first one counts. Two keys of `keys.ONE_NAME` come under one name. A rule returns our settings; a `Weak` one gives
-way to any other source of the setting. A ValueError says why a value cannot act here.
+one thing the first one counts. Two keys of `convert.ONE_NAME` come under one name. A rule returns our settings; a `Weak` one
+gives way to any other source of the setting. A ValueError says why a value cannot act here.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ HALVES = {"use_bf16": "bfloat16", "use_fp16": "float16"}  # types of half the wi
 WANDB = {"wandb_project": "project", "wandb_entity": "entity", "wandb_run_name": "name", "wandb_mode": "mode"}
 
 
-class Steps(NamedTuple):
+class OptimizerSteps(NamedTuple):
     """A number of optimizer steps."""
 
     number: int

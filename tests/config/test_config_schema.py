@@ -18,7 +18,7 @@ from jmarl.config.experiment import PART_OF, TOP_SETTINGS, EnvironmentConfig, Ta
 from jmarl.config.layers import flag_source
 from jmarl.config.yaml_file import parse_yaml
 from jmarl.mrlm.environment_keys import ENVIRONMENT_KEYS, environment
-from jmarl.mrlm.keys import AGENT_KEYS, KEYS, Ignored, Refused
+from jmarl.mrlm.keys import AGENT_KEYS, KEYS, IgnoredKey, RefusedKey
 
 ROOT = Path(jmarl.__file__).parent
 OWN = {field.name: part for part, cls in (("team", TeamConfig), ("task", TaskConfig)) for field in dataclasses.fields(cls)}
@@ -145,11 +145,11 @@ SAME = {("distributed", "strategy")}  # both values do the same; a third one is 
 @pytest.mark.parametrize(("section", "key"), [(section, key) for section in KEYS for key in KEYS[section]])
 def test_every_key_of_mrlm_acts_or_is_refused_and_a_flag_overrides_it(section, key):
     head = {"algorithm": ALGORITHM[section]} if section in ALGORITHM else {}
-    if isinstance(KEYS[section][key], Refused):
+    if isinstance(KEYS[section][key], RefusedKey):
         with pytest.raises(ValueError, match=f"{section}.{key}: .{{15}}"):
             settings(head | {section: {key: 1}})
         return
-    if isinstance(KEYS[section][key], Ignored):
+    if isinstance(KEYS[section][key], IgnoredKey):
         with pytest.warns(UserWarning, match=rf"^keys that change nothing here: {section}.{key} \(.{{15,}}\)$"):
             assert settings(head | {section: {key: 1}}) == settings(head | {section: {}})
         return

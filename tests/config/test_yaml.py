@@ -12,8 +12,9 @@ from jmarl.cli.configuration import kind_of, own_settings
 from jmarl.config import flat
 from jmarl.config.layers import Layers, experiment_config, flag_source
 from jmarl.config.yaml_file import Given, YamlFile, dump_yaml, parse_value, parse_yaml
+from jmarl.mrlm.convert import is_foreign
 from jmarl.mrlm.environment_keys import ENVIRONMENT_KEYS
-from jmarl.mrlm.keys import AGENT_KEYS, KEYS, Refused
+from jmarl.mrlm.keys import AGENT_KEYS, KEYS, RefusedKey
 
 EXAMPLE = """
 experiment_name: code_generation_ppo
@@ -68,7 +69,8 @@ def test_the_example_of_mrlm_is_read():
         num_updates=100, num_prompts=16, learning_rate=5e-6, clip_eps_low=0.2, clip_eps_high=0.2, gamma=0.99,
         gae_lambda=0.95, num_generations=1, compute_dtype="bfloat16", mesh="data=all", experiment_name="code_generation_ppo",
     )  # fmt: skip
-    assert read(dump_yaml(cfg.as_dict())) == cfg
+    dump = dump_yaml(cfg.as_dict())
+    assert read(dump) == cfg and not is_foreign(parse_yaml(dump, "a")) and is_foreign(parse_yaml(EXAMPLE, "a"))
 
 
 @pytest.mark.parametrize("text", ["1e-5", "1E-5", "1.0e-5", "1.e-5", ".1e-4", "0.00001", "+1e-5"])
@@ -302,7 +304,7 @@ def test_every_key_of_a_list_entry_or_section_has_a_meaning_or_a_reason():
     for section, keys in (KEYS | {"agents": AGENT_KEYS, "eval_envs": ENVIRONMENT_KEYS}).items():
         for key, entry in keys.items():
             assert callable(entry) or entry, f"{section}.{key}"
-            if isinstance(entry, Refused):
+            if isinstance(entry, RefusedKey):
                 assert len(entry.reason) > 15
 
 

@@ -23,7 +23,7 @@ from jmarl.envs.messages import BaseEnvironment, EnvironmentMode, Message, Obser
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.transformers_model import TransformersModel, copy_to_transformers
 from jmarl.mrlm.config import GenerationConfig
-from jmarl.mrlm.keys import KEYS, Ignored, One, Only, Refused, settings_of_key
+from jmarl.mrlm.keys import KEYS, IgnoredKey, One, Only, RefusedKey, settings_of_key
 from jmarl.rollout.text_model import AgentModel
 
 RewardFn = Callable[[list[Message]], Reward | float]
@@ -146,7 +146,7 @@ def sampling_settings(generation_config: Any, stop: Sequence[int] = ()) -> dict[
         ValueError: a setting is unknown or cannot act here.
     """
     given = {} if generation_config is None else generation_config
-    known = {name: entry for name, entry in KEYS["generation"].items() if not isinstance(entry, Refused)}
+    known = {name: entry for name, entry in KEYS["generation"].items() if not isinstance(entry, RefusedKey)}
     if not isinstance(given, Mapping):  # of an object of transformers, only what is known here counts
         own, settings = isinstance(given, GenerationConfig), given.to_dict()
         given = {name: value for name, value in settings.items() if own or (name in known and value is not None)}
@@ -157,9 +157,9 @@ def sampling_settings(generation_config: Any, stop: Sequence[int] = ()) -> dict[
             hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
             raise ValueError(f"generation_config has no setting {name!r}{hint}")
         entry = KEYS["generation"][name]
-        if value is None or isinstance(entry, Ignored) or (name == "eos_token_id" and value in stop):
+        if value is None or isinstance(entry, IgnoredKey) or (name == "eos_token_id" and value in stop):
             continue
-        if isinstance(entry, Refused):
+        if isinstance(entry, RefusedKey):
             raise ValueError(f"generation_config: {name} has no effect here: {entry.reason}")
         if isinstance(entry, str | One | Only):
             result |= settings_of_key(name, entry, value)
