@@ -1,13 +1,13 @@
 """MAAC on one page: a critic of the team reads the prompts of all agents, and each agent learns from return minus its value.
 
-Against `magrpo.py`: the baseline is a network and no group, so a step takes many prompts of one or two completions each. The
-critic is a decoder with a value head, which begins as a copy of the first agent. What prompts ask for differs, so that the
-value of a prompt depends on it.
+Against `magrpo.py`: the baseline is a network, so a step takes several prompts and compares no group. The critic is a decoder
+with a value head, which begins as a copy of the first agent. What prompts ask for differs, so that their values do.
 
 Claim: two agents of random weights learn from their joint reward alone that the second text is to be twice, three or four times
     as long as the first, as the prompt says. The first updates are those of `jmarl.train` (tests/test_pages.py).
 Command: python -m experiments.pages.critic    (--help; --model takes a real one)
-Expected: EXPECTED
+Expected: held-out reward 0.28, 0.39, 0.35 before and 0.87, 0.68, 0.88 after 300 updates (seeds 0, 1, 2), each in a minute on 2
+    cores. With two completions of a prompt in place of four, one of three seeds collapsed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ from jmarl.sampling.scoring import hidden_states, score
 from jmarl.types import Completions
 
 # Axes: A agents, P prompts, G completions of a prompt, S tokens of a prompt, T tokens of a completion.
-A, P, G, T = 2, 6, 2, 24
+A, P, G, T = 2, 6, 4, 24
 FACTORS = {"twice": 2, "thrice": 3, "fourfold": 4}
 TOPICS = ["a city in the clouds", "a new fruit", "a dragon who cannot sleep", "the last library", "a robot that dreams"]
 TASKS = [(topic, word) for topic in TOPICS for word in FACTORS]

@@ -7,7 +7,8 @@ of a pair is of all agents together, so the margin of one agent counts what the 
 Claim: two agents of random weights learn from pairs alone that the second text is to be three times as long as the first. The
     first updates are those of `jmarl.train` (tests/test_pages.py).
 Command: python -m experiments.pages.pairs    (--help; --model takes a real one)
-Expected: EXPECTED
+Expected: held-out reward 0.28, 0.27, 0.25 before and 0.53, 0.40, 0.55 after 300 updates (seeds 0, 1, 2), loss 0.693 before and
+    0.35, 0.49, 0.49 after, each in a minute on 2 cores.
 """
 
 from collections.abc import Callable, Iterator, Sequence
