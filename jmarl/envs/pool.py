@@ -244,7 +244,7 @@ def call_rewards(workers: Workers, calls: Sequence[tuple]) -> list[list | BaseEx
 # --- the pool of a task ------------------------------------------------------------------------------------------------------
 
 
-POOLS = Table[Callable[..., Workers]]({"processes": "jmarl.envs.pool:Pool", "ray": "jmarl.remote.pools.ray_pool:RayPool"})
+POOLS = Table[Callable[..., Workers]]({"processes": "jmarl.envs.pool:Pool", "ray": "jmarl.remote:RayPool"})
 
 
 def pool_of(task: TaskConfig) -> Callable[..., Workers] | None:
