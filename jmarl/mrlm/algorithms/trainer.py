@@ -43,15 +43,6 @@ from jmarl.types import TeamState
 NUM_TASKS, NUM_EPISODES = 1000, 20  # of training and of an evaluation
 
 
-class PPOConfig(sections.PPOConfig, sections.TrainingConfig, entries=KEYS["training"] | KEYS["ppo"]):
-    """The settings of `TrainingConfig` and of the section `PPOConfig`, under their names."""
-
-    def experiment(self) -> ExperimentConfig:
-        """Return the same settings in sections."""
-        training, ppo = ({key: getattr(self, key) for key in KEYS[name]} for name in ("training", "ppo"))
-        return ExperimentConfig(training=sections.TrainingConfig(**training), ppo=sections.PPOConfig(**ppo))
-
-
 class Policies(TrainedTeam):
     """The policies of a trainer, their team and parameters: what all four trainers share.
 
@@ -192,6 +183,15 @@ class Trainer(Policies):
         parts of the reward and measures."""
         tasks = self.env.tasks("eval", num_episodes or self.num_held_out or NUM_EPISODES, self.config.run.seed)
         return numbers(evaluate(self.team, self.params, tasks, self.env, self.config))
+
+
+class PPOConfig(sections.PPOConfig, sections.TrainingConfig, entries=KEYS["training"] | KEYS["ppo"]):
+    """The settings of `TrainingConfig` and of the section `PPOConfig`, under their names."""
+
+    def experiment(self) -> ExperimentConfig:
+        """Return the same settings in sections."""
+        training, ppo = ({key: getattr(self, key) for key in KEYS[name]} for name in ("training", "ppo"))
+        return ExperimentConfig(training=sections.TrainingConfig(**training), ppo=sections.PPOConfig(**ppo))
 
 
 def sampling_of(policy_envs: Sequence[LLMEnvironment]) -> dict[str, Any]:
