@@ -22,7 +22,7 @@ from experiments.pages import adapters, common, critic, magrpo, pairs, turns
 from experiments.tiny import STOP, random_agents, tokenizer
 
 PAGES = (magrpo, critic, turns, pairs, adapters)
-RATE = 1e-3
+RATE = 3e-4
 
 
 def run_page(page: Any, monkeypatch, capsys, *flags: str) -> list[Any]:
