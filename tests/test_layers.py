@@ -95,7 +95,7 @@ GUESTS = {
     "preferences", "runs.kinds.given", "runs.kinds.rounds", "runs.kinds.learned",
     "evaluation.cross_play", "evaluation.zero_shot", "processes.launch", "processes.children",
 }  # fmt: skip
-FACES = {"sandbox", "preferences", "plan", "report", "remote", "serving"}  # other rooms import them through their __init__ alone
+FACES = {"sandbox", "preferences", "plan", "report", "remote", "serving"}  # others import them through __init__ alone
 KINDS = {"runs.kinds.given", "runs.kinds.rounds", "runs.kinds.learned"}  # stand on preferences, and know it inside
 DOORS = {"", "__main__"}  # jmarl/__init__.py names guests for type checkers
 
