@@ -5,34 +5,44 @@ The core knows its guests by names alone, in a `Table`; a setting chooses one, a
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import ModuleType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-class Table(Mapping[str, T]):
-    """What can be chosen by its name; each is imported when it is first read.
+class Table(MutableMapping[str, T]):
+    """What can be chosen by its name; each is imported when it is first read. Users may add their own.
 
     targets: name -> "module:attribute".
     """
 
     def __init__(self, targets: Mapping[str, str]):
-        self._targets = targets
+        self._targets = dict(targets)
+        self._own: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
+        if name in self._own:
+            return self._own[name]
         module, _, attribute = self._targets[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
 
+    def __setitem__(self, name: str, value: T) -> None:
+        self._own[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        owner: MutableMapping[str, Any] = self._own if name in self._own else self._targets
+        del owner[name]
+
     def __contains__(self, name: object) -> bool:  # that of Mapping would import it
-        return name in self._targets
+        return name in self._own or name in self._targets
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._targets)
+        return iter(self._targets | self._own)
 
     def __len__(self) -> int:
-        return len(self._targets)
+        return len(self._targets | self._own)
 
 
 def face(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
