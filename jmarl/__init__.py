@@ -10,14 +10,16 @@ An environment, an algorithm or a model family of your own needs no change here:
 what to jmarl itself:
 
 - a loss or a group estimator: a function in `rl/losses.py` or `rl/advantages.py`, a row in `algorithms/table.py`, whose
-  `options` name the settings that the loss reads, and one in the table of the README; advantages of tokens:
-  `token_advantages` in `objectives/policy.py`;
-- an environment: a class in a world of `envs/`, as `envs/games/grid.py`, a line in `envs/__init__.py`, and one in
+  `options` name the settings that the loss reads; its place in the table of the README (two rows a line, in the order of the
+  table), its line in `tests/algorithms/test_table.py`, and numbers of an estimator in `tests/rl/test_advantages.py`; advantages
+  of tokens: `token_advantages` in `objectives/policy.py`;
+- an environment: a class in a world of `envs/`, as `envs/games/grid.py`, with annotations, `solve` and docstrings that say what
+  task, roles and rewards are; a line in `envs/__init__.py`, its name in the section Environments of the README, and a line in
   `experiments/README.md`, as `python -m experiments.environments` prints it;
 - a model family: a file in `models/families/` and a line in `models/families/__init__.py`, which says how; what no other
   family computes, also in `models/config.py`, `models/weights.py` and `models/decoder.py`;
-- a metric: the dict that a loss or `objectives/policy.py` returns, or `logs/rollout_log.py`; its name in `columns.py` and its
-  line in the table of columns in `experiments/README.md`;
+- a metric: the dict that a loss or `objectives/policy.py` returns, or `logs/rollout_log.py`; its name in `columns.py` if users
+  could choose the same, and its line in the table of columns in `experiments/README.md`;
 - a setting and its flag: a field of a section in `config/sections.py`, `config/run.py` or `config/preference.py`; one that a
   row of the table has a default for, also in `algorithms/table.py`;
 - a rule that two settings must obey: a row of `config/constraints.py`, or of `algorithms/constraints.py` if it depends on the
@@ -96,8 +98,9 @@ _NAMES = {  # module -> the public names that it defines
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _room = modules_of(__name__)
-for _name in ("", ".preferences", ".preferences.encoding"):  # which were once in jmarl.training
+for _name in ("", ".preferences", ".preferences.encoding", ".preferences.pairs"):  # which were once in jmarl.training
     keep_old_name(f"{__name__}.training{_name}", f"{__name__}{_name}")
+del _name
 
 # transformers advises to install PyTorch when it is imported. Only its tokenizers are used here, which work without.
 logging.getLogger("transformers").addFilter(lambda record: not record.getMessage().startswith("PyTorch was not found"))

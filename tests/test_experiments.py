@@ -58,7 +58,7 @@ def test_the_readme_lists_all_algorithms_with_their_papers():
     assert [line.split("`")[1] for line in printed.splitlines()[2:]] == list(ALGORITHMS)
     table = (ROOT / "README.md").read_text().split("<!-- algorithms -->")[1].split("<!-- end of algorithms -->")[0]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
-    rows = [line[:3] for line in lines] + [line[3:] for line in lines]  # two rows stand in a line
+    rows = [row for part in (slice(3), slice(3, 6)) for line in lines if any(row := line[part])]  # two rows stand in a line
     assert [name.strip("`") for name, *_ in rows] == list(ALGORITHMS)
     assert all(len(idea.split()) >= 3 for _, idea, _ in rows)
     assert [paper for *_, paper in rows] == [row.paper for row in ALGORITHMS.values()]

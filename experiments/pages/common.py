@@ -15,9 +15,9 @@ def make_flags(text: str | None, updates: int, rate: float) -> argparse.Argument
     """Return the flags of a page. text: its docstring; updates, rate: defaults for agents of random weights."""
     flags = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--model", default="", help="what all agents start from, as for jmarl.load_agent; default: random")
-    flags.add_argument("--updates", type=int, default=updates)
+    flags.add_argument("--updates", type=int, default=updates, help="updates of each agent")
     flags.add_argument("--rate", type=float, default=rate, help="learning rate")
-    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--seed", type=int, default=0, help="of weights, tasks and samples")
     return flags
 
 
@@ -34,4 +34,4 @@ def pad(rows: Sequence[Sequence[int]], width: int = 0) -> tuple[np.ndarray, np.n
 
 def show(update: int, name: str, value: float) -> None:
     """Print the line of an update with a bar for a value from 0 to 1."""
-    print(f"update {update:3}  {name} {value:.2f}  {'#' * round(60 * value)}", flush=True)
+    print(f"update {update:3}  {name} {value:.2f}  {'#' * round(60 * value) if value == value else ''}", flush=True)

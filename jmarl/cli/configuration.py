@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.cli.main import find_own_modules
-from jmarl.cli.settings.completion import complete
 from jmarl.cli.settings.running import interrupted_again
 from jmarl.cli.settings.trust import check_copy, require_trusted_names
 from jmarl.config import TrainConfig
@@ -42,6 +41,8 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     """Return the configuration of the arguments of `jmarl train`: files, then --set, then the other flags.
 
     point: settings of one run of a sweep, which override all others."""
+    from jmarl.cli.settings.completion import complete  # imports NumPy
+
     find_own_modules()
     names, sources, sweep = read_sources(args)
     own, finish = own_settings([*sources, *(flag_source(name, x, "sweep:") for name, x in (point or {}).items())])

@@ -162,7 +162,7 @@ def samples_of_items(items: Sequence[Mapping], rollout: Rollout, split: Split | 
             reward, returns = (x[p, j, n : n + 1].copy() for x in (turn.rewards, rollout.joint_returns[t]))
             texts = {int(n): text} if split is None else dict(enumerate(split(text, item)))
             samples[owner] += [
-                RolloutSample(agent, turn.prompts[n][p], part, reward, returns, metadata) for agent, part in texts.items()
+                RolloutSample(agent, turn.prompts[n][p], part, reward, returns, dict(metadata)) for agent, part in texts.items()
             ]
     return samples
 

@@ -34,9 +34,9 @@ def flag_source(path: str, value: Any, name: str = "--set") -> YamlFile:
     """Return `--set PATH=VALUE` as a source. PATH goes into mappings by key and into lists by number.
 
     name: what messages call the flag."""
-    keys = path.split(".")
+    keys = path.split(".")  # agents: a list in files of MRLM
     pairs = enumerate(zip(keys, keys[1:], strict=False))
-    depth = next((i for i, (key, x) in pairs if key in TREES or (x.isdigit() and key not in PART_OF)), len(keys))
+    depth = next((i for i, (key, x) in pairs if key in TREES or (key == "agents" and x.isdigit())), len(keys))
     if depth < len(keys):
         keys, value = keys[: depth + 1], TreePart(keys[depth + 1 :], value)
     for key in reversed(keys[1:]):
@@ -127,7 +127,8 @@ class Layers:
         keys, value = given.value
         if name == "environment":
             if keys[0] == "name" and len(keys) == 1:
-                return name, given._replace(value=value)
+                options = self.own["options"].value if "options" in self.own else {}
+                return name, given._replace(value={"name": value, "options": options})
             if keys[0] != "options":
                 raise not_in_environment(keys)
             name, keys = "options", keys[1:]

@@ -30,8 +30,9 @@ With two `roles`, `messages` and the observations are lists of two texts. A rewa
 one per agent. An observation that is None means that the agent does not act in the coming step.
 
 `make("my_module:Guess")` builds it. In jmarl itself its file is in one of the worlds (`games/grid.py` is one), and with a line
-in `jmarl.envs.ENVIRONMENTS` the tests of all environments cover it (so `tasks` begins with `data.check_split`), and
-`make("guess")` builds it.
+in `jmarl.envs.ENVIRONMENTS` the tests of all environments cover it (so `tasks` begins with `data.check_split` and draws no
+task twice, and `reward_range` is finite), and `make("guess")` builds it. `Team.of(random_agents(...))` of `experiments.tiny`
+makes a tiny team for a first try.
 
 `reset` and `step` are functions of their arguments alone: draw random numbers from `rng` only, and keep what an episode needs
 in its state. Then the steps of a batch can be computed in any order, in other processes, and twice, with the same result.
@@ -132,14 +133,14 @@ class TextEnvironment:
 
     def reset(self, task: dict, rng: np.random.Generator) -> tuple[Any, Observations]:
         """Return the first state of an episode and what each agent reads. Raise a ValueError for a malformed task."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.class_name} has no reset: override it")
 
     def step(self, state: Any, messages: Sequence[str], rng: np.random.Generator) -> Step:
         """Return the result of the joint action `messages` [N]; agents that do not act have the message "".
 
         No message may make it raise. It may change the state, which is a copy.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.class_name} has no step: override it")
 
     def solve(self, state: Any) -> Sequence[str | None]:
         """Return a correct joint action [N]; None for agents that do not act or have no correct message.

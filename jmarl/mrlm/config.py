@@ -6,6 +6,7 @@ is made, keys that change nothing are named in one warning, and a key that would
 
 import copy
 import dataclasses
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,8 +41,10 @@ class KeySection:
         def __getattr__(self, name: str) -> Any: ...
         def __setattr__(self, name: str, value: Any) -> None: ...
 
-    def __init_subclass__(cls, entries: Mapping[str, Any], needed: str = "") -> None:
-        cls.__annotations__ = dict.fromkeys(entries, Any) | vars(cls).get("__annotations__", {})
+    def __init_subclass__(cls, entries: Mapping[str, Any] | None = None, needed: str = "") -> None:
+        if entries is None:  # a user's own subclass
+            return
+        cls.__annotations__ = dict.fromkeys(entries, Any) | inspect.get_annotations(cls)
         for key in entries.keys() - {needed}:
             setattr(cls, key, None)
         lines = [f"    {key}: {meaning(entry)}" for key, entry in entries.items()]

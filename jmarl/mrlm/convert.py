@@ -97,6 +97,8 @@ class KeyConversion:
     def _take(self, key: str, value: Any, rank: int, source: YamlFile, path: KeyPath, converted: dict[str, Given]) -> bool:
         """Read a key at the top or in our part task. Returns whether nothing of it is left. converted: what it sets at once."""
         at = place_of(source, path)
+        if key == "environment" and isinstance(value, TreePart) and value.path[0] == "options":
+            return False
         if key in ENVIRONMENTS:
             self._read_environments(key, Given(value, rank, at))
             names = self._apply(environments, {key: self.environments[key]}, "rollouts", strict=False) or {}
@@ -122,6 +124,9 @@ class KeyConversion:
 
     def _read_environments(self, key: str, given: Given) -> None:
         old = self.environments.get(key)
+        is_ours = old is not None and isinstance(old.value, Mapping) and "name" in old.value
+        if isinstance(given.value, TreePart) and key == "environment" and [*given.value.path] == ["name"] and not is_ours:
+            given = given._replace(value=given.value.value)
         if isinstance(given.value, TreePart):
             if key == "environment" and (old is None or isinstance(old.value, str) or self.options_rank > old.rank):
                 raise not_in_environment(given.value.path)

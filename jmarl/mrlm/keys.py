@@ -2,7 +2,7 @@
 
 `KEYS`: section -> key -> the setting that means the same, what one key sets (`One`), the only value that it may have (`Only`),
 a rule for keys that are read together, the reason why it is refused, or why it is ignored with a warning, because its value
-changes nothing here. The classes of `sections` and `convert`, which reads files, flags and these classes, use this one table.
+changes nothing here. The classes of `config` and `convert`, which reads files, flags and these classes, use this one table.
 The keys of environments are in `environment_keys`.
 """
 

@@ -26,9 +26,9 @@ def by_word(table: Mapping[str, str]) -> dict[str, str]:
 
 ALIASES = by_word({
     "core": ".types .base .simulated_environment environments.base utils",
-    "config": ".training_config .loader .parser",
+    "config": ".training_config .loader .parser generation_config sections",
     "algorithms.trainer": "algorithms.base_trainer",
-    "algorithms.ppo": ".trainer .loss .config .utils",
+    "algorithms.ppo": ".trainer .loss .config .utils algorithms.ppo_config",
     "algorithms.grpo": ".trainer .loss",
     "algorithms.dpo": ".trainer .loss",
     "algorithms.sft": ".trainer .loss",

@@ -62,7 +62,9 @@ def test_declarations_are_complete(env):
     low, high = env.reward_range
     assert np.isfinite([low, high]).all() and low < high
     assert env.max_turns >= 1 and env.num_agents == len(env.roles) >= 1
-    assert len(type(env).__doc__ or "") + len(__import__(type(env).__module__, fromlist=["x"]).__doc__ or "") > 300
+    assert len(type(env).__doc__ or "") + len(__import__(type(env).__module__, fromlist=["x"]).__doc__ or "") > 300, (
+        "say what task and roles are"
+    )
     json.dumps(env.describe())
     pickle.loads(pickle.dumps(env))
 

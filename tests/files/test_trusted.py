@@ -292,6 +292,9 @@ def test_a_file_that_a_run_has_written_is_of_the_run_and_any_other_file_is_the_u
     ):
         file.write_text(after)
         assert main([*flags, str(file)]) == 2 and "give --trust" in capsys.readouterr().err
+    file.write_text(before.replace("environment: ", "train_envs:\n- name: "))
+    for part in ("train_envs.0.options.x=1", "task.train_envs.0.options={}"):
+        assert main([*flags, str(file), "--set", part]) == 2 and "give --trust" in capsys.readouterr().err, "the file names it"
     assert not mark.exists()
     file.write_text(before)
     own.write_text("environment: nothing_here\n")

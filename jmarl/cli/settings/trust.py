@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from jmarl.config.layers import FLAGS
+from jmarl.config.layers import FLAGS, TREES
 from jmarl.config.paths import expand_home
 from jmarl.config.yaml_file import Given
 from jmarl.files.own_files import is_of_run
@@ -29,8 +29,17 @@ def require_trusted_names(files: Mapping[str, str], given: Mapping[str, Given], 
     for file in files_of_runs(files):
         sweeps = () if "sweep" in read_config(Path(file)).tree else ("sweep:",)
         others = ("--set", *sweeps, *(f"{other}, line " for other in files.values() if other != file))
-        own = {name: x.value for name, x in given.items() if x.place != FLAGS and not x.place.startswith(others)}
+        own = {
+            name: x.value
+            for name, x in given.items()
+            if x.place != FLAGS and (not x.place.startswith(others) or is_part(name, x.place))
+        }
         require_trust(Path(file), own, trust)
+
+
+def is_part(name: str, place: str) -> bool:
+    """Return whether a flag changes a part of a setting, whose others may come from a file: `--set train_envs.0.options.x`."""
+    return name in TREES and place.startswith(("--set", "sweep:")) and place.rpartition(".")[2] != name
 
 
 def check_copy(files: Mapping[str, str], given: Mapping[str, Given]) -> None:

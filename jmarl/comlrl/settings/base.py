@@ -101,7 +101,10 @@ class Declared:
         if algorithm is not None:
             cls.__annotations__ = {"algorithm": "str", "output_dir": "str"} | inspect.get_annotations(cls)
             cls.algorithm, cls.output_dir = algorithm, vars(cls).get("output_dir", f"runs/{algorithm}")
+        own_init = "__init__" in vars(cls)
         init = dataclasses.dataclass(frozen=True, kw_only=True)(cls).__init__
+        if own_init:  # of a user, which calls the one that is made here
+            return
 
         @functools.wraps(init)
         def init_with_other_names(self: Any, **settings: Any) -> None:
@@ -119,7 +122,11 @@ class Declared:
     @classmethod
     def signature(cls) -> inspect.Signature:
         """Return that of the constructor: all fields and, for editors and notebooks, the names of `OTHER_NAMES`."""
-        kind, hints = inspect.Parameter.KEYWORD_ONLY, typing.get_type_hints(cls)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        try:
+            hints = typing.get_type_hints(cls)
+        except NameError:  # a user's subclass names a type that is not there at run time
+            hints = {field.name: field.type for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         parameters = {
             name: inspect.Parameter(name, kind, default=default, annotation=hints[name])
             for name, default in cls.defaults().items()

@@ -103,7 +103,8 @@ class MAGRPOTrainer(TrainedTeam):
         centralized_comparator_adapter: Any = None,
         dataset_type: str | None = None,
     ):
-        arguments = {name: value for name, value in vars().items() if name != "self"}
+        arguments = dict(vars())  # at once: a debugger that looks at a frame changes the mapping
+        del arguments["self"]
         given = convert(arguments, self.config_class, type(self).__name__)
         self.args, self.config, self.team, self._params, self._names, task, self.reward, self.wandb_config = given
         self.env, self.items, self._eval_dataset = task.env, task.items, task.held_out
