@@ -1,6 +1,6 @@
 """Plan a run before there is a GPU: compile its programs for a device that is not here, and count what they need.
 
-The room imports everything up to `training`. Open `plan.py` first.
+The room imports everything up to `runs`. Open `plan.py` first.
 """
 
 from jmarl.lazy import face
