@@ -77,7 +77,7 @@ class CriticBatch(NamedTuple):
     tokens: Array  # [A, P, G, T] int32: the critic gives a value before each of them
     action_mask: Array  # [A, P, G, T] bool
     rewards: Array  # [A, P, G] float32: the returns; NaN marks an invalid row, which is masked
-    values: Array  # [A, P, G, T or 1] float32: before the update; 0 where the update computes them (`Algorithm.reuses_values`)
+    values: Array  # [A, P, G, T or 1] float32: before the update; 0 where the update computes them (`reuses_values`)
     penalty: Array  # [A, P, G, T or 1] float32: as in `Batch`
 
 
