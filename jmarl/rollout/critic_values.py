@@ -60,7 +60,7 @@ def greedy_baseline(
 def batches_with_values(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
     """Return the batches of the stacks and of the critics, with the values of all completions.
 
-    Values that are computed in the update of the critic (`Algorithm.reuses_values`) are left out. Of a state of shapes all values are 0,
+    Values that are computed in the update of the critic (`reuses_values`) are left out. Of a state of shapes all values are 0,
     and the batch of a central critic is left out: its prompts are texts.
     """
     team, algorithm = setup.team, setup.algorithm
