@@ -77,6 +77,7 @@ def as_sent(value: Any, check: Any) -> Any:
     return value
 
 
+FIRST_ERROR = Field(fail_fast=True)  # of a list: a body has room for 500,000 wrong items, and pydantic would describe each
 Natural = Annotated[int, Field(ge=1)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
@@ -138,9 +139,9 @@ class ChatMessage(BodyPart, extra="forbid"):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], FIRST_ERROR] | None = None
     refusal: Any = None
-    tool_calls: list[ChatCall] | None = None
+    tool_calls: Annotated[list[ChatCall], FIRST_ERROR] | None = None
     tool_call_id: Any = None
 
     def for_template(self, place: str) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class CompletionRequest(BaseModel):
     stream_options: StreamOptions | None = None
     n: Natural = 1
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] = []
+    stop: StopText | Annotated[list[StopText], FIRST_ERROR, Field(max_length=MAX_STOPS)] = []
     max_tokens: Natural | None = None
     temperature: Annotated[float, Field(ge=0, le=HIGHEST_TEMPERATURE), AfterValidator(not_tiny)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -215,11 +216,11 @@ class ChatRequest(CompletionRequest):
 
     off = CHAT_OFF
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], FIRST_ERROR, Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Natural | None = None
     logprobs: bool = False
     top_logprobs: Top = 0
-    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), WrapValidator(as_sent)] = []
+    tools: Annotated[list[ChatTool], FIRST_ERROR, Field(max_length=MAX_TOOLS), WrapValidator(as_sent)] = []
     tool_choice: Literal["auto", "none"] = "auto"
 
     @property
@@ -249,7 +250,7 @@ class TextRequest(CompletionRequest):
 
     off = TEXT_OFF
 
-    prompt: Annotated[str | list[int], Field(min_length=1), BeforeValidator(only_one)]
+    prompt: Annotated[str | Annotated[list[int], FIRST_ERROR], Field(min_length=1), BeforeValidator(only_one)]
     logprobs: Top | None = None
 
     @property
