@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from jmarl.config.validation import did_you_mean
 from jmarl.serving.errors import HttpRefusal, invalid
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 OF_ROLE = {"tool_calls": "assistant", "tool_call_id": "tool"}  # fields of a message that only one role has
 NO_EFFECT = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -27,6 +29,7 @@ CHAT_OFF = OFF | {"response_format": {"type": "text"}, "parallel_tool_calls": Tr
 TEXT_OFF = OFF | {"best_of": 1, "echo": False, "suffix": ""}
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 MAX_TOP = 20  # alternatives of each token
+MAX_SHOWN = 40  # characters of what was given, in a sentence
 MAX_MESSAGES, MAX_TOOLS, MAX_STOPS, MAX_STOP = 2048, 128, 4, 256
 WORDS = {  # for what pydantic calls a valid string, a valid dictionary or object to extract fields from, ...
     "string_type": "a text", "int_type": "an integer", "float_type": "a number", "bool_type": "true or false",
@@ -77,6 +80,7 @@ def as_sent(value: Any, check: Any) -> Any:
     return value
 
 
+UNKNOWN = "unknown_field"
 FIRST_ERROR = Field(fail_fast=True)  # of a list: a body has room for 500,000 wrong items, and pydantic would describe each
 Natural = Annotated[int, Field(ge=1)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
@@ -135,14 +139,27 @@ class TextPart(BodyPart):
     text: str
 
 
-class ChatMessage(BodyPart, extra="forbid"):
+class ChatMessage(BodyPart):
     """A message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: str | Annotated[list[TextPart], FIRST_ERROR] | None = None
     refusal: Any = None
     tool_calls: Annotated[list[ChatCall], FIRST_ERROR] | None = None
     tool_call_id: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def only_known(cls, fields: Any) -> Any:
+        """Refuse the first field that is unknown: pydantic would describe each."""
+        if isinstance(fields, dict) and fields.get("role") in get_args(Role):
+            for name, value in fields.items():
+                if value is not None and name not in cls.model_fields:
+                    given = {"name": repr(name[:MAX_SHOWN]), "role": fields["role"]}
+                    raise PydanticCustomError(
+                        UNKNOWN, "has {name}, which is not supported in a message of the role {role}", given
+                    )
+        return fields
 
     def for_template(self, place: str) -> dict[str, Any]:
         """Return the message as chat templates read it, with a text as content. Raises `HttpRefusal`."""
@@ -185,8 +202,8 @@ class CompletionRequest(BaseModel):
         known = (*cls.model_fields, *NO_EFFECT, *cls.off)
         for name, value in fields.items():
             if name not in known:
-                hint = did_you_mean(name[:40], known)
-                raise invalid(f"there is no field {name[:40]!r}{hint}", name[:40], "unknown_parameter")
+                hint = did_you_mean(name[:MAX_SHOWN], known)
+                raise invalid(f"there is no field {name[:MAX_SHOWN]!r}{hint}", name[:MAX_SHOWN], "unknown_parameter")
             if name in cls.off and value not in (None, cls.off[name]):
                 sentence = f"{name} is not supported: leave it out, or give {json.dumps(cls.off[name])}"
                 raise invalid(sentence, name, "unsupported_parameter")
@@ -206,7 +223,7 @@ class CompletionRequest(BaseModel):
         """Raise `HttpRefusal` for more than a server allows, and for fields that need others."""
         for name, most in ((self.limit_field, limits.max_tokens), ("n", limits.n)):
             if (getattr(self, name) or 1) > most:
-                raise invalid(f"{name}={getattr(self, name)} is not allowed: give an integer from 1 to {most}", name)
+                raise invalid(f"{name}={shown(getattr(self, name))} is not allowed: give an integer from 1 to {most}", name)
         if self.stream_options and self.stream_options.model_fields_set and not self.stream:
             raise invalid("stream_options is for streams: leave it out, or set stream", "stream_options")
 
@@ -291,11 +308,18 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> HttpRefusal:
         return invalid("the body is empty: send a JSON object", code="invalid_json")
     if worst["type"] == "missing":
         return invalid(f"{place} is missing: give it", param)
+    if worst["type"] == UNKNOWN:
+        return invalid(f"{place} {worst['msg']}", param)
     same = [error for error in errors if (rank(error)[0], place_of(error["loc"])) == (rank(worst)[0], place)]
-    allowed = [WORDS.get(error["type"]) or error["msg"].removeprefix("Input should be ") for error in same]
-    kind = {dict: "an object", list: "a list"}.get(type(given)) or json.dumps(given)[:40]
+    allowed = dict.fromkeys(WORDS.get(error["type"]) or error["msg"].removeprefix("Input should be ") for error in same)
     verb = " must be" if worst["type"] in WORDS or worst["msg"].startswith("Input should be ") else ":"
-    return invalid(f"{place}{verb} {' or '.join(allowed)}, got {kind}", param)
+    return invalid(f"{place}{verb} {' or '.join(allowed)}, got {shown(given)}", param)
+
+
+def shown(given: Any) -> str:
+    """Return what was given, shortened."""
+    text = {dict: "an object", list: "a list"}.get(type(given)) or json.dumps(given)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def place_of(loc: Sequence[int | str]) -> str:

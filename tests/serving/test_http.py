@@ -340,7 +340,7 @@ def test_what_cannot_be_answered_is_refused_in_a_sentence(ask, fields, message):
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0].type must be 'text', got",
         ),
-        ({"messages": [{"role": "user", "content": "-", "name": "x"}]}, "messages[0].name: Extra inputs are not permitted"),
+        ({"messages": [{"role": "user", "content": "-", "name": "x"}]}, "messages[0] has 'name', which is not supported"),
         ({"messages": [*MESSAGES, {"role": "assistant", "content": "-"}]}, "must not end with one of the assistant"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [1]}, *MESSAGES]},
