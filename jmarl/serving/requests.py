@@ -197,8 +197,10 @@ class CompletionRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def only_known(cls, fields: dict[str, Any]) -> dict[str, Any]:
+    def only_known(cls, fields: Any) -> Any:
         """Leave out what is null or changes nothing, and refuse what is unknown or what the sampler does not have."""
+        if not isinstance(fields, dict):
+            return fields
         known = (*cls.model_fields, *NO_EFFECT, *cls.off)
         for name, value in fields.items():
             if name not in known:

@@ -383,6 +383,12 @@ def test_bodies_that_are_no_requests_are_refused(server):
     assert post(server, b" " * (1 << 20) + good.encode()).status_code == 413
     assert post(server, (part for part in [b" " * (1 << 20), good.encode()])).status_code == 413  # without its length
     assert post(server, good, **{"content-type": "text/plain"}).status_code == 415  # as a page in a browser may send
+    two = [("authorization", f"Bearer {TOKEN}"), ("content-type", "text/plain"), ("content-type", "application/json")]
+    for headers in (two, two[::-1], two[:1]):
+        answer = httpx.post(f"{server.address}/v1/chat/completions", content=good, headers=headers)
+        assert answer.status_code == 415 and "one header Content-Type" in answer.json()["error"]["message"]
+        for path, status in (("/v1/embeddings", 404), ("/health", 405)):
+            assert httpx.post(server.address + path, content=good, headers=headers).status_code == status
     for fields in ({"\ud800": 1}, {"model": "\ud800"}, {"messages": [{"role": "\ud800"}]}):  # half a character
         answer = post(server, json.dumps(json.loads(good) | fields))
         assert answer.status_code in (400, 404) and answer.json()["error"]["message"], fields
