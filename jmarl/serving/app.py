@@ -55,10 +55,8 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
-            if request.method == "POST" and [kind_of(x) for x in request.headers.getlist("content-type")] != [
-                "application/json"
-            ]:
-                # a page in a browser may send other types to this machine unasked
+            kinds = [kind_of(value) for value in request.headers.getlist("content-type")]
+            if request.method == "POST" and kinds != ["application/json"]:  # pages in a browser may send others unasked
                 text = "send JSON with one header Content-Type: application/json"
                 raise HttpRefusal(415, text, "unsupported_media_type")
             return await handle(JsonRequest(request.scope, request.receive))

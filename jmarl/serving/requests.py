@@ -31,6 +31,13 @@ LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 MAX_TOP = 20  # alternatives of each token
 MAX_SHOWN = 40  # characters of what was given, in a sentence
 MAX_MESSAGES, MAX_TOOLS, MAX_STOPS, MAX_STOP = 2048, 128, 4, 256
+SIZES = {  # by field; also where one is empty
+    "messages": f"must be a list of 1 to {MAX_MESSAGES} messages",
+    "tools": f"must be a list of up to {MAX_TOOLS} tools",
+    "stop": f"may have up to {MAX_STOPS} texts of 1 to {MAX_STOP} characters",
+    "prompt": "must be a text or a list of token ids, and not empty",
+}
+SIZE_ERRORS = ("too_short", "too_long", "string_too_short", "string_too_long")
 WORDS = {  # for what pydantic calls a valid string, a valid dictionary or object to extract fields from, ...
     "string_type": "a text", "int_type": "an integer", "float_type": "a number", "bool_type": "true or false",
     "list_type": "a list", "dict_type": "an object", "model_type": "an object", "model_attributes_type": "an object",
@@ -70,8 +77,11 @@ def read_arguments(text: str) -> Any:
 
 def only_one(prompt: Any) -> Any:
     """Return the prompt in a list of one."""
-    is_batch = isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list)
-    return prompt[0] if is_batch else prompt
+    if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
+        return prompt
+    if len(prompt) > 1:
+        raise invalid(f"prompt is a list of {len(prompt)} prompts: give one prompt per request", "prompt")
+    return prompt[0]
 
 
 def as_sent(value: Any, check: Any) -> Any:
@@ -82,7 +92,6 @@ def as_sent(value: Any, check: Any) -> Any:
 
 UNKNOWN = "unknown_field"
 FIRST_ERROR = Field(fail_fast=True)  # of a list: a body has room for 500,000 wrong items, and pydantic would describe each
-Natural = Annotated[int, Field(ge=1)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 
@@ -187,10 +196,10 @@ class CompletionRequest(BaseModel):
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: Natural = 1
+    n: int = 1  # its range, and that of max_tokens: see `check`
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: StopText | Annotated[list[StopText], FIRST_ERROR, Field(max_length=MAX_STOPS)] = []
-    max_tokens: Natural | None = None
+    max_tokens: int | None = None
     temperature: Annotated[float, Field(ge=0, le=HIGHEST_TEMPERATURE), AfterValidator(not_tiny)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     return_token_ids: bool = False
@@ -224,8 +233,9 @@ class CompletionRequest(BaseModel):
     def check(self, limits: RequestLimits) -> None:
         """Raise `HttpRefusal` for more than a server allows, and for fields that need others."""
         for name, most in ((self.limit_field, limits.max_tokens), ("n", limits.n)):
-            if (getattr(self, name) or 1) > most:
-                raise invalid(f"{name}={shown(getattr(self, name))} is not allowed: give an integer from 1 to {most}", name)
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise invalid(f"{name}={shown(value)} is not allowed: give an integer from 1 to {most}", name)
         if self.stream_options and self.stream_options.model_fields_set and not self.stream:
             raise invalid("stream_options is for streams: leave it out, or set stream", "stream_options")
 
@@ -236,7 +246,7 @@ class ChatRequest(CompletionRequest):
     off = CHAT_OFF
 
     messages: Annotated[list[ChatMessage], FIRST_ERROR, Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Natural | None = None
+    max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: Top = 0
     tools: Annotated[list[ChatTool], FIRST_ERROR, Field(max_length=MAX_TOOLS), WrapValidator(as_sent)] = []
@@ -312,6 +322,8 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> HttpRefusal:
         return invalid(f"{place} is missing: give it", param)
     if worst["type"] == UNKNOWN:
         return invalid(f"{place} {worst['msg']}", param)
+    if worst["type"] in SIZE_ERRORS and param in SIZES:
+        return invalid(f"{param} {SIZES[param]}", param)
     same = [error for error in errors if (rank(error)[0], place_of(error["loc"])) == (rank(worst)[0], place)]
     allowed = dict.fromkeys(WORDS.get(error["type"]) or error["msg"].removeprefix("Input should be ") for error in same)
     verb = " must be" if worst["type"] in WORDS or worst["msg"].startswith("Input should be ") else ":"

@@ -138,8 +138,8 @@ def test_the_completion_of_a_text_is_that_of_generate(client, team, params, as_i
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prompt": ""}, "prompt: Value should have at least 1 item"),
-        ({"prompt": ["a", "b"]}, "prompt[0] must be an integer"),
+        ({"prompt": ""}, "prompt must be a text or a list of token ids, and not empty"),
+        ({"prompt": ["a", "b"]}, "give one prompt per request"),
         ({"prompt": [10**6]}, "prompt has the token 1000000: ids are from 0 to"),
         ({"logprobs": 21}, "logprobs must be less than or equal to 20, got 21"),
         ({"echo": True}, "echo is not supported: leave it out, or give false"),
@@ -328,7 +328,7 @@ def test_what_cannot_be_answered_is_refused_in_a_sentence(ask, fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": []}, "messages must be a list of 1 to 2048 messages"),
         ({"messages": "hello"}, 'messages must be a list, got "hello"'),
         ({"messages": [1]}, "messages[0] must be an object, got 1"),
         (
@@ -348,17 +348,17 @@ def test_what_cannot_be_answered_is_refused_in_a_sentence(ask, fields, message):
         ),
         ({"model": 3}, "model must be a text, got 3"),
         ({"n": True}, "n must be an integer, got true"),
-        ({"n": 0}, "n must be greater than or equal to 1, got 0"),
+        ({"n": 0}, "n=0 is not allowed: give an integer from 1 to 4"),
         ({"n": 10**30}, "is not allowed: give an integer from 1 to 4"),
         ({"seed": 1.5}, "seed must be an integer"),
         ({"stream": "yes"}, 'stream must be true or false, got "yes"'),
         ({"temperature": 1e-30}, "temperature=1e-30 is not allowed: give 0, which is greedy"),
         ({"temperature": 3}, "temperature must be less than or equal to 2, got 3"),
         ({"top_p": 0}, "top_p must be greater than 0, got 0"),
-        ({"stop": ["a"] * 5}, "stop: List should have at most 4 items after validation, not 5"),
-        ({"stop": ""}, "stop: String should have at least 1 character"),
+        ({"stop": ["a"] * 5}, "stop may have up to 4 texts of 1 to 256 characters"),
+        ({"stop": ""}, "stop may have up to 4 texts of 1 to 256 characters"),
         ({"stop": 1}, "stop must be a text or a list, got 1"),
-        ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, got 0"),
+        ({"max_tokens": 0}, "max_tokens=0 is not allowed: give an integer from 1 to 128"),
         ({"tools": [{"type": "function"}]}, "tools[0].function is missing"),
         ({"tool_choice": "required"}, "tool_choice must be 'auto' or 'none', got \"required\""),
         ({"top_logprobs": 5}, "top_logprobs=5 needs logprobs: set it to true"),

@@ -52,3 +52,14 @@ def test_long_values_are_shortened():
     with pytest.raises(HttpRefusal) as refusal:
         ChatRequest.model_validate({"model": "writer", "messages": [MESSAGE], "n": 10**4000}).check(RequestLimits(9, 9, 1, 1))
     assert refusal.value.detail == f"n=1{'0' * 39}... is not allowed: give an integer from 1 to 8"
+
+
+def test_a_request_has_one_prompt():
+    for empty in ("", [], [""], [[]]):
+        message = refused(TextRequest, {"prompt": empty})[1].detail
+        assert message == "prompt must be a text or a list of token ids, and not empty"
+    for several in (["a", "b"], [[1], [2]], [""] * MANY):
+        with pytest.raises(HttpRefusal, match=f"prompt is a list of {len(several)} prompts: give one prompt per request"):
+            TextRequest.model_validate({"model": "writer", "prompt": several})
+    for prompt in ("a", ["a"], [1, 2], [[1, 2]]):
+        assert TextRequest.model_validate({"model": "writer", "prompt": prompt}).prompt in ("a", [1, 2])
