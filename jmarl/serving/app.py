@@ -1,7 +1,7 @@
 """The HTTP interface: /health, /v1/models, /v1/chat/completions and /v1/completions, with the shapes and errors of OpenAI's.
 
-Every request is checked in one place before its body is read, `Guard`: the server stops, the host, the token, the kind, size
-and time of the body. What bodies may say stands in `requests`. Clients read a code, a sentence and a
+Every request is checked in one place before its body is read, `Guard`: the server stops, the host, the token, the size and time
+of the body; its kind is checked by `JsonRoute`. What bodies may say stands in `requests`. Clients read a code, a sentence and a
 request id (header `x-request-id`); what an error was stands in the server's log under this id. Left out: every other path of
 OpenAI's (embeddings, files, responses, ...).
 """
@@ -49,12 +49,16 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A path that gets a `JsonRequest`."""
+    """A path that gets a `JsonRequest`, of a POST only with JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
+            kinds = [kind_of(value) for value in request.headers.getlist("content-type")]
+            if request.method == "POST" and kinds != ["application/json"]:  # pages in a browser may send others unasked
+                text = "send JSON with one header Content-Type: application/json"
+                raise HttpRefusal(415, text, "unsupported_media_type")
             return await handle(JsonRequest(request.scope, request.receive))
 
         return handle_json
@@ -188,6 +192,11 @@ def hostname(host: str) -> str | None:
         return None
 
 
+def kind_of(content_type: str) -> str:
+    """Return the media type in a header Content-Type."""
+    return content_type.partition(";")[0].strip(" \t").lower()
+
+
 def header(scope: Any, name: str) -> str | None:
     """Return the last header of a name in a request; None if it has none."""
     values = [value for key, value in scope["headers"] if key == name.encode()]
@@ -250,12 +259,8 @@ class Guard:
             text = "the token is missing or wrong: send the header Authorization: Bearer TOKEN (api_key= of openai's client)"
             return HttpRefusal(401, text, "invalid_api_key", headers={"www-authenticate": "Bearer"})
         if scope["method"] == "POST":
-            kind = (header(scope, "content-type") or "").partition(";")[0].strip().lower()
-            if kind != "application/json":  # a page in a browser may send other types to this machine unasked
-                text = "send JSON with the header Content-Type: application/json"
-                return HttpRefusal(415, text, "unsupported_media_type")
             length = header(scope, "content-length") or "0"
-            if length.isdigit() and int(length) > self.max_body:
+            if length.isdecimal() and int(length[:20]) > self.max_body:
                 return too_large(self.max_body)
         return None
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from jmarl.config.validation import did_you_mean
 from jmarl.serving.errors import HttpRefusal, invalid
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 OF_ROLE = {"tool_calls": "assistant", "tool_call_id": "tool"}  # fields of a message that only one role has
 NO_EFFECT = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -27,7 +29,15 @@ CHAT_OFF = OFF | {"response_format": {"type": "text"}, "parallel_tool_calls": Tr
 TEXT_OFF = OFF | {"best_of": 1, "echo": False, "suffix": ""}
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 MAX_TOP = 20  # alternatives of each token
+MAX_SHOWN = 40  # characters of what was given, in a sentence
 MAX_MESSAGES, MAX_TOOLS, MAX_STOPS, MAX_STOP = 2048, 128, 4, 256
+SIZES = {  # by field; also where one is empty
+    "messages": f"must be a list of 1 to {MAX_MESSAGES} messages",
+    "tools": f"must be a list of up to {MAX_TOOLS} tools",
+    "stop": f"may have up to {MAX_STOPS} texts of 1 to {MAX_STOP} characters",
+    "prompt": "must be a text or a list of token ids, and not empty",
+}
+SIZE_ERRORS = ("too_short", "too_long", "string_too_short", "string_too_long")
 WORDS = {  # for what pydantic calls a valid string, a valid dictionary or object to extract fields from, ...
     "string_type": "a text", "int_type": "an integer", "float_type": "a number", "bool_type": "true or false",
     "list_type": "a list", "dict_type": "an object", "model_type": "an object", "model_attributes_type": "an object",
@@ -67,8 +77,11 @@ def read_arguments(text: str) -> Any:
 
 def only_one(prompt: Any) -> Any:
     """Return the prompt in a list of one."""
-    is_batch = isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list)
-    return prompt[0] if is_batch else prompt
+    if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
+        return prompt
+    if len(prompt) > 1:
+        raise invalid(f"prompt is a list of {len(prompt)} prompts: give one prompt per request", "prompt")
+    return prompt[0]
 
 
 def as_sent(value: Any, check: Any) -> Any:
@@ -77,7 +90,8 @@ def as_sent(value: Any, check: Any) -> Any:
     return value
 
 
-Natural = Annotated[int, Field(ge=1)]
+UNKNOWN = "unknown_field"
+FIRST_ERROR = Field(fail_fast=True)  # of a list: a body has room for 500,000 wrong items, and pydantic would describe each
 Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 
@@ -134,14 +148,27 @@ class TextPart(BodyPart):
     text: str
 
 
-class ChatMessage(BodyPart, extra="forbid"):
+class ChatMessage(BodyPart):
     """A message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    role: Role
+    content: str | Annotated[list[TextPart], FIRST_ERROR] | None = None
     refusal: Any = None
-    tool_calls: list[ChatCall] | None = None
+    tool_calls: Annotated[list[ChatCall], FIRST_ERROR] | None = None
     tool_call_id: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def only_known(cls, fields: Any) -> Any:
+        """Refuse the first field that is unknown: pydantic would describe each."""
+        if isinstance(fields, dict) and fields.get("role") in get_args(Role):
+            for name, value in fields.items():
+                if value is not None and name not in cls.model_fields:
+                    given = {"name": repr(name[:MAX_SHOWN]), "role": fields["role"]}
+                    raise PydanticCustomError(
+                        UNKNOWN, "has {name}, which is not supported in a message of the role {role}", given
+                    )
+        return fields
 
     def for_template(self, place: str) -> dict[str, Any]:
         """Return the message as chat templates read it, with a text as content. Raises `HttpRefusal`."""
@@ -169,23 +196,25 @@ class CompletionRequest(BaseModel):
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: Natural = 1
+    n: int = 1  # its range, and that of max_tokens: see `check`
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] = []
-    max_tokens: Natural | None = None
+    stop: StopText | Annotated[list[StopText], FIRST_ERROR, Field(max_length=MAX_STOPS)] = []
+    max_tokens: int | None = None
     temperature: Annotated[float, Field(ge=0, le=HIGHEST_TEMPERATURE), AfterValidator(not_tiny)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     return_token_ids: bool = False
 
     @model_validator(mode="before")
     @classmethod
-    def only_known(cls, fields: dict[str, Any]) -> dict[str, Any]:
+    def only_known(cls, fields: Any) -> Any:
         """Leave out what is null or changes nothing, and refuse what is unknown or what the sampler does not have."""
+        if not isinstance(fields, dict):
+            return fields
         known = (*cls.model_fields, *NO_EFFECT, *cls.off)
         for name, value in fields.items():
             if name not in known:
-                hint = did_you_mean(name[:40], known)
-                raise invalid(f"there is no field {name[:40]!r}{hint}", name[:40], "unknown_parameter")
+                hint = did_you_mean(name[:MAX_SHOWN], known)
+                raise invalid(f"there is no field {name[:MAX_SHOWN]!r}{hint}", name[:MAX_SHOWN], "unknown_parameter")
             if name in cls.off and value not in (None, cls.off[name]):
                 sentence = f"{name} is not supported: leave it out, or give {json.dumps(cls.off[name])}"
                 raise invalid(sentence, name, "unsupported_parameter")
@@ -204,8 +233,9 @@ class CompletionRequest(BaseModel):
     def check(self, limits: RequestLimits) -> None:
         """Raise `HttpRefusal` for more than a server allows, and for fields that need others."""
         for name, most in ((self.limit_field, limits.max_tokens), ("n", limits.n)):
-            if (getattr(self, name) or 1) > most:
-                raise invalid(f"{name}={getattr(self, name)} is not allowed: give an integer from 1 to {most}", name)
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise invalid(f"{name}={shown(value)} is not allowed: give an integer from 1 to {most}", name)
         if self.stream_options and self.stream_options.model_fields_set and not self.stream:
             raise invalid("stream_options is for streams: leave it out, or set stream", "stream_options")
 
@@ -215,11 +245,11 @@ class ChatRequest(CompletionRequest):
 
     off = CHAT_OFF
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Natural | None = None
+    messages: Annotated[list[ChatMessage], FIRST_ERROR, Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: Top = 0
-    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), WrapValidator(as_sent)] = []
+    tools: Annotated[list[ChatTool], FIRST_ERROR, Field(max_length=MAX_TOOLS), WrapValidator(as_sent)] = []
     tool_choice: Literal["auto", "none"] = "auto"
 
     @property
@@ -249,7 +279,7 @@ class TextRequest(CompletionRequest):
 
     off = TEXT_OFF
 
-    prompt: Annotated[str | list[int], Field(min_length=1), BeforeValidator(only_one)]
+    prompt: Annotated[str | Annotated[list[int], FIRST_ERROR], Field(min_length=1), BeforeValidator(only_one)]
     logprobs: Top | None = None
 
     @property
@@ -290,11 +320,20 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> HttpRefusal:
         return invalid("the body is empty: send a JSON object", code="invalid_json")
     if worst["type"] == "missing":
         return invalid(f"{place} is missing: give it", param)
+    if worst["type"] == UNKNOWN:
+        return invalid(f"{place} {worst['msg']}", param)
+    if worst["type"] in SIZE_ERRORS and param in SIZES:
+        return invalid(f"{param} {SIZES[param]}", param)
     same = [error for error in errors if (rank(error)[0], place_of(error["loc"])) == (rank(worst)[0], place)]
-    allowed = [WORDS.get(error["type"]) or error["msg"].removeprefix("Input should be ") for error in same]
-    kind = {dict: "an object", list: "a list"}.get(type(given)) or json.dumps(given)[:40]
+    allowed = dict.fromkeys(WORDS.get(error["type"]) or error["msg"].removeprefix("Input should be ") for error in same)
     verb = " must be" if worst["type"] in WORDS or worst["msg"].startswith("Input should be ") else ":"
-    return invalid(f"{place}{verb} {' or '.join(allowed)}, got {kind}", param)
+    return invalid(f"{place}{verb} {' or '.join(allowed)}, got {shown(given)}", param)
+
+
+def shown(given: Any) -> str:
+    """Return what was given, shortened."""
+    text = {dict: "an object", list: "a list"}.get(type(given)) or json.dumps(given)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def place_of(loc: Sequence[int | str]) -> str:
