@@ -146,7 +146,7 @@ def train(run: Run, params: Params, pairs: Pairs, updates: int, seed: int) -> It
     """Yield the state and the metrics after each update. The next update consumes the state."""
     state, count = run.init(params), pairs.lengths.shape[1]
     for step in range(updates):
-        epoch, part = divmod(step, count // P)  # every epoch has an order of its own
+        epoch, part = divmod(step, max(count // P, 1))  # every epoch has an order of its own
         numbers = np.random.default_rng((seed, epoch)).permutation(count)[part * P : (part + 1) * P]
         state, metrics = run.update(state, pairs.take(numbers))
         yield state, metrics

@@ -137,6 +137,7 @@ def play(run: Run, params: Params, tasks: Sequence[dict], step: int, purpose: in
         chosen = [written(*x) for x in zip(completions.tokens, completions.action_mask, strict=True)]  # [A][E] token ids
         messages = zip(*(decode(tokenizer, own) for own in chosen), strict=True)
         answers = [run.env.step(state, joint, rng) for state, joint in zip(states, messages, strict=True)]
+        assert all(x.done == (turn + 1 == TURNS) for x in answers), "here every episode has TURNS turns"
         turns.append((ids, lengths, completions))
         rewards.append([answer.reward for answer in answers])
         if turn + 1 < TURNS:

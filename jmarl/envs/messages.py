@@ -139,11 +139,11 @@ class BaseEnvironment:
 
     def reset(self) -> Any:
         """Begin an episode, and return an observation."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no reset: override it")
 
     def step(self, action: Any) -> tuple[Any, Reward]:
         """Return an observation and a reward."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no step: override it")
 
     def close(self) -> None:
         """Free what the environment holds; by default nothing."""
@@ -219,14 +219,14 @@ class SimulatedEnvironment(BaseEnvironment):
 
     def reset(self) -> Observed:
         """Begin the episode of `self.task`; return what the agents read."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no reset: override it")
 
     def step(self, action: Any) -> tuple[Observed, Reward]:
         """Return what the agents read next, and the reward. `action` is a message, or a list of one per agent.
 
         The episode is over when one observation is done.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no step: override it")
 
     def solve(self) -> str | Sequence[str | None]:
         """Return a correct action: a text, or a list of one (or None) per agent. Used for demonstrations and tests."""
