@@ -1,4 +1,4 @@
-"""Compute families on two virtual devices, and print as JSON how far the results are from those of one device.
+"""Compute families, and a layer of experts, on two virtual devices; print as JSON how far results are from those of one device.
 
 Run by `test_family_meshes.py`: python family_mesh_process.py JSON JSON, of objects from cases to directories: whose logits are
 computed, and which are trained. JAX_NUM_CPU_DEVICES must be 2.
@@ -10,6 +10,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jmarl import train
@@ -18,6 +19,8 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.models import decoder, sharding
 from jmarl.models.hub.agents import load_agent
+from jmarl.models.layers import experts
+from jmarl.plan.hlo import Program
 from jmarl.team import make_team
 
 TOKENS = np.random.default_rng(0).integers(3, 320, 24)
@@ -52,6 +55,30 @@ def divided_logits(agent):
     return difference(jax.jit(divided)(placed, tokens), one) / float(jnp.abs(one).max()), parts
 
 
+def divided_experts(tokens=512, dim=32, width=16, count=8, choices=4):
+    """Relative differences of what experts return, whose widths two devices divide, and of its gradients; and how often a token
+    is added up over devices, forward and backward."""
+    assert not experts.reads_all(tokens, choices, count)
+    rng, mesh = np.random.default_rng(1), sharding.make_mesh("model=2")
+    up, down = ((count, dim, width), P("agent", None, None, "model")), ((count, width, dim), P("agent", None, "model"))
+    whole = P("agent")
+    shapes = {"x": ((tokens, dim), whole), "router": ((dim, count), whole), "gate": up, "up": up, "down": down}
+    inputs = {name: jnp.asarray(rng.normal(size=(1, *shape)), jnp.float32) for name, (shape, _) in shapes.items()}
+    placed = {name: jax.device_put(x, NamedSharding(mesh.mesh, shapes[name][1])) for name, x in inputs.items()}
+
+    def loss(w):
+        routes = experts.route(w["x"], w["router"], choices, normalize=True)
+        out = experts.apply_experts(w["x"], routes, w["gate"], w["up"], w["down"], jax.nn.silu)
+        return (out**2).sum(), out
+
+    both = jax.vmap(jax.value_and_grad(loss, has_aux=True))
+    one = jax.jit(both)(inputs)
+    divided = jax.jit(sharding.on_devices(both, mesh, (dict.fromkeys(shapes, whole),), whole)).lower(placed).compile()
+    differences = jax.tree.map(lambda a, b: difference(a, b) / float(jnp.abs(b).max()), divided(placed), one)
+    added = Program(divided.as_text()).cost().exchanged / 2  # an all-reduce counts twice
+    return max(jax.tree.leaves(differences)), added / inputs["x"].nbytes
+
+
 def updated(agent, mesh):
     """The rewards of an update, and the parameters after it."""
     team, params = make_team([agent])
@@ -70,7 +97,7 @@ def divided_update(agent):
 def main(computed, trained):
     logits = {case: divided_logits(load_agent(path)) for case, path in computed.items()}
     updates = {case: divided_update(load_agent(path)) for case, path in trained.items()}
-    return {"devices": jax.device_count(), "logits": logits, "updates": updates}
+    return {"devices": jax.device_count(), "logits": logits, "updates": updates, "experts": divided_experts()}
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def facts_of(tiny_dir):
             assert done.returncode == 0, done.stderr[-3000:]
             printed[in_ci] = json.loads(done.stdout.splitlines()[-1])
         assert printed[in_ci]["devices"] == 2
-        return printed[in_ci][kind][case]
+        return printed[in_ci][kind][case] if kind != "experts" else printed[in_ci][kind]
 
     return facts
 
@@ -67,6 +67,12 @@ def test_logits_of_a_model_on_two_devices_equal_those_on_one(facts_of, case):
     feed_forward = {name for name in parts if name.endswith(("gate", "up", "down"))}
     assert feed_forward and {name for name, count in parts.items() if count == 2} >= {"qkv", "out"} | feed_forward
     assert parts.get("q_norm_of_all", 2) == 2
+
+
+def test_experts_that_two_devices_divide_exchange_the_width_of_a_token_once(facts_of):
+    """Once forward and once backward, and not for each of its experts; beside it the gradients of its shares."""
+    differences, widths = facts_of("experts", IN_CI[0][0])
+    assert differences < 1e-5 and 2 <= widths < 2.3
 
 
 @pytest.mark.parametrize("case", nightly_but(*IN_CI[1], of=TRAINED))

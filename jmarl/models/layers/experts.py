@@ -11,12 +11,14 @@ and XLA copies those of each block before it reads them (`reads_all`).
 Left out: a kernel that reads the weights of a block where they are.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.models.gpu import matmul_precision
@@ -98,7 +100,7 @@ def apply_experts(
 ) -> Float[Array, "token dim"]:
     """Return the weighted sum of what each token's experts (SwiGLU) return."""
     (n, d), k, num_experts = x.shape, routes.experts.shape[1], len(gate)
-    size, precision = block_rows(n * k, num_experts), matmul_precision(x)
+    precision = matmul_precision(x)
     if reads_all(n, k, num_experts):
         shares = (
             jnp.zeros((n, num_experts), x.dtype).at[jnp.arange(n)[:, None], routes.experts].set(routes.weights.astype(x.dtype))
@@ -107,7 +109,41 @@ def apply_experts(
         gates, ups = (jnp.einsum("end,edm->enm", copies, w, precision=precision) for w in (gate, up))
         y = activation(gates) * ups * shares.T[..., None]
         return jnp.einsum("enm,emd->nd", y, down, precision=precision)
-    blocks = make_blocks(routes.experts.reshape(-1), num_experts)
+    weights = routes.weights.astype(x.dtype)
+    return over_widths(functools.partial(add_blocks, activation))(x, routes.experts, weights, gate, up, down)
+
+
+def over_widths(f: Callable[..., Array]) -> Callable[..., Array]:
+    """Return f such that each device of the axis `model` multiplies its part of the experts' widths, and results are added up.
+
+    The compiler would add up each block, in which a token stands once for each of its experts; here a token is added up once.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if dict(mesh.shape).get("model", 1) == 1:
+        return f
+    columns, rows = P(None, None, "model"), P(None, "model", None)
+    inputs = P(), P(), P(), columns, columns, rows
+
+    def part(x: Array, experts: Array, weights: Array, *others: Array) -> Array:
+        x, weights = lax.pcast((x, weights), "model", to="varying")  # their gradients too are added up here, not in each block
+        return lax.psum(f(x, experts, weights, *others), "model")
+
+    return jax.shard_map(part, in_specs=inputs, out_specs=P(), axis_names={"model"})
+
+
+def add_blocks(
+    activation: Callable[[Array], Array],
+    x: Float[Array, "token dim"],
+    experts: Int[Array, "token choice"],
+    weights: Float[Array, "token choice"],
+    gate: Float[Array, "expert dim width"],
+    up: Float[Array, "expert dim width"],
+    down: Float[Array, "expert width dim"],
+) -> Float[Array, "token dim"]:
+    """Return the weighted sum of what each token's experts return, a few blocks at a time."""
+    (n, d), k, num_experts = x.shape, experts.shape[1], len(gate)
+    size, precision = block_rows(n * k, num_experts), matmul_precision(x)
+    blocks = make_blocks(experts.reshape(-1), num_experts)
     slots = jnp.broadcast_to(x[:, None], (n, k, d)).reshape(n * k, d)
     rows = jnp.zeros((len(blocks.expert) * size, d), x.dtype).at[blocks.place].set(slots, unique_indices=True)
 
@@ -122,7 +158,7 @@ def apply_experts(
     inputs = rows.reshape(-1, at_once, size, d), blocks.expert.reshape(-1, at_once)
     _, out = lax.scan(lambda _, part: (None, multiply(*part)), None, inputs)
     out = out.reshape(-1, d).at[blocks.place].get(unique_indices=True, mode="promise_in_bounds").reshape(n, k, d)
-    return jnp.einsum("nkd,nk->nd", out, routes.weights.astype(x.dtype), precision=precision)
+    return jnp.einsum("nkd,nk->nd", out, weights, precision=precision)
 
 
 def load_of(routes: Routes, counted: Bool[Array, " token"]) -> Load:
