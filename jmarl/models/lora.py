@@ -276,9 +276,6 @@ def digest(base: Any) -> str:
 
     A leaf counts as one array [L, ...], however its layers are filed."""
     frozen = base | {"layers": {name: w for name, w in base["layers"].items() if name != ALPHA}}
-
-    def checksum(leaf: Any) -> int:
-        layers = leaf.value if isinstance(leaf.value, tuple) else (leaf.value,)
-        return sum(int(_checksum(x, np.uint32(n * x.size % 2**32))) for n, x in enumerate(layers)) % 2**32
-
-    return "".join(f"{checksum(x):08x}" for x in jax.tree.leaves(frozen, is_leaf=is_shared))
+    leaves = [jax.tree.leaves(leaf) for leaf in jax.tree.leaves(frozen, is_leaf=is_shared)]  # one array or one for each layer
+    sums = [sum(int(_checksum(x, np.uint32(n * x.size % 2**32))) for n, x in enumerate(layers)) for layers in leaves]
+    return "".join(f"{x % 2**32:08x}" for x in sums)

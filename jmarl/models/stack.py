@@ -56,20 +56,15 @@ def share_params(agents: Sequence[Any], shardings: Callable[[Any], Any] | None =
                 )
 
     def place(leaves: Sequence[Any], in_layers: bool, sharding: Any = None) -> Shared:
-        (leaf,), to = leaves, None if sharding is None else sharding.value
+        (leaf,), to = leaves, sharding and sharding.value
         if not in_layers:
             return Shared(place_leaves([leaf], False, to, shared=True))
-        layers = range(leaf.shape[0])
-        return Shared(tuple(place_leaves([leaf[n]], False, to and to[n], shared=True) for n in layers))
-
-    def shape(path: Sequence[Any], x: Any) -> Shared:
-        if not in_layers(path):
-            return Shared(jax.ShapeDtypeStruct(x.shape, jnp.float32))
-        return Shared((jax.ShapeDtypeStruct(x.shape[1:], jnp.float32),) * x.shape[0])
+        return Shared(tuple(place_leaves([leaf[n]], False, to and to[n], shared=True) for n in range(leaf.shape[0])))
 
     if shardings is None:
         return _place_all(place, agents[:1])
-    return _place_all(place, agents[:1], shardings(jax.tree_util.tree_map_with_path(shape, agents[0])))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), agents[0])
+    return _place_all(place, agents[:1], shardings(jax.eval_shape(lambda params: share_params([params]), shapes)))
 
 
 def _place_all(place: Callable[..., Any], agents: Sequence[Any], shardings: Any = None) -> Any:

@@ -24,6 +24,7 @@ from jmarl.learning.optimizer import init_state
 from jmarl.learning.team_update import update_team
 from jmarl.models import decoder, lora
 from jmarl.models.hub import agents as weights
+from jmarl.models.hub.peft import merge
 from jmarl.models.layers import attention
 from jmarl.models.stack import share_params, unstack
 from jmarl.runs.kinds.rollouts import play_step, rollout_batches, sampler_of
@@ -85,7 +86,7 @@ def test_a_team_of_adapters_learns_the_probe(agent):
     result = train(team, env, PROMPTS, cfg, params=params, eval_items=HELD_OUT)
     before, after = result.before, result.after
     assert after.mean - after.interval > before.mean + before.interval
-    assert_equal_trees(unstack(params[0], 0), agent.params)
+    assert_equal_trees(merge(agent.config, unstack(params[0], 0)), agent.params)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +206,7 @@ def test_a_run_in_one_program_equals_the_loop():
     state, metrics = probe_tasks.run(state, items_of(cfg, 2), probe="emit", model=MODEL, cfg=cfg)
     np.testing.assert_allclose(metrics["reward"], looped.rewards, rtol=1e-5)
     assert max(moved(state.params, looped.state.stacks[0].params)) < 2e-4
-    assert_equal_trees(unstack(params[0], 0), agent.params)
+    assert_equal_trees(merge(agent.config, unstack(params[0], 0)), agent.params)
 
 
 @pytest.mark.long
