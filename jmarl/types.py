@@ -16,7 +16,8 @@ TRACES: Counter[str] = Counter()  # how often each program was traced in this pr
 class Shared(NamedTuple):
     """An array without the agent axis in a pytree of arrays [A, ...]: all agents of the stack share it.
 
-    Functions of one agent (`stack.per_agent`) get the array itself.
+    Of layers it is a tuple with an array for each layer: the decode loop reads them where they lie, while XLA would copy all
+    slices of a stack [L, ...] before it. Functions of one agent (`stack.per_agent`) get the array or the tuple itself.
     """
 
     value: Any

@@ -6,7 +6,8 @@ the name layers.
 Query, key and value are one matrix: key-value heads outermost, so that a mesh that divides their number splits between heads.
 Every weight is a plain matrix, because XLA copies or transposes weights with more axes, and their gradients. Layers are
 stacked: training and prefill scan over them, so compile time does not grow with depth. Decoding is unrolled; on CPUs with one
-core per agent it reads the weights cut into panels (`models/cpu.py`).
+core per agent it reads the weights cut into panels (`models/cpu.py`). A base that nobody trains has tuples of arrays in place
+of stacks (`types.Shared`): decoding reads them where they lie, and a scan copies one layer at a time.
 
 Scoring (`completion_states`), prefill and decoding (`models/decoding.py`) run the same `Block`. They differ only in its
 `attention` argument, which is why sampled and rescored log-probabilities agree. Each prompt is computed once for all
@@ -45,9 +46,10 @@ from jmarl.models.layers.attention import (
 from jmarl.models.layers.delta import Delta, DeltaState, causal_delta, gated_norm, groups_delta, log_decay
 from jmarl.models.layers.embedding import embed
 from jmarl.models.layers.experts import Load, apply_experts, load_of, route
-from jmarl.models.layers.kinds import by_period, join_kinds, join_layers, layers_of_period
+from jmarl.models.layers.kinds import by_period, join_kinds, join_layers, layer_of_base, layers_of_period
 from jmarl.models.layers.products import ACTIVATIONS, drop, normalize, product, scaled
 from jmarl.models.sharding import gather
+from jmarl.models.stack import name_of
 from jmarl.models.weights import FLOAT32, LAYERS, WEIGHTS, Weight, has, shape_of, weights_of
 
 Params = dict[str, Any]
@@ -209,7 +211,7 @@ def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
     """Cast the parameters to the compute dtype, except `FLOAT32` and arrays that are not floating, such as random keys."""
 
     def cast_leaf(path: tuple[Any, ...], w: Array) -> Array:
-        stays = not jnp.issubdtype(w.dtype, jnp.floating) or (path and getattr(path[-1], "key", "") in FLOAT32)
+        stays = not jnp.issubdtype(w.dtype, jnp.floating) or name_of(path) in FLOAT32
         return w if stays else w.astype(dtype)
 
     return jax.tree_util.tree_map_with_path(cast_leaf, params)
@@ -261,7 +263,8 @@ def run_layers(
     kinds, angles = rope_kinds(cfg), rope(cfg, positions)
     several = len(angles) > 1
     tables = jax.tree.map(lambda *x: jnp.stack(x), *angles.values()) if several else angles[kinds[0]]
-    inputs = dict(params["layers"])
+    base = {name: w for name, w in params["layers"].items() if isinstance(w, tuple)}
+    inputs = {name: w for name, w in params["layers"].items() if name not in base}
     if several:
         inputs["rope kind"] = jnp.array([list(angles).index(kind) for kind in kinds])
     given = {"past": past, "delta_past": delta_past}
@@ -270,7 +273,8 @@ def run_layers(
         arguments["slides"] = jnp.array(cfg.sliding_layers)
     inputs = by_period(inputs | arguments, cfg)
 
-    def layer(number: int, x: Hidden, w: Params) -> tuple[Hidden, Any]:
+    def layer(number: int, i: Array, x: Hidden, w: Params) -> tuple[Hidden, Any]:
+        w = w | layer_of_base(base, cfg, number, i)
         kind = w.pop("rope kind", None)
         own = {name.removeprefix("delta_"): w.pop(name) for name in arguments if name in w}
         w = gather(cast(w, x.dtype), cfg)  # of one layer at a time
@@ -278,20 +282,20 @@ def run_layers(
         mix: Any = delta if cfg.is_recurrent(number) else attention
         return Block(cfg, number).apply({"params": w}, x, rotation, functools.partial(mix, **own), counted)
 
-    def period(x: Hidden, inputs: Params) -> tuple[Hidden, list[Any]]:
-        outs = []
+    def period(x: Hidden, numbered: tuple[Array, Params]) -> tuple[Hidden, list[Any]]:
+        (i, inputs), outs = numbered, []
         for number, w in enumerate(layers_of_period(inputs, cfg)):
             run = functools.partial(layer, number)
-            x, out = (run if remat is None else jax.checkpoint(run, policy=REMAT[remat], prevent_cse=False))(x, w)
+            x, out = (run if remat is None else jax.checkpoint(run, policy=REMAT[remat], prevent_cse=False))(i, x, w)
             outs.append(out)
         return x, outs
 
+    numbers = jnp.arange(cfg.num_layers // cfg.period)
     if remat is None:
         take = functools.partial(lax.dynamic_index_in_dim, axis=0, keepdims=False)
-        count = jnp.arange(cfg.num_layers // cfg.period)
-        x, outs = lax.scan(lambda x, i: period(x, jax.tree.map(lambda w: take(w, i), inputs)), x, count)
+        x, outs = lax.scan(lambda x, i: period(x, (i, jax.tree.map(lambda w: take(w, i), inputs))), x, numbers)
     else:
-        x, outs = lax.scan(period, x, inputs)
+        x, outs = lax.scan(period, x, (numbers, inputs))
     loads = [load for _, load in outs if load is not None]
     states = [
         join_layers([state for n, (state, _) in enumerate(outs) if cfg.is_recurrent(n) == recurrent])

@@ -164,9 +164,12 @@ def decode_view(
     def take(tree: Any, i: int) -> Any:
         return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, layer_numbers[i], 0, keepdims=False), tree)
 
+    def weight(leaf: Any, i: int) -> Any:
+        return leaf[i] if isinstance(leaf, tuple) else take(leaf, i)  # a base has an array for each layer: nothing is copied
+
     def layer(n: int) -> tuple[Params, OfPrompts]:
         places = {name: place_of(cfg, name, n) for name in params["layers"]}
-        w = cast({name: take(params["layers"][name], i) for name, i in places.items() if i is not None}, dtype)
+        w = cast({name: weight(params["layers"][name], i) for name, i in places.items() if i is not None}, dtype)
         w = gather(w, cfg)  # after the slice: whole layers are then in memory once
         w = join_by_input(w, cfg) if fused else w
         products = {name for name, x in w.items() if not isinstance(x, dict) and x.ndim == 2 and name != "delta_conv"}

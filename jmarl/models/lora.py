@@ -3,7 +3,8 @@
 A weight W [D, F] of the base becomes W + alpha / rank * a b with a [D, rank] and b [rank, F], and only a and b are trained.
 Adapters have Hugging Face's names (`q_proj`, ...), although the decoder has one matrix for several of them::
 
-    base      the decoder's parameters without an agent axis, each leaf `Shared`, and layers.lora_alpha [L]
+    base      the decoder's parameters without an agent axis, each leaf `Shared`, those of layers a tuple with an array for
+              each layer, and layers.lora_alpha [L]
     adapters  {"layers": {"q_proj": {"a": [A, L, D, rank], "b": [A, L, rank, F]}, ...}}: trained and checkpointed
     model     both joined: the parameters [A, ...] that decoder, sampler, critics and exports take
 
@@ -254,7 +255,7 @@ def cast_base(base: Any, dtype: jax.typing.DTypeLike) -> Any:
         return base
 
     def cast(path: tuple[Any, ...], x: Shared) -> Shared:
-        return x if path[-1].key in (ALPHA, *FLOAT32) else Shared(x.value.astype(dtype))
+        return x if path[-1].key in (ALPHA, *FLOAT32) else Shared(jax.tree.map(lambda w: w.astype(dtype), x.value))
 
     new = jax.tree_util.tree_map_with_path(cast, base, is_leaf=is_shared)
     pairs = zip(jax.tree.leaves(base), jax.tree.leaves(new), strict=True)
@@ -263,15 +264,18 @@ def cast_base(base: Any, dtype: jax.typing.DTypeLike) -> Any:
 
 
 @jax.jit
-def _checksums(base: Any) -> UInt32[Array, " leaf"]:
-    def checksum(x: Array) -> UInt32[Array, ""]:
-        bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32).reshape(-1)
-        return jnp.sum(bits * (2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)  # odd: no bit is lost
-
-    return jnp.stack([checksum(x) for x in jax.tree.leaves(base)])
+def _checksum(x: Array, first: UInt32[Array, ""]) -> UInt32[Array, ""]:
+    """Return the checksum of a part of a leaf. first: the place of its first number in the leaf."""
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32).reshape(-1)
+    places = first + jnp.arange(bits.size, dtype=jnp.uint32)
+    return jnp.sum(bits * (2 * places + 1), dtype=jnp.uint32)  # odd: no bit is lost
 
 
 def digest(base: Any) -> str:
-    """Return a checksum of a stack's base, for checkpoints; it does not depend on devices or on alpha, a setting."""
+    """Return a checksum of a stack's base, for checkpoints; it does not depend on devices or on alpha, a setting.
+
+    A leaf counts as one array [L, ...], however its layers are filed."""
     frozen = base | {"layers": {name: w for name, w in base["layers"].items() if name != ALPHA}}
-    return "".join(f"{x:08x}" for x in np.asarray(_checksums(frozen)).tolist())
+    leaves = [jax.tree.leaves(leaf) for leaf in jax.tree.leaves(frozen, is_leaf=is_shared)]  # one array or one for each layer
+    sums = [sum(int(_checksum(x, np.uint32(n * x.size % 2**32))) for n, x in enumerate(layers)) for layers in leaves]
+    return "".join(f"{x % 2**32:08x}" for x in sums)

@@ -36,7 +36,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from jmarl.models.config import ModelConfig
-from jmarl.models.stack import is_placed, is_shared
+from jmarl.models.stack import is_placed, is_shared, name_of
 from jmarl.models.weights import ADAPTERS, LAYERS, WEIGHTS
 from jmarl.processes import exchange
 from jmarl.processes.exchange import to_devices
@@ -247,7 +247,10 @@ def state_specs(mesh: DeviceMesh | None, state: Any) -> Any:
 
     def spec(path: tuple[Any, ...], leaf: Any) -> Any:
         meanings = meanings_of(path)
-        return Shared(mesh.axes(meanings[1:], leaf.shape)) if is_shared(leaf) else mesh.axes(meanings, leaf.shape)
+        if not is_shared(leaf):
+            return mesh.axes(meanings, leaf.shape)
+        own = meanings[2 if isinstance(leaf.value, tuple) else 1 :]  # a tuple has no axis of layers either
+        return Shared(jax.tree.map(lambda x: mesh.axes(own, x.shape), leaf.value))
 
     return jax.tree_util.tree_map_with_path(spec, state, is_leaf=is_shared)
 
@@ -263,7 +266,7 @@ def gather(params: Any, model: ModelConfig, names: Sequence[str] | None = None) 
 
     def whole(path: tuple[Any, ...], x: Array) -> Array:
         meanings = meanings_of(path)
-        if "D" not in meanings or (names is not None and path[-1].key not in names):
+        if "D" not in meanings or (names is not None and name_of(path) not in names):
             return x  # the axis is counted from the last one, because x may have an agent axis or not
         return lax.all_gather(x, "data", axis=meanings.index("D") - len(meanings) + x.ndim, tiled=True)
 

@@ -1,6 +1,6 @@
 """Stack agents of one architecture on axis 0, and lift functions of one agent to stacks.
 
-A leaf of a stacked pytree is an array [A, ...] of the agents' own, or a `Shared` array without the agent axis.
+A leaf of a stacked pytree is an array [A, ...] of the agents' own, or a `Shared` one without the agent axis.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ def stack_params(agents: Sequence[Any], shardings: Callable[[Any], Any] | None =
 
 
 def share_params(agents: Sequence[Any], shardings: Callable[[Any], Any] | None = None) -> Any:
-    """Return the equal parameters of A agents as one float32 pytree of `Shared` leaves. Raises ValueError if they differ.
-
-    Arguments as of `stack_params`."""
+    """Return the equal parameters of A agents as one float32 pytree of `Shared` leaves, those of layers as an array for each
+    layer. Raises ValueError if they differ. Arguments as of `stack_params`."""
     for i, other in enumerate(agents[1:], 1):
         for (path, x), y in zip(jax.tree_util.tree_flatten_with_path(agents[0])[0], jax.tree.leaves(other), strict=True):
             if x is not y and not np.array_equal(x, y):
@@ -57,12 +56,15 @@ def share_params(agents: Sequence[Any], shardings: Callable[[Any], Any] | None =
                 )
 
     def place(leaves: Sequence[Any], in_layers: bool, sharding: Any = None) -> Shared:
-        return Shared(place_leaves(leaves, in_layers, None if sharding is None else sharding.value, shared=True))
+        (leaf,), to = leaves, sharding and sharding.value
+        if not in_layers:
+            return Shared(place_leaves([leaf], False, to, shared=True))
+        return Shared(tuple(place_leaves([leaf[n]], False, to and to[n], shared=True) for n in range(leaf.shape[0])))
 
     if shardings is None:
         return _place_all(place, agents[:1])
-    shapes = jax.tree.map(lambda x: Shared(jax.ShapeDtypeStruct(x.shape, jnp.float32)), agents[0])
-    return _place_all(place, agents[:1], shardings(shapes))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), agents[0])
+    return _place_all(place, agents[:1], shardings(jax.eval_shape(lambda params: share_params([params]), shapes)))
 
 
 def _place_all(place: Callable[..., Any], agents: Sequence[Any], shardings: Any = None) -> Any:
@@ -79,6 +81,11 @@ def _place_all(place: Callable[..., Any], agents: Sequence[Any], shardings: Any 
 def in_layers(path: Sequence[Any]) -> bool:
     """Return whether the first axis of an agent's leaf is that of the layers, from its path in a pytree of parameters."""
     return any(isinstance(k, jax.tree_util.DictKey) and k.key == "layers" for k in path[:-1])
+
+
+def name_of(path: Sequence[Any]) -> str:
+    """Return the name of a leaf, from its path in a pytree of parameters; of one with an array for each layer, that of all."""
+    return next((k.key for k in reversed(path) if isinstance(k, jax.tree_util.DictKey)), "")
 
 
 def place_leaves(leaves: Sequence[Any], in_layers: bool, sharding: Any = None, shared: bool = False) -> Array:

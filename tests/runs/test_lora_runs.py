@@ -24,6 +24,7 @@ from jmarl.learning.optimizer import init_state
 from jmarl.learning.team_update import update_team
 from jmarl.models import decoder, lora
 from jmarl.models.hub import agents as weights
+from jmarl.models.hub.peft import merge
 from jmarl.models.layers import attention
 from jmarl.models.stack import share_params, unstack
 from jmarl.runs.kinds.rollouts import play_step, rollout_batches, sampler_of
@@ -85,7 +86,7 @@ def test_a_team_of_adapters_learns_the_probe(agent):
     result = train(team, env, PROMPTS, cfg, params=params, eval_items=HELD_OUT)
     before, after = result.before, result.after
     assert after.mean - after.interval > before.mean + before.interval
-    assert_equal_trees(unstack(params[0], 0), agent.params)
+    assert_equal_trees(merge(agent.config, unstack(params[0], 0)), agent.params)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_own_critics_learn_adapters_over_the_agents_base(critics_run, agent):
     assert set(critic.params) == {"layers", "value", "value_bias"} and critic.reference is None
     base = unstack(stack.base, 0)
     assert_equal_trees(base["embed"], agent.params["embed"])
-    assert_equal_trees(base["layers"]["qkv"], agent.params["layers"]["qkv"])
+    assert_equal_trees(np.stack(base["layers"]["qkv"]), agent.params["layers"]["qkv"])
 
 
 def test_critics_may_have_another_base_than_the_agents(agent, random_agent):
@@ -205,7 +206,7 @@ def test_a_run_in_one_program_equals_the_loop():
     state, metrics = probe_tasks.run(state, items_of(cfg, 2), probe="emit", model=MODEL, cfg=cfg)
     np.testing.assert_allclose(metrics["reward"], looped.rewards, rtol=1e-5)
     assert max(moved(state.params, looped.state.stacks[0].params)) < 2e-4
-    assert_equal_trees(unstack(params[0], 0), agent.params)
+    assert_equal_trees(merge(agent.config, unstack(params[0], 0)), agent.params)
 
 
 @pytest.mark.long
@@ -324,13 +325,25 @@ def test_peft_and_transformers_load_what_is_saved(tiny_dir, tmp_path, family, ta
 
 
 def test_digests_of_different_bases_differ(agent):
-    """Also if one bit differs, or two values are exchanged."""
+    """Also if one bit differs, or two values or two layers are exchanged."""
     embed = np.array(agent.params["embed"])
     changed, swapped = embed.copy(), embed.copy()
     changed.view(np.int32)[7, 3] ^= 1
     swapped[[0, 1]] = embed[[1, 0]]
-    of = [lora.digest(share_params([{**agent.params, "embed": x}])) for x in (embed, embed.copy(), changed, swapped)]
-    assert of[0] == of[1] and len(set(of)) == 3
+    layers = {name: x[::-1] for name, x in agent.params["layers"].items()}
+    bases = [{**agent.params, "embed": x} for x in (embed, embed.copy(), changed, swapped)]
+    of = [lora.digest(share_params([base])) for base in (*bases, {**agent.params, "layers": layers})]
+    assert of[0] == of[1] and len(set(of)) == 4
+
+
+def test_a_digest_is_a_sum_over_each_leaf(agent):
+    """Of its bits times odd numbers, where the layers of a leaf follow each other: old checkpoints have this number."""
+
+    def checksum(leaf):
+        bits = np.asarray(leaf, np.float32).view(np.uint32).reshape(-1)
+        return np.sum(bits * (2 * np.arange(bits.size, dtype=np.uint32) + 1), dtype=np.uint32)
+
+    assert lora.digest(share_params([agent.params])) == "".join(f"{checksum(x):08x}" for x in jax.tree.leaves(agent.params))
 
 
 # --- settings ------------------------------------------------------------------------------------------------------------
@@ -436,7 +449,8 @@ for mesh in ("agent=2", "agent=2,data=2,model=2"):
     _, judged = start.start(*make_team(agents, lora=True), cfg.replace(mesh=mesh, algorithm="ippo"))
     where = [[s.data.unsafe_buffer_pointer() for x in jax.tree.leaves(of[0].base) for s in x.addressable_shards]
              for of in (judged.stacks, judged.critics)]
-    shards = {n: x.value.addressable_shards[0].data.size / x.value.size for n, x in stack.base["layers"].items()}
+    first = {n: x.value[0] if isinstance(x.value, tuple) else x.value for n, x in stack.base["layers"].items()}
+    shards = {n: x.addressable_shards[0].data.size / x.size for n, x in first.items()}
     out[mesh] = dict(tokens=bool((samples.tokens == samples1.tokens).all()),
                      logprobs=differ(samples.logprobs, samples1.logprobs),
                      trained=differ(trained(state), trained(state1)), base=changed, shards=shards,

@@ -30,10 +30,11 @@ def adapters(params: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray, np.nd
 
 
 def merge(cfg: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
-    """Return the decoder's parameters W + alpha / rank * a b of one agent; parameters without adapters unchanged."""
+    """Return the decoder's parameters W + alpha / rank * a b of one agent, all layers in stacks; without adapters W."""
+    layers = {name: np.stack(leaf) if isinstance(leaf, tuple) else leaf for name, leaf in params["layers"].items()}
     if not any(adapters(params)):
-        return params
-    layers = {name: leaf for name, leaf in params["layers"].items() if name not in ADAPTERS}
+        return {**params, "layers": layers}
+    layers = {name: leaf for name, leaf in layers.items() if name not in ADAPTERS}
     alpha, sizes = layers.pop("lora_alpha")[0], sizes_of(cfg)
     changed = {ADAPTERS[name].leaf for name, *_ in adapters(params)}
     layers |= {leaf: np.array(layers[leaf], np.float32) for leaf in changed}  # copies

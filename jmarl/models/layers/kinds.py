@@ -4,10 +4,13 @@ Kinds repeat after a number of layers, `ModelConfig.period`. A scan over layers 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.weights import ADAPTERS, LAYERS, WEIGHTS, has, is_of
@@ -48,6 +51,18 @@ def layers_of_period(period: Mapping[str, Any], cfg: ModelConfig) -> list[dict[s
         return period[name] if len(numbers[name]) == 1 else jax.tree.map(lambda x: x[place], period[name])
 
     return [{name: leaf(name, n) for name in period if n in numbers[name]} for n in range(cfg.period)]
+
+
+def layer_of_base(
+    base: Mapping[str, tuple[Array, ...]], cfg: ModelConfig, number: int, period: Int[Array, ""]
+) -> dict[str, Any]:
+    """Return one layer of a period, of leaves with an array for each layer. It is copied, as the slice of a stack would be."""
+
+    def leaves(period: int) -> dict[str, Any]:
+        places = {name: place_of(cfg, name, period * cfg.period + number) for name in base}
+        return {name: base[name][place] for name, place in places.items() if place is not None}
+
+    return lax.switch(period, [partial(leaves, n) for n in range(cfg.num_layers // cfg.period)]) if base else {}
 
 
 def join_layers(trees: Sequence[Any]) -> Any:
