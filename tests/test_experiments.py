@@ -13,6 +13,7 @@ from typing import get_type_hints
 import pytest
 
 from experiments import report
+from experiments.bench import scaling
 from experiments.debate import DebateConfig
 from experiments.environments import ListConfig, row
 from experiments.offline import OfflineConfig
@@ -50,6 +51,27 @@ def test_bench_step_prints_consistent_times_and_shares_as_json():
     assert abs(out["step_s"] - 2 * out["step_per_prompt_s"]) < 2e-4
     assert abs(out["step_s"] - out["generate_s"] - out["update_s"]) < 2e-4
     assert abs(out["tokens_per_s"] * out["generate_s"] / (2 * 2 * 4 * 8) - 1) < 0.05
+
+
+def test_bench_scaling_fits_exponents_and_draws_what_was_measured(tmp_path):
+    """Of a power its exponent; of a cost that begins to grow late, also the exponent at the end."""
+    points = [{"x": float(n), "square": 3.0 * n**2, "late": 1.0 + (n == 8) * 1.0} for n in (1, 2, 4, 8)]
+    fitted = scaling.exponents(points)
+    assert fitted["square"] == pytest.approx((2, 2)) and fitted["late"] == pytest.approx((0.3, 1))
+    scaling.draw({"agents": points}, tmp_path / "scaling.png")
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+def test_bench_scaling_measures_anew_the_panels_that_are_named(tmp_path):
+    out, agents = tmp_path / "scaling.png", [{"x": float(n), "step (s)": float(n)} for n in (1, 2)]
+    out.with_suffix(".json").write_text(json.dumps({"agents": agents}))
+    run("bench.scaling", f"--panels report --quick --out {out}")
+    measured = json.loads(out.with_suffix(".json").read_text())
+    assert measured["agents"] == agents and [point["x"] for point in measured["report"]] == [1e3, 1e4]
+    assert all(point["jmarl report (s)"] > 0 and point["peak (GiB)"] > 0.05 for point in measured["report"])
+    done = start("bench.scaling", "--panels agents,years")
+    assert done.code != 0 and "panels" in done.text and "years" in done.text
 
 
 def test_the_readme_lists_all_algorithms_with_their_papers():

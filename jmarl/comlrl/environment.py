@@ -55,11 +55,11 @@ class TrainerEnvironment(RewardEnvironment):
     def observe(self, after: Sequence[Dialogue]) -> tuple[list[Dialogue], list[list[Any]]]:
         columns, states = [], []
         for state in after:
-            with calling("the transition", f"item {excerpt(state.item)}", function=self.transition):
+            with calling("the transition", lambda state=state: f"item {excerpt(state.item)}", function=self.transition):
                 texts = self._transition_texts(state, allow_none=True)
             prompts = []
             for agent, (write, text) in enumerate(zip(self._later_prompts, texts, strict=True)):
-                with calling(f"the formatter of agent {agent}", f"item {excerpt(state.item)}"):
+                with calling(f"the formatter of agent {agent}", lambda state=state: f"item {excerpt(state.item)}"):
                     prompts.append(write(dict(state.item), text))
             self._check_next(prompts, state)
             seen = [

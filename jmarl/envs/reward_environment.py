@@ -24,6 +24,7 @@ from jmarl.models.hub.messages import MEDIA, as_prompt, is_empty
 Formatter = Callable[..., Any]  # (item) or (item, external_prompts) -> prompt: a text or a list of chat messages
 Transition = Callable[..., Sequence[str]]  # see `RewardEnvironment`
 FORMATTERS = "formatters: [module:function] in YAML, RewardEnvironment(reward, formatters) in Python"
+UNREAD = dict.fromkeys(("system", "tools", "chat_template_kwargs", *MEDIA))  # columns that a prompt is read without
 IN_TURNS = "in_turns: true in YAML, RewardEnvironment(reward, formatters, transition, in_turns=True) in Python"
 
 
@@ -34,7 +35,7 @@ def default_formatter(item: dict) -> Any:
             f"an item has no prompt, but {list(item)}{did_you_mean('prompt', map(str, item))}: add a column prompt, or set "
             f"functions that write the prompt of an item: {FORMATTERS}"
         )
-    unread = [name for name in ("system", "tools", "chat_template_kwargs", *MEDIA) if not is_empty(item.get(name))]
+    unread = () if UNREAD.keys().isdisjoint(item) else [name for name in UNREAD if not is_empty(item.get(name))]
     if unread:
         raise ValueError(
             f"an item has the column {unread[0]}, and its prompt is read without it: rename the column if only rewards read "
@@ -150,11 +151,12 @@ class RewardEnvironment:
         self.reward.check_items(items)
         prompts: list[list[Any]] = [[] for _ in self.formatters]
         for agent, formatter in enumerate(self._bound_formatters):
-            for index, item in enumerate(items):
-                with calling(f"the formatter of agent {agent}", f"item {index}, {excerpt(item)}"):
-                    prompts[agent].append(formatter(dict(item), None))
+            own = prompts[agent]  # the next prompt is that of item len(own)
+            with calling(f"the formatter of agent {agent}", lambda own=own: f"item {len(own)}, {excerpt(items[len(own)])}"):
+                for item in items:
+                    own.append(formatter(dict(item), None))
         for index, (item, *texts) in enumerate(zip(items, *prompts, strict=True)):
-            self._check_prompts(texts, f"item {index}, {item!r:.120}")
+            self._check_prompts(texts, lambda index=index, item=item: f"item {index}, {item!r:.120}")
         return prompts
 
     def step(self, states: Sequence[Dialogue], actions: Texts, rng: np.random.Generator) -> Answer:
@@ -177,11 +179,11 @@ class RewardEnvironment:
 
     def _next_prompts(self, state: Dialogue) -> list[Any]:
         """Return the prompts [N] of the next turn of one episode."""
-        with calling("the transition", f"item {excerpt(state.item)}", function=self.transition):
+        with calling("the transition", lambda: f"item {excerpt(state.item)}", function=self.transition):
             texts = self._transition_texts(state, self.in_turns)
         prompts = []
         for agent, (formatter, text) in enumerate(zip(self._bound_formatters, texts, strict=True)):
-            with calling(f"the formatter of agent {agent}", f"item {excerpt(state.item)}"):
+            with calling(f"the formatter of agent {agent}", lambda: f"item {excerpt(state.item)}"):
                 prompts.append(None if text is None else formatter(dict(state.item), text))
         self._check_next(prompts, state)
         return prompts
@@ -211,23 +213,25 @@ class RewardEnvironment:
 
     def _check_next(self, prompts: Sequence[Any], state: Dialogue) -> None:
         """Check the prompts [N] of the next turn of one episode."""
-        self._check_prompts(prompts, f"turn {len(state.responses[0])} of item {state.item!r:.120}")
+        self._check_prompts(prompts, lambda: f"turn {len(state.responses[0])} of item {state.item!r:.120}")
 
-    def _check_prompts(self, prompts: Sequence[Any], where: str) -> None:
-        """Raise if a prompt is no text (None is allowed with in_turns), or if no agent has one."""
+    def _check_prompts(self, prompts: Sequence[Any], where: Callable[[], str]) -> None:
+        """Raise if a prompt is no text (None is allowed with in_turns), or if no agent has one. where: returns the place."""
         for agent, text in enumerate(prompts):
+            if isinstance(text, str):
+                continue
             place = defined_text(self.formatters[agent])
             if text is None and not self.in_turns:
                 raise ValueError(
-                    f"agent {agent}'s prompt is None (of {where}): give the row a prompt, or let the formatter return a text"
+                    f"agent {agent}'s prompt is None (of {where()}): give the row a prompt, or let the formatter return a text"
                     f"{place}. If None means that the agent does not act in this turn, allow it: {IN_TURNS}"
                 )
-            if not isinstance(text, str | None):
+            if text is not None:
                 raise TypeError(
-                    f"agent {agent}'s prompt must be a text or a list of chat messages; got {text!r:.60} of {where}{place}"
+                    f"agent {agent}'s prompt must be a text or a list of chat messages; got {text!r:.60} of {where()}{place}"
                 )
         if all(text is None for text in prompts):
-            raise ValueError(f"no agent acts in a turn: all prompts are None (of {where})")
+            raise ValueError(f"no agent acts in a turn: all prompts are None (of {where()})")
 
 
 def append(history: Iterable[tuple[str, ...]], texts: Iterable[Any]) -> tuple[tuple[str, ...], ...]:

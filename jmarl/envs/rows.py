@@ -196,7 +196,9 @@ def _read_path(path: Path) -> Any:
             raise ValueError(f"{path} is a broken .gz file: {error}") from error
     if data.startswith(b"PAR1"):
         return _read_parquet(data, path)
-    return _read_text(_decode(data, path), path, _suffix(path))
+    text = _decode(data, path)
+    del data  # rows and text take enough memory
+    return _read_text(text, path, _suffix(path))
 
 
 def missing_text(path: Path) -> str:
@@ -265,14 +267,22 @@ def _read_text(text: str, path: Path, suffix: str) -> Any:
         raise ValueError(f"{path} looks like a text without names of columns, {text.strip()[:30]!r}. Give {GIVE}")
     if text.lstrip()[0] == "[":
         return _parse_json(text, path)
-    lines = enumerate(text.split("\n"), 1)
     if suffix not in (".jsonl", ".ndjson"):
         try:
             return _rows_of_object(_loads(text))
         except json.JSONDecodeError as error:
             if not error.msg.startswith("Extra data"):  # not one dict per line
                 return _parse_json(text, path)
-    return [_parse_json(line, path, i) for i, line in lines if line.strip()]
+    return [_parse_json(line, path, i) for i, line in enumerate(_lines(text), 1) if line.strip()]
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text, one at a time: all of them would be in memory beside the text and the rows."""
+    start = 0
+    while (end := text.find("\n", start)) >= 0:
+        yield text[start:end]
+        start = end + 1
+    yield text[start:]
 
 
 def _rows_of_object(value: Any) -> Any:
@@ -291,17 +301,23 @@ def _parse_json(text: str, path: Path, line: int | None = None) -> Any:
     raise ValueError(f"{place} not valid JSON: {problem}. Give a .json file, or a .jsonl file with one dict per line")
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return pairs as a dict. Raises ValueError for a key that is there twice. Rows share the texts of their keys."""
+    value = {sys.intern(name): x for name, x in pairs}
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)  # once: to make one takes longer than to read a row
+
+
 def _loads(text: str) -> Any:
     """Return the value of a JSON text. Raises ValueError for a dict that has a key twice."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
-        return value
-
-    return json.loads(text, object_pairs_hook=unique)
+    if text.startswith("\ufeff"):
+        raise json.JSONDecodeError("Unexpected UTF-8 BOM (decode using utf-8-sig)", text, 0)
+    return _DECODER.decode(text)
 
 
 def _read_csv(text: str, path: Path, delimiter: str) -> list[dict]:

@@ -85,7 +85,7 @@ def reset_once(env: TextEnvironment, task: dict, seed: int) -> tuple[Any, Observ
             )
         return start[0], _checked_observations(env, start[1])
 
-    return _result_or_fault(call, method_of(env, "reset"), f"{class_name(env)}.reset, task {excerpt(task)}")
+    return _result_or_fault(call, method_of(env, "reset"), lambda: f"{class_name(env)}.reset, task {excerpt(task)}")
 
 
 def step_once(env: TextEnvironment, state: Any, messages: Sequence[str], seed: int) -> Step | Fault:
@@ -100,7 +100,9 @@ def step_once(env: TextEnvironment, state: Any, messages: Sequence[str], seed: i
         step = Step(*result)
         return step if step.done else step._replace(observations=_checked_observations(env, step.observations))
 
-    where = f"{class_name(env)}.step, messages {excerpt(list(messages))}, state {excerpt(state)}"
+    def where() -> str:
+        return f"{class_name(env)}.step, messages {excerpt(list(messages))}, state {excerpt(state)}"
+
     return _result_or_fault(call, method_of(env, "step"), where)
 
 
@@ -116,10 +118,10 @@ def solve_once(env: TextEnvironment, state: Any) -> list[str | None] | Fault:
             )
         return list(solution)
 
-    return _result_or_fault(call, method_of(env, "solve"), f"{class_name(env)}.solve, state {excerpt(state)}")
+    return _result_or_fault(call, method_of(env, "solve"), lambda: f"{class_name(env)}.solve, state {excerpt(state)}")
 
 
-def _result_or_fault(call: Callable[[], Any], method: Any, where: str) -> Any:
+def _result_or_fault(call: Callable[[], Any], method: Any, where: Callable[[], str]) -> Any:
     """Return the result of a call of a method, or a `Fault` if it raised `Unanswered`. Other errors get `where` as a note."""
     try:
         with calling(where, function=method):
@@ -127,7 +129,7 @@ def _result_or_fault(call: Callable[[], Any], method: Any, where: str) -> Any:
     except Unanswered as error:
         return Fault(str(error))
     except SystemExit as error:  # must not end a run with status 0
-        raise RuntimeError(f"exit({error.code}) was called in {where}: {place_of(error)}") from error
+        raise RuntimeError(f"exit({error.code}) was called in {where()}: {place_of(error)}") from error
 
 
 def method_of(env: Any, name: str) -> Any:

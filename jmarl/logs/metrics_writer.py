@@ -22,6 +22,7 @@ import logging
 import math
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -40,6 +41,7 @@ from jmarl.logs.terminal import Terminal
 
 logger = logging.getLogger(__name__)
 
+COUNTS = ("step", "eval/updates")  # columns that are whole numbers
 TRACKERS = Table[Callable[..., Sink]]({"TensorBoard": "jmarl.logs.sinks:TensorBoard", "W&B": "jmarl.logs.sinks:Wandb"})
 
 
@@ -99,7 +101,7 @@ class MetricsWriter:
         max_completions_mb: int,
     ) -> None:
         rows = _Jsonl(run_dir, start_step)
-        self.evaluated = {int(row["eval/updates"]): row for row in rows.earlier if "eval/updates" in row}
+        self.evaluated = rows.evaluated
         self._sinks["metrics.jsonl"] = rows
         if max_completions_mb:
             self._sinks[completions_file.NAME] = _Completions(run_dir, start_step, max_completions_mb)
@@ -179,13 +181,17 @@ class MetricsWriter:
 
 
 class _Jsonl(Sink):
-    """Rows as lines of a file. earlier: the rows before `start_step`. num_logged: steps up to the last row that was there."""
+    """Rows as lines of a file. evaluated: the evaluations before `start_step`, see `MetricsWriter`. num_logged: steps up to the
+    last row that was there."""
 
     def __init__(self, run_dir: Path, start_step: int):
         path = run_dir / "metrics.jsonl"
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self.earlier, self.num_logged = _truncate_rows(path, start_step)
+            earlier, self.num_logged = _truncate_rows(path, start_step)
+            self.evaluated: dict[int, Mapping[str, Any]] = {
+                int(row["eval/updates"]): row for row in earlier if "eval/updates" in row
+            }
             self.file = LogFile(path)
         except OSError as error:
             raise OSError(f"run directory {run_dir} cannot be written: {error}. Choose another one.") from error
@@ -275,7 +281,7 @@ def _parse(lines: list[str], path: Path) -> Iterator[tuple[str, dict[str, Any]]]
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            row = {name: _step(x) if name in ("step", "eval/updates") else float(x) for name, x in row.items()}
+            row = {sys.intern(name): _step(x) if name in COUNTS else float(x) for name, x in row.items()}
             yield line, {"step": row.pop("step")} | row
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             logger.warning("%s: line %d is damaged (%.100s) and left out", printable(path), number, error)

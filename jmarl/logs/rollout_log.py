@@ -105,7 +105,7 @@ def turn_records(rollout: Rollout) -> list[dict[str, Any]]:
 
     def numbers_of(turn: Turn, table: Mapping[str, np.ndarray]) -> dict[str, Any]:
         shape = (len(turn.items), -1)
-        return {name: finite(np.round(np.asarray(x, float), 6).reshape(shape).tolist()) for name, x in table.items()}
+        return {name: rounded(np.reshape(x, shape)) for name, x in table.items()}
 
     return [
         {
@@ -113,7 +113,7 @@ def turn_records(rollout: Rollout) -> list[dict[str, Any]]:
             "acts": turn.acts.tolist(),
             "completions": turn.texts,
             "joint": turn.joint.tolist(),
-            "rewards": finite(np.round(np.asarray(turn.rewards, float), 6).tolist()),
+            "rewards": rounded(turn.rewards),
             "parts": numbers_of(turn, turn.parts),
             "measures": numbers_of(turn, turn.measures),
             "parents": turn.parents.tolist(),
@@ -121,6 +121,12 @@ def turn_records(rollout: Rollout) -> list[dict[str, Any]]:
         }
         for turn in rollout.turns
     ]
+
+
+def rounded(numbers: np.ndarray) -> Any:
+    """Return numbers with six digits behind the point as lists, with null where they are not finite."""
+    numbers = np.round(np.asarray(numbers, float), 6)
+    return numbers.tolist() if np.isfinite(numbers).all() else finite(numbers.tolist())  # which looks at one after the other
 
 
 def mean_return(rollout: Rollout) -> float:

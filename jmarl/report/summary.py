@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,20 @@ def curves(group: Group) -> dict[str, dict[str, list[float | None]]]:
     With one run the interval is the one that its row has (held-out results), or null. Where some means are not of all runs,
     `runs` are the numbers of runs.
     """
-    columns: dict[str, None] = {}
-    for run in group.runs:
-        for row in (*run.rows, *run.evaluations):
-            columns.update(dict.fromkeys(row))
+    columns = columns_of(row for run in group.runs for row in (*run.rows, *run.evaluations))
     drawn = [name for name in columns if name not in NOT_DRAWN and not name.endswith(INTERVAL)]
-    return {name: curve([points(run, name) for run in group.runs], [points(run, name + INTERVAL) for run in group.runs])
+    has_own = {name for name in drawn if name + INTERVAL in columns}  # of most names, which need not be looked for in all rows
+    return {name: curve([points(run, name) for run in group.runs],
+                        [points(run, name + INTERVAL) if name in has_own else {} for run in group.runs])
             for name in drawn}  # fmt: skip
+
+
+def columns_of(rows: Iterable[dict[str, float]]) -> dict[str, None]:
+    """Return the names of the columns that rows have, in the order in which they come first."""
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns.update(dict.fromkeys(row))
+    return columns
 
 
 def points(run: RecordedRun, name: str) -> dict[float, float]:
@@ -81,12 +88,10 @@ def held_out(columns: dict[str, dict[str, list[float | None]]]) -> dict[str, lis
 
 def goodput(group: Group) -> dict[str, float]:
     """Return the seconds of each phase, summed over rows and runs, see `logs.goodput`."""
-    seconds: dict[str, float] = {}
-    for row in (row for run in group.runs for row in run.rows):
-        for name, value in row.items():
-            if name.startswith("time/") and name != "time/step_s" and math.isfinite(value):
-                seconds[name.removeprefix("time/")] = seconds.get(name.removeprefix("time/"), 0.0) + value
-    return seconds
+    rows = [row for run in group.runs for row in run.rows]
+    phases = [name for name in columns_of(rows) if name.startswith("time/") and name != "time/step_s"]
+    values = {name: [row[name] for row in rows if name in row and math.isfinite(row[name])] for name in phases}
+    return {name.removeprefix("time/"): sum(x) for name, x in values.items() if x}
 
 
 def settings_table(groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -142,13 +142,13 @@ def lengths_of_long(spec: StackSpec, texts: Iterable[str], room: int, chat: Chat
     """Return the number of tokens of each text that has none, or more than `room`. named: a prompt in errors."""
     added, stop = len(text_start(spec.tokenizer)), spec.stop
     lengths = {}
-    for prompt in texts:
-        with naming(named):
+    with naming(named):
+        for prompt in texts:
             is_chat = chat or isinstance(prompt, ChatPrompt)
             text = render(spec.tokenizer, messages_of(prompt), chat) if is_chat else prompt
             if text and len(text.encode("utf-8", "replace")) + added <= room:
                 continue
             count = len(encode_prompt(spec.tokenizer, prompt, chat, stop=stop))
-        if count > room or not count:
-            lengths[prompt] = count
+            if count > room or not count:
+                lengths[prompt] = count
     return lengths

@@ -60,6 +60,13 @@ def test_rows_are_the_same_whatever_holds_them(tmp_path, kind):
     assert rows == ROWS and all(type(row) is dict and type(row["n"]) is str for row in rows)
 
 
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet"])
+def test_rows_of_a_file_share_the_texts_of_their_names(tmp_path, suffix):
+    """A million rows hold each name once: a text takes more memory than a short value."""
+    rows = read_rows(in_file(tmp_path / f"rows{suffix}"))
+    assert all(name is first for name, first in zip(rows[0], rows[1], strict=True))
+
+
 def test_a_generator_is_read_once_and_says_so():
     with pytest.warns(UserWarning, match="2 rows were read from a generator, which can be read once"):
         assert read_rows(row for row in ROWS) == ROWS

@@ -82,6 +82,30 @@ def test_a_formatter_keeps_its_error_and_names_its_line_and_the_item(formatter):
     assert sentence_of(error, verbose=False) == f"{sentence}; -v shows the traceback"
 
 
+class Counted:
+    """A value that counts how often its text is written."""
+
+    texts = 0
+
+    def __repr__(self):
+        Counted.texts += 1
+        return "counted"
+
+
+def test_the_text_of_an_item_is_written_only_for_an_error():
+    """A run reads each item of its data once with every formatter, and each joint action has a state."""
+    item, seen = {"prompt": "Oslo", "value": Counted()}, Counted.texts
+    env = RewardEnvironment(lambda a: [0.0] * len(a), [default_formatter], lambda **_: ["x"])
+    states, _ = env.reset([item], RNG)
+    env.observe(env.step(states, [["x"]], RNG).after)
+    doors = LockStep(Doors(), num_agents=1)
+    doors.step([{"door": 0, "value": Counted()}], [["x"]], RNG)
+    assert Counted.texts == seen
+    with pytest.raises(KeyError):
+        RewardEnvironment(lambda a: [0.0] * len(a), [write_city]).reset([item], RNG)
+    assert Counted.texts > seen
+
+
 def test_a_transition_names_its_line_and_the_item():
     env = RewardEnvironment(lambda a: [0.0] * len(a), default_formatter, go_on).for_agents(1)
     states, _ = env.reset(ITEMS[:1], RNG)

@@ -43,6 +43,27 @@ def test_a_prompt_has_exactly_one_beginning_of_sequence(bos_tokenizer):
     assert chat[0] == 1 and chat[1] != 1
 
 
+@pytest.mark.parametrize("kind", ["library", "own"])
+def test_many_texts_are_encoded_and_decoded_as_one_after_the_other(bos_tokenizer, kind):
+    """In one call, unless a tokenizer has a method of its own, which is then called for each of them."""
+    if kind == "own":
+        plain = type(bos_tokenizer)
+        methods = {name: lambda self, *args, name=name, **kw: getattr(plain, name)(self, *args, **kw) for name in ("_decode",)}
+        methods["encode"] = lambda self, text, **kw: plain.encode(self, text.upper(), **kw)
+        bos_tokenizer.__class__ = type("Own", (plain,), methods)
+    texts = ["Hello", "<|im_start|>Hello", "a<|im_end|>b", "Hello<|endoftext|>", "\ud800 and", "é 12"]
+    for special in (None, [frozenset()] * len(texts), [frozenset({"<|im_end|>"})] * len(texts)):
+        rows = text.encode_prompts(bos_tokenizer, texts, 64, special=special)
+        allowed = special or [None] * len(texts)
+        assert rows == [text.encode_prompt(bos_tokenizer, x, special=own) for x, own in zip(texts, allowed, strict=True)]
+        for skip in (True, False):
+            assert text.decode(bos_tokenizer, [*rows, []], skip) == [
+                text.decode(bos_tokenizer, [row], skip)[0] for row in [*rows, []]
+            ]
+    (first,) = text.encode_prompts(bos_tokenizer, ["h"], 64)
+    assert (first == text.encode_prompts(bos_tokenizer, ["H"], 64)[0]) == (kind == "own")
+
+
 def test_a_prompt_may_fill_the_context_exactly_and_no_more(tiny_tokenizer):
     n = len(tiny_tokenizer.encode("1234567"))
     assert n == 7

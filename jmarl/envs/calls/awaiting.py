@@ -17,6 +17,7 @@ import weakref
 from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from typing import Any
 
+from jmarl.envs.calls.copies import FIXED
 from jmarl.envs.calls.time_limit import LATE, Late
 
 
@@ -51,6 +52,8 @@ def awaited(value: Any) -> Any:
 
 def needs_waiting(value: Any) -> bool:
     """Return whether a value is an awaitable, an asynchronous iterator, or a list with some of them."""
+    if type(value) in FIXED:
+        return False
     if isinstance(value, list | tuple):
         return any(inspect.isawaitable(entry) for entry in value)
     return inspect.isawaitable(value) or isinstance(value, AsyncIterable)

@@ -14,7 +14,7 @@ import inspect
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -29,19 +29,21 @@ class CallNote(str):
 
 
 @contextlib.contextmanager
-def calling(*notes: str, function: Any = None) -> Iterator[None]:
+def calling(*notes: str | Callable[[], str], function: Any = None) -> Iterator[None]:
     """Add the place in the user's code, and these notes, to an error that leaves the context.
 
-    function: that is called. Where jmarl refuses what it returned, the place is its definition.
+    Args:
+        notes: texts, or functions that return one, called only for an error: to write the text of a large item takes long.
+        function: that is called. Where jmarl refuses what it returned, the place is its definition.
     """
     try:
         yield
     except Exception as error:
-        known = notes_of(error)
+        known, texts = notes_of(error), [note() if callable(note) else note for note in notes]
         if not known:
             place = place_of(error)
-            notes = (f"in {place}", *notes) if place else (*notes, *filter(None, [definition_of(function)]))
-        for note in notes:
+            texts = [f"in {place}", *texts] if place else [*texts, *filter(None, [definition_of(function)])]
+        for note in texts:
             if note not in known:
                 error.add_note(CallNote(note))
         raise

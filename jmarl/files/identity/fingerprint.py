@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.envs.calls.copies import FIXED
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.vector import Engine
@@ -86,10 +87,11 @@ def of_data(items: Iterable[Any]) -> dict[str, Any]:
 def _canonical(value: Any) -> Any:
     """Return a value as JSON types, in an order that does not depend on the process. Other types become their `repr`, without
     memory addresses."""
-    if value is None or isinstance(value, PLAIN):
+    if type(value) in FIXED or isinstance(value, PLAIN):
         return value
     if isinstance(value, Mapping):
-        return {"mapping": sorted([[_text(key), _canonical(x)] for key, x in value.items()], key=lambda pair: pair[0])}
+        pairs = [[_name_text(key) if type(key) is str else _text(key), _canonical(x)] for key, x in value.items()]
+        return {"mapping": sorted(pairs, key=operator.itemgetter(0))}
     if isinstance(value, list | tuple):
         return [_canonical(x) for x in value]
     if isinstance(value, set | frozenset):
@@ -101,6 +103,9 @@ def _canonical(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+_name_text = functools.lru_cache(4096)(_text)  # of the names of columns, which are those of every row
 
 
 def of_reward(env: Any) -> dict[str, str]:

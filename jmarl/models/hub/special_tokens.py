@@ -266,10 +266,35 @@ def encode_text(tokenizer: Any, text: str, allowed: Collection[str] | None = Non
 
     allowed: these; None: all that it spells.
     """
-    tokens, text = special_tokens(tokenizer), encodable(text)
-    ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+    text = encodable(text)
+    return _only_allowed(tokenizer, text, tokenizer.encode(text, add_special_tokens=False, verbose=False), allowed)
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str], allowed: Sequence[Collection[str] | None]) -> list[list[int]]:
+    """Return what `encode_text` returns for each text. Half of its time is that of a call, and these are one."""
+    if not texts or not is_of_library(type(tokenizer)):
+        return [encode_text(tokenizer, text, own) for text, own in zip(texts, allowed, strict=True)]
+    texts = [*map(encodable, texts)]
+    more = dict(return_attention_mask=False, return_token_type_ids=False)
+    rows = tokenizer(texts, add_special_tokens=False, verbose=False, **more)["input_ids"]
+    return [_only_allowed(tokenizer, *row) for row in zip(texts, rows, allowed, strict=True)]
+
+
+@functools.cache
+def is_of_library(kind: type) -> bool:
+    """Return whether a class of tokenizers encodes and decodes several texts in one call as one after the other: with the
+    methods of transformers' fast tokenizers, none of them its own."""
+    from transformers import PreTrainedTokenizerFast
+
+    names = "__call__", "encode", "decode", "_encode_plus", "_decode"
+    return all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name, name) for name in names)
+
+
+def _only_allowed(tokenizer: Any, text: str, ids: list[int], allowed: Collection[str] | None) -> list[int]:
+    """Return the token ids of a text without those of control tokens that are not allowed. ids: with them."""
     if allowed is None:
         return ids
+    tokens = special_tokens(tokenizer)
     numbers = {tokens.ids[token] for token in allowed if token in tokens.ids}
     if numbers.issuperset(control_ids(tokenizer, ids)) and (tokens.unknown in {*allowed, ""} or tokens.unknown not in text):
         return ids

@@ -19,7 +19,7 @@ import numpy as np
 
 from jmarl.config import Chat, as_chat
 from jmarl.models.hub.messages import ChatPrompt, as_prompt, messages_of
-from jmarl.models.hub.special_tokens import control_ids, encode_text, special_tokens
+from jmarl.models.hub.special_tokens import control_ids, encode_text, encode_texts, is_of_library, special_tokens
 from jmarl.models.hub.template import (
     TemplateRefusal,
     after_opening,
@@ -67,11 +67,15 @@ def encode_prompt(
         first = [] if system is None else [{"role": "system", "content": system}]
         row = encode_messages(tokenizer, [*first, *messages_of(prompt)], chat)
     else:
-        row, start = encode_text(tokenizer, prompt, special), text_start(tokenizer)
-        row = row if tokenizer.bos_token_id is not None and row[:1] == [tokenizer.bos_token_id] else [*start, *row]
+        row = _with_start(tokenizer, encode_text(tokenizer, prompt, special), text_start(tokenizer))
     return without_end(
         row, known_ends(tokenizer) if stop is None else stop, least=1
     )  # a first token may be the beginning of every text
+
+
+def _with_start(tokenizer: Any, row: list[int], start: Sequence[int]) -> list[int]:
+    """Return the token ids of a text after what the tokenizer puts before it, unless the text does that itself."""
+    return row if tokenizer.bos_token_id is not None and row[:1] == [tokenizer.bos_token_id] else [*start, *row]
 
 
 def text_start(tokenizer: Any) -> list[int]:
@@ -115,10 +119,17 @@ def encode_prompts(
         raise TypeError(f"prompts must be a list of strings, got one string: {prompts[:40]!r}")
     if system is not None and not chat:
         raise ValueError("system= needs chat=True: without a chat template there is no system message")
-    rows = []
-    for i, prompt in enumerate(map(as_prompt, prompts)):
-        with naming(named.format(i)):
-            row = encode_prompt(tokenizer, prompt, chat, system, None if special is None else special[i], stop)
+    prompts, rows = [*map(as_prompt, prompts)], []
+    plain = [] if chat else [i for i, prompt in enumerate(prompts) if not isinstance(prompt, ChatPrompt)]
+    allowed, start = [None if special is None else special[i] for i in plain], text_start(tokenizer) if plain else []
+    encoded = dict(zip(plain, encode_texts(tokenizer, [prompts[i] for i in plain], allowed), strict=True))
+    for i, prompt in enumerate(prompts):
+        if i in encoded:
+            ends = known_ends(tokenizer) if stop is None else stop
+            row = without_end(_with_start(tokenizer, encoded[i], start), ends, least=1)
+        else:
+            with naming(named.format(i)):
+                row = encode_prompt(tokenizer, prompt, chat, system, None if special is None else special[i], stop)
         if not row:
             raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         if len(row) + max_new_tokens > max_context:
@@ -334,17 +345,22 @@ def decode(
     A row continues a text, as a completion does, so a blank at its beginning stays, unless it begins with a special token.
     skip: leave out special tokens, except those that are `shown`.
     """
-    rows = [[int(t) for t in row] for row in token_rows]
+    rows = [[*map(int, row)] for row in token_rows]
     if skip and shown:
         rows, skip = drop_special_tokens(tokenizer, rows, shown)
     if not _strips_blank(tokenizer):
-        return [_decode(tokenizer, row, skip) for row in rows]
+        return _decode_rows(tokenizer, rows, skip)
     before, special = tokenizer.encode("a", add_special_tokens=False), {*tokenizer.all_special_ids}
-    size = len(_decode(tokenizer, before))
-    return [
-        _decode(tokenizer, row, skip) if not row or row[0] in special else _decode(tokenizer, [*before, *row], skip)[size:]
-        for row in rows
-    ]
+    size, whole = len(_decode(tokenizer, before)), [not row or row[0] in special for row in rows]
+    texts = _decode_rows(tokenizer, [row if own else [*before, *row] for row, own in zip(rows, whole, strict=True)], skip)
+    return [text if own else text[size:] for text, own in zip(texts, whole, strict=True)]
+
+
+def _decode_rows(tokenizer: Any, rows: Sequence[Sequence[int]], skip: bool) -> list[str]:
+    """Return what `_decode` returns for each row, in one call where the tokenizer can."""
+    if is_of_library(type(tokenizer)):
+        return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=skip)
+    return [_decode(tokenizer, row, skip) for row in rows]
 
 
 def drop_special_tokens(tokenizer: Any, rows: list[list[int]], shown: Collection[str]) -> tuple[list[list[int]], bool]:
