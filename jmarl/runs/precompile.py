@@ -25,7 +25,7 @@ from jmarl.config import Sampling
 from jmarl.config.paths import expand_home
 from jmarl.envs.base import Environment
 from jmarl.hardware import memory_in_use, memory_pool
-from jmarl.lazy import Table
+from jmarl.lazy import Table, collector_paused
 from jmarl.learning.choose import bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import lower_team
@@ -97,7 +97,7 @@ def remove_oldest(directory: Path, most: int) -> None:
 def compile_all(programs: Iterable[Lowered]) -> int:
     """Compile programs in threads, while the next ones are traced, and return their number. jax caches them: the jitted
     functions do not compile again for arguments of these shapes."""
-    with ThreadPoolExecutor() as threads:
+    with collector_paused(), ThreadPoolExecutor() as threads:
         return len(list(threads.map(Lowered.compile, programs)))
 
 
