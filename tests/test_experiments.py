@@ -10,9 +10,11 @@ import sys
 import time
 from typing import get_type_hints
 
+import jax
 import pytest
 
 from experiments import report
+from experiments.bench.first_minutes import part_of, stack_of
 from experiments.debate import DebateConfig
 from experiments.environments import ListConfig, row
 from experiments.offline import OfflineConfig
@@ -50,6 +52,13 @@ def test_bench_step_prints_consistent_times_and_shares_as_json():
     assert abs(out["step_s"] - 2 * out["step_per_prompt_s"]) < 2e-4
     assert abs(out["step_s"] - out["generate_s"] - out["update_s"]) < 2e-4
     assert abs(out["tokens_per_s"] * out["generate_s"] / (2 * 2 * 4 * 8) - 1) < 0.05
+
+
+def test_a_stack_counts_for_the_innermost_part_of_the_first_minutes():
+    parts = []
+    jax.jit(lambda x: parts.append(part_of([*stack_of(sys._getframe())])) or x)(1.0)
+    parts.append(part_of([*stack_of(sys._getframe())]))
+    assert parts == ["trace", "other"]
 
 
 def test_the_readme_lists_all_algorithms_with_their_papers():
