@@ -32,7 +32,7 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from jmarl.lazy import keep_old_name, modules_of
+from jmarl.lazy import collector_paused, keep_old_name, modules_of
 from jmarl.shadows import explaining
 
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _NAMES
@@ -111,7 +111,7 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
-        with explaining():
+        with explaining(), collector_paused():
             return getattr(importlib.import_module(f"jmarl.{_MODULE_OF[name]}"), name)
     try:
         return _room(name)

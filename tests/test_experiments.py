@@ -10,10 +10,12 @@ import sys
 import time
 from typing import get_type_hints
 
+import jax
 import pytest
 
 from experiments import report
 from experiments.bench import scaling
+from experiments.bench.first_minutes import part_of, stack_of
 from experiments.debate import DebateConfig
 from experiments.environments import ListConfig, row
 from experiments.offline import OfflineConfig
@@ -72,6 +74,13 @@ def test_bench_scaling_measures_anew_the_panels_that_are_named(tmp_path):
     assert all(point["jmarl report (s)"] > 0 and point["peak (GiB)"] > 0.05 for point in measured["report"])
     done = start("bench.scaling", "--panels agents,years")
     assert done.code != 0 and "panels" in done.text and "years" in done.text
+
+
+def test_a_stack_counts_for_the_innermost_part_of_the_first_minutes():
+    parts = []
+    jax.jit(lambda x: parts.append(part_of([*stack_of(sys._getframe())])) or x)(1.0)
+    parts.append(part_of([*stack_of(sys._getframe())]))
+    assert parts == ["trace", "other"]
 
 
 def test_the_readme_lists_all_algorithms_with_their_papers():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import jmarl
 from jmarl.comlrl import trainers
 from jmarl.envs.rows import read_rows
+from jmarl.lazy import collector_paused
 from jmarl.shadows import ShadowedPackage, explained
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +59,17 @@ def test_names_that_are_imported_lazily_are_visible_to_type_checkers():
     assert {module: " ".join(names) for module, names in visible.items()} == jmarl._NAMES
     for name in jmarl._MODULE_OF:
         assert callable(getattr(jmarl, name))
+
+
+def test_the_search_for_garbage_is_paused_and_goes_on_after_an_error():
+    """A pause inside another one, or where the user has switched it off, does not switch it on."""
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), collector_paused():
+        with collector_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        1 / 0  # noqa: B018
+    assert gc.isenabled()
 
 
 def test_the_trainers_of_comlrl_are_importable_from_jmarl():

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 
 from jmarl.cli.main import add_trust_argument, show
+from jmarl.lazy import collector_paused
 
 EPILOG = """examples:
   jmarl configs list                                          the shipped files
@@ -58,14 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from jmarl.cli.configuration import naming_places, read_configuration
-    from jmarl.cli.settings.running import train
-    from jmarl.logs.samples import SAMPLES
-    from jmarl.processes.join import joined_place
-    from jmarl.processes.place import check_processes
+    with collector_paused():
+        from jmarl.cli.configuration import naming_places, read_configuration
+        from jmarl.cli.settings.running import train
+        from jmarl.logs.samples import SAMPLES
+        from jmarl.processes.join import joined_place
+        from jmarl.processes.place import check_processes
 
+        configuration = read_configuration(args)  # imports jax
     SAMPLES.setLevel(logging.INFO if args.verbose else logging.WARNING)
-    configuration = read_configuration(args)
     with naming_places(configuration.given):
         choose_device(configuration.device, args.distributed)
         if "processes" in configuration.given and not args.dry_run:

@@ -7,8 +7,10 @@ host of a virtual machine (4 s of a first step of 25). Left out: other lengths o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,9 +22,10 @@ from jax.stages import Lowered
 
 from jmarl.algorithms import with_fastest_updates
 from jmarl.config import Sampling
+from jmarl.config.paths import expand_home
 from jmarl.envs.base import Environment
 from jmarl.hardware import memory_in_use, memory_pool
-from jmarl.lazy import Table
+from jmarl.lazy import Table, collector_paused
 from jmarl.learning.choose import bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import lower_team
@@ -45,28 +48,56 @@ EARLY = Table[Any](  # what async_steps needs
         "lower": "jmarl.sampling.refill:lower_step",
     }
 )
+MOST_KEPT = 2**31  # bytes of kept programs when a run starts
+ROOM = 2**24  # bytes that the programs of a run may take
 MEASURED_ITEMS = 64  # whose prompts are looked at for the longest
 
 
 def keep_programs(show: Callable[[str], None] | None) -> None:
-    """Keep compiled programs in the user's cache directory, so that the next run need not compile them; show it the first time.
+    """Keep compiled programs in the user's cache directory, so that the next run need not compile them; show it the first time,
+    and where nothing can be written. At most `MOST_KEPT` bytes of earlier runs stay, those that were used last.
 
     A no-op where JAX already has a cache (JAX_COMPILATION_CACHE_DIR) or none is wanted (JAX_ENABLE_COMPILATION_CACHE=false).
     """
     settings: Any = jax.config  # its type has no such attributes
     if settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache:
         return
-    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jmarl" / "programs"
+    directory = Path(os.environ.get("XDG_CACHE_HOME") or expand_home("~/.cache")) / "jmarl" / "programs"
+    show, is_new = show or (lambda line: None), not os.path.isdir(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        remove_oldest(directory, MOST_KEPT)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(ROOM))  # JAX would warn of every program, and leave a part of it
+    except OSError as error:
+        show(f"compiled programs are not kept: {error}; JAX_COMPILATION_CACHE_DIR names another directory")
+        return
     jax.config.update("jax_compilation_cache_dir", str(directory))
+    if settings.jax_persistent_cache_min_compile_time_secs == 1.0:  # the default: small programs together take seconds, too
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     compilation_cache.reset_cache()  # JAX looks for a cache once, when it compiles its first program
-    if show is not None and not directory.exists():
+    if is_new:
         show(f"compiled programs are kept in {directory}; JAX_ENABLE_COMPILATION_CACHE=false switches this off")
+
+
+def remove_oldest(directory: Path, most: int) -> None:
+    """Remove the programs in a directory that were written and read longest ago, until the others take at most so many bytes.
+    Other processes may do the same."""
+    files = {}
+    for file in directory.glob("*-cache"):
+        with contextlib.suppress(FileNotFoundError):
+            files[file] = file.stat()
+    size = 0
+    for file, status in sorted(files.items(), key=lambda x: max(x[1].st_atime_ns, x[1].st_mtime_ns), reverse=True):
+        size += status.st_size
+        if size > most or not status.st_size:  # a full disk leaves empty ones, which JAX would never write again
+            file.unlink(missing_ok=True)
 
 
 def compile_all(programs: Iterable[Lowered]) -> int:
     """Compile programs in threads, while the next ones are traced, and return their number. jax caches them: the jitted
     functions do not compile again for arguments of these shapes."""
-    with ThreadPoolExecutor() as threads:
+    with collector_paused(), ThreadPoolExecutor() as threads:
         return len(list(threads.map(Lowered.compile, programs)))
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from jmarl.models import decoder, decoding
 from jmarl.models.hub import agents as weights
 from jmarl.models.hub.peft import save_adapter
+from jmarl.models.hub.weight_files import open_tensors
 from jmarl.models.layers import token_attention
 from jmarl.models.weights import num_params
 
@@ -96,7 +97,7 @@ def test_the_converted_model_has_the_permissions_of_other_new_directories(umask,
     agent = weights.load_agent(tiny_dir("llama"))
     monkeypatch.setenv("JMARL_CACHE", str(tmp_path))
     monkeypatch.setattr(weights, "_smollm2_gguf", lambda: Path("unused.gguf"))
-    monkeypatch.setattr(weights, "_load_gguf", lambda *args: agent)
+    monkeypatch.setattr(weights, "_open_file", lambda *args: (agent, open_tensors(tiny_dir("llama"))))
     weights.load_agent()
     assert modes(tmp_path) == {"smollm2-135m-instruct.v1": 0o777 & ~umask}
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from jmarl.models.hub import agents as weights
+from jmarl.models.hub.weight_files import open_tensors
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -130,11 +131,11 @@ def test_smollm2_without_its_package_names_the_command(monkeypatch, tmp_path):
 
 def test_an_interrupted_conversion_leaves_nothing_behind(monkeypatch, tmp_path, tiny_dir):
     """The cache has the complete directory or none; the second load does not convert again."""
-    agent = weights.load_agent(tiny_dir("llama"))
+    agent, tensors = weights.load_agent(tiny_dir("llama")), open_tensors(tiny_dir("llama"))
     conversions = []
     monkeypatch.setenv("JMARL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(weights, "_smollm2_gguf", lambda: Path("unused.gguf"))
-    monkeypatch.setattr(weights, "_load_gguf", lambda *args: conversions.append(args) or agent)
+    monkeypatch.setattr(weights, "_open_file", lambda *args: conversions.append(args) or (agent, tensors))
     with monkeypatch.context() as broken:
         broken.setattr(agent.tokenizer, "save_pretrained", lambda directory: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -155,8 +156,8 @@ def test_two_processes_may_convert_at_once(monkeypatch, tmp_path, tiny_dir):
 
     def convert_while_another_process_does(*args):
         shutil.copytree(tiny_dir("llama"), tmp_path / "smollm2-135m-instruct.v1")
-        return agent
+        return agent, open_tensors(tiny_dir("llama"))
 
-    monkeypatch.setattr(weights, "_load_gguf", convert_while_another_process_does)
+    monkeypatch.setattr(weights, "_open_file", convert_while_another_process_does)
     jax.tree.map(np.testing.assert_array_equal, weights.load_agent().params, agent.params)
     assert len(list(tmp_path.iterdir())) == 1

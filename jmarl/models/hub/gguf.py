@@ -1,4 +1,4 @@
-"""Load GGUF files (llama.cpp's format): config, dequantized parameters, tokenizer.
+"""Open GGUF files (llama.cpp's format): config, dequantized tensors, tokenizer.
 
 The `gguf` package reads tensors, dequantizes them and names them as llama.cpp's converter does. This module makes a config.json
 of the metadata, and undoes what the converter does to weights: of some architectures it permutes rows of queries and keys, so
@@ -20,7 +20,7 @@ import numpy as np
 from jmarl.models.config import ModelConfig
 from jmarl.models.families import FAMILIES, Family
 from jmarl.models.hub.config_json import config_from_hf, refuse
-from jmarl.models.hub.hf_format import HEAD, filed_tensors, params_from_tensors
+from jmarl.models.hub.hf_format import HEAD, filed_tensors
 from jmarl.models.hub.weight_files import Tensor
 
 GGUF = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}  # llama.cpp's name -> ours
@@ -89,8 +89,8 @@ KEEPS_BLANKS = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's other special tokens
 BLANK = "\u2581"  # how SentencePiece writes a blank
 
 
-def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Any], Any, list[int]]:
-    """Return config, float32 parameters, tokenizer and end tokens of a GGUF file."""
+def open_gguf(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Any, list[int]]:
+    """Return config, tensors as in Hugging Face's files, tokenizer and end tokens of a GGUF file; no tensor is read yet."""
     gguf = _import_gguf()
     reader = _open(gguf, path)
     meta = Metadata({name: field.contents() for name, field in reader.fields.items()})
@@ -113,7 +113,7 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Any], Any, list[int]]:
     hf_tensors |= {name: Tensor((), lambda: np.empty(0)) for name in unknown}  # which raise an error
     ends = [meta[key] for name in END_IDS if (key := f"tokenizer.ggml.{name}_token_id") in meta]
     ends += [meta[TOKENS].index(token) for token in TURN_ENDS if token in meta[TOKENS]]
-    return cfg, params_from_tensors(cfg, hf_tensors, str(path)), tokenizer, ends
+    return cfg, hf_tensors, tokenizer, ends
 
 
 def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
@@ -130,8 +130,16 @@ def _import_gguf() -> Any:
 
 
 def _open(gguf: Any, path: Path) -> Any:
+    def keep(reader: Any, file: np.ndarray) -> None:
+        vars(reader)["file"] = file.view(np.ndarray)
+
+    class Reader(gguf.GGUFReader):
+        """Slices a plain view of the file. Slices of `np.memmap` take three times as long, and a vocabulary is 250,000."""
+
+        data = property(lambda reader: vars(reader)["file"], keep)
+
     try:
-        return gguf.GGUFReader(path)
+        return Reader(path)
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as e:  # raised for truncated files
         raise ValueError(f"{path} ({path.stat().st_size} bytes) is not a complete GGUF file: {e}; get it again") from e
 
