@@ -87,7 +87,7 @@ def time_steps(cfg: ExperimentConfig) -> Steps:
         result, _ = run_training(run, source._replace(play=play), state, None)
         rows = rows if result.interrupted else read_rows(file)
     compiling = sum(row["time/compiling"] for row in rows)
-    return Steps([time_of(row) for row in rows], compiling, devices_of(run.setup.team))
+    return Steps([time_of(row) for row in rows], compiling, describe_devices(run.setup.team))
 
 
 def time_of(row: Mapping[str, float]) -> StepTime:
@@ -95,7 +95,7 @@ def time_of(row: Mapping[str, float]) -> StepTime:
     return StepTime(*(row[f"time/{name}"] for name in ("sampling", "rewards", "update", "idle")))
 
 
-def devices_of(team: Team) -> str:
+def describe_devices(team: Team) -> str:
     """Return the devices of a run as text, and how it could use more cores."""
     kind, mesh = jax.devices()[0].platform.upper(), team.stacks[0].mesh
     if mesh is None:

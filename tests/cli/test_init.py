@@ -121,9 +121,7 @@ def test_a_few_steps_say_how_long_the_run_of_a_project_takes(elsewhere, tiny_dir
     )
     compiling = re.search(r"; compiling (\d+) s, once", out)
     assert step and run and compiling
-    assert re.search(
-        r"; steps (\d) and (?!\1)\d+ agree within 5 %|no two steps in a row agree within 5 %: steps 2 to 10 took", out
-    )
+    assert re.search(r"; steps \d+ and \d+ agree within 5 %|no two steps in a row agree within 5 %: from step 2 on they", out)
     assert re.search(r"^measured on (one CPU device|\d+ CPU devices, mesh agent=2)", out, re.M)
     hours, minutes, seconds, evaluation = map(float, run.groups())
     total, sampling, rewards, update = map(float, step.groups())
