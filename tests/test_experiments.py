@@ -13,6 +13,7 @@ from typing import get_type_hints
 import pytest
 
 from experiments import report
+from experiments.bench.faults import counted, touch
 from experiments.debate import DebateConfig
 from experiments.environments import ListConfig, row
 from experiments.offline import OfflineConfig
@@ -50,6 +51,14 @@ def test_bench_step_prints_consistent_times_and_shares_as_json():
     assert abs(out["step_s"] - 2 * out["step_per_prompt_s"]) < 2e-4
     assert abs(out["step_s"] - out["generate_s"] - out["update_s"]) < 2e-4
     assert abs(out["tokens_per_s"] * out["generate_s"] / (2 * 2 * 4 * 8) - 1) < 0.05
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
+@pytest.mark.parametrize("huge", [False, True])
+def test_memory_that_is_touched_counts_a_fault_for_each_page(huge):
+    """8 MiB in pages of 4 KiB. The system may refuse huge pages, so these have at most as many."""
+    faults = counted(lambda: touch(8, huge))["faults"]
+    assert faults < 2048 + 500 and (huge or faults >= 2048)
 
 
 def test_the_readme_lists_all_algorithms_with_their_papers():

@@ -6,8 +6,6 @@ single steps longer: so two in a row must agree.
 Left out: checkpoints, and evaluations, whose time is estimated from the completions that they sample.
 """
 
-from __future__ import annotations
-
 import datetime
 import tempfile
 import time
