@@ -1,9 +1,9 @@
 """Runnable experiments: `python -m experiments.NAME --help`.
 
 Importing this package from `python -m` on Linux starts the process again, once, with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`.
-XLA on a CPU allocates and frees gigabytes in every step. With pages of 4 KiB, page faults take a fifth to a third of the time;
-with huge pages, a few percent. glibc reads the variable only when a process starts. If you have set GLIBC_TUNABLES, it is left
-alone.
+XLA on a CPU allocates and frees gigabytes in every step. With pages of 4 KiB, page faults took a fifth to a third of the time
+on some machines, and less than a tenth, as with huge pages, on others (`bench.faults`). glibc reads the variable only when a
+process starts. If you have set GLIBC_TUNABLES, it is left alone.
 
 JAX gets one virtual CPU device per core, so that agents are computed in parallel (see `jmarl.models.sharding`). If you have set
 JAX_NUM_CPU_DEVICES, it is left alone, and so it is in one of several processes, which share the cores.

@@ -15,6 +15,7 @@ import pytest
 
 from experiments import report
 from experiments.bench import scaling
+from experiments.bench.faults import counted, touch
 from experiments.bench.first_minutes import part_of, stack_of
 from experiments.debate import DebateConfig
 from experiments.environments import ListConfig, row
@@ -81,6 +82,14 @@ def test_a_stack_counts_for_the_innermost_part_of_the_first_minutes():
     jax.jit(lambda x: parts.append(part_of([*stack_of(sys._getframe())])) or x)(1.0)
     parts.append(part_of([*stack_of(sys._getframe())]))
     assert parts == ["trace", "other"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
+@pytest.mark.parametrize("huge", [False, True])
+def test_memory_that_is_touched_counts_a_fault_for_each_page(huge):
+    """8 MiB in pages of 4 KiB. The system may refuse huge pages, so these have at most as many."""
+    faults = counted(lambda: touch(8, huge))["faults"]
+    assert faults < 2048 + 500 and (huge or faults >= 2048)
 
 
 def test_the_readme_lists_all_algorithms_with_their_papers():

@@ -1,7 +1,7 @@
 """`jmarl plan`: say whether a run fits on a GPU that is not here, and how long it takes at best.
 
 It compiles the run's own programs for that GPU, from the shapes of the models; no weights are read. On the CPU of this machine
-`--measure` also makes two steps of the run, with its weights.
+`--measure` also makes steps of the run, with its weights and on its devices, until two of them agree.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--num-nodes", type=int, default=1, metavar="N", help="hosts with equally many devices; default: 1")
     fit = parser.add_argument_group("what to do")
     fit.add_argument(
-        "--measure", action="store_true", help="also run the programs on such a device, if it is here; on cpu also two steps"
+        "--measure", action="store_true", help="also run the programs on such a device, if it is here; on cpu also steps"
     )
     fit.add_argument("--fit", metavar="FILE", help="find settings that fit, and write them with all others to this YAML file")
 
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX starts: a GPU that is here is left alone
     if args.num_devices is not None and args.num_devices < 1:
         raise ValueError(f"--num-devices {args.num_devices} is not allowed: give a number of at least 1")
-    os.environ["JAX_NUM_CPU_DEVICES"] = str(args.num_devices or 1)
+    if args.num_devices or args.device != "cpu":  # on this CPU a run has the devices that the user has set
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(args.num_devices or 1)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of each program that does not fit
     from jmarl.cli.configuration import read_configuration
     from jmarl.models.hub.agents import load_description
@@ -115,15 +116,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def time_lines(cfg: ExperimentConfig, eval_items: int, measures: bool) -> list[str]:
-    """Return how long a run takes on this CPU, from two steps of it, as lines."""
-    from jmarl.plan import has_weights, lines_of_steps, time_step
+    """Return how long a run takes on this CPU, from steps of it, as lines."""
+    from jmarl.plan import has_weights, lines_of_steps, time_steps
 
     if not measures:
-        return ["how long it takes: --measure makes two steps of the run"]
+        return ["how long it takes: --measure makes steps of the run"]
     if missing := [model for model in cfg.team.models if not has_weights(model)]:
         return [f"how long it takes is not known: {missing[0]} has no weights, so no step of the run can be made"]
-    print("making two steps of the run ...", flush=True)
-    return lines_of_steps(time_step(cfg), cfg, eval_items)
+    print("making steps of the run, until two agree ...", flush=True)
+    return lines_of_steps(time_steps(cfg), cfg, eval_items)
 
 
 def check_can_plan(cfg: ExperimentConfig) -> None:

@@ -11,6 +11,6 @@ __getattr__ = face(
         "devices": "find_gpu",
         "fit": "choose_settings line_of prove",
         "plan": "describe_team lines_of make_plan",
-        "steps": "has_weights lines_of_steps time_step",
+        "steps": "has_weights lines_of_steps time_steps",
     },
 )

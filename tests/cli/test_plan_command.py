@@ -46,7 +46,7 @@ def test_a_config_is_enough_to_plan_for_this_cpu(config_only: Path, capsys: pyte
         "sampling", "update", "evaluation",
     ]  # fmt: skip
     assert "moments of the optimizer" in out and "tokens/s" not in out
-    assert out.endswith("how long it takes: --measure makes two steps of the run\n")
+    assert out.endswith("how long it takes: --measure makes steps of the run\n")
     assert re.search(r"^fits: \w+ needs [\d.]+ GiB, this machine has", out, re.M)
 
 
@@ -99,6 +99,14 @@ def test_several_devices_of_a_cpu_are_not_planned(config_only: Path, flags: list
 def test_without_a_tokenizer_prompts_have_to_be_given(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     assert plan(config_only, "--device", "cpu") == 2
     assert "give --prompt-tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device, count", [("cpu", "3"), ("h100", "1")])
+def test_a_plan_for_this_cpu_has_the_devices_that_the_run_has(config_only: Path, monkeypatch, device: str, count: str) -> None:
+    """Those that the user has set; a plan for GPUs sets its own. Both end here for want of a tokenizer."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+    assert plan(config_only, "--device", device) == 2
+    assert os.environ["JAX_NUM_CPU_DEVICES"] == count
 
 
 def test_an_unknown_device_is_named_with_the_nearest(config_only: Path, capsys: pytest.CaptureFixture) -> None:
