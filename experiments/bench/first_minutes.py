@@ -244,11 +244,11 @@ def main() -> None:
     options = parser.parse_args()
     starts: dict[str, dict[str, Any]] = {}
     for name in ["tiny"] if options.quick else options.commands:
-        for i, root in enumerate(options.root):
+        for root in options.root:
             with tempfile.TemporaryDirectory() as place:
                 command = COMMANDS[name](Path(place))
                 for number in range(options.starts):
-                    title = f"{name} {number + 1}" + f", {root.name or i}" * (len(options.root) > 1)
+                    title = f"{name} {number + 1}" + f", {root.resolve().name}" * (len(options.root) > 1)
                     starts[title] = start(command, Path(place), root.resolve(), options.limit)
     print(table(starts), flush=True)
     if options.out:

@@ -49,7 +49,7 @@ EARLY = Table[Any](  # what async_steps needs
     }
 )
 MOST_KEPT = 2**31  # bytes of kept programs when a run starts
-ROOM = 2**24  # bytes that the programs of a run may take
+ROOM = 2**22  # bytes that the programs of a run may take
 MEASURED_ITEMS = 64  # whose prompts are looked at for the longest
 
 
