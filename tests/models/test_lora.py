@@ -389,6 +389,8 @@ def test_a_base_is_cast_only_if_that_loses_nothing(make_agent):
     cast = lora.cast_base(stored, jnp.bfloat16)
     exact = {name for name, x in cast["layers"].items() if x.value[0].dtype == jnp.float32}
     assert exact == {"delta_rate", "delta_bias", "delta_norm", lora.ALPHA} and cast["embed"].value.dtype == jnp.bfloat16
+    computed = decoder.cast(unstack(stored, 0), jnp.bfloat16)["layers"]
+    assert {name for name, x in computed.items() if x[0].dtype == jnp.float32} == exact - {lora.ALPHA}
     assert lora.digest(cast) == lora.digest(stored)
     trained = jax.tree.map(lambda x: np.asarray(x) + np.float32(1e-4), trained)
     models = [merge(agent.config, jax.device_get(unstack(lora.join(x, trained), 0))) for x in (stored, cast)]
