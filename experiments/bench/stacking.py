@@ -323,8 +323,8 @@ def draw(data: dict[str, Any], out: Path) -> None:
 
 def draw_panel(axes: Any, points: Sequence[Point], reach: float) -> None:
     """Draw one curve for each number of agents and way; below 1, one program is slower. reach: rows with R tokens in flight."""
-    axes.set(xscale="log", yscale="log", ylim=(0.4, 20), xlim=(0.85, 400))
-    axes.axhspan(0.4, 1, color="0.93")
+    axes.set(xscale="log", yscale="log", ylim=(0.3, 20), xlim=(0.85, 400))
+    axes.axhspan(0.3, 1, color="0.93")
     axes.axhline(1, color="0.4", linewidth=0.8)
     axes.axvline(reach, color="0.6", linewidth=0.8, linestyle="-.")
     axes.set_xticks(ticks := [1, 8, 32, 64, 256], ticks, fontsize=8)
@@ -353,8 +353,8 @@ def table(points: Sequence[Point]) -> str:
     """Return the ratios as a table: a line for each kind, way and number of agents, a column for each number of rows."""
     rows = sorted({x["rows"] for x in points})
     lines = sorted({(x["kind"], x["way"], x["agents"]) for x in points})
-    found = {(x["kind"], x["way"], x["agents"], x["rows"]): f"{x['ratio']:.2f}" for x in points}
-    body = [[kind, way, str(n), *(found.get((kind, way, n, r), "") for r in rows)] for kind, way, n in lines]
+    cells = {(x["kind"], x["way"], x["agents"], x["rows"]): f"{x['ratio']:.2f}" for x in points}
+    body = [[kind, way, str(n), *(cells.get((kind, way, n, r), "") for r in rows)] for kind, way, n in lines]
     return markdown_table(["part", "way", "agents", *(f"{r} rows" for r in rows)], body)
 
 
