@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from experiments import report
-from experiments.bench import scaling
+from experiments.bench import scaling, stacking
 from experiments.bench.faults import counted, touch
 from experiments.bench.first_minutes import part_of, stack_of
 from experiments.debate import DebateConfig
@@ -27,6 +27,7 @@ from jmarl.algorithms import ALGORITHMS
 from jmarl.config import Optimizer, TrainConfig
 from jmarl.envs import ENVIRONMENTS
 from jmarl.learning.per_agent import PER_AGENT
+from jmarl.plan.devices import GPUS
 from tests.running import ROOT, Done, call, tiny_model
 from tests.running import start as in_own_process
 
@@ -90,6 +91,32 @@ def test_memory_that_is_touched_counts_a_fault_for_each_page(huge):
     """8 MiB in pages of 4 KiB. The system may refuse huge pages, so these have at most as many."""
     faults = counted(lambda: touch(8, huge))["faults"]
     assert faults < 2048 + 500 and (huge or faults >= 2048)
+
+
+def test_the_bound_of_stacking_falls_from_the_number_of_agents_to_one():
+    """Of products of one base that all agents read; a program that only launches kernels gains their number."""
+    gpu, weights, agents = GPUS["h100"], 10**12, 4  # so many that two launches take no time
+    reach = stacking.break_even(gpu.bfloat16, gpu.bandwidth, 2)
+    assert 290 < reach < 300
+
+    def ratio(rows: float, size: int = weights) -> float:
+        points = [
+            dict(kind="sampling", rows=rows, agents=n, bytes=2 * size, operations=2 * size * rows * n, kernels=1)
+            for n in (1, agents)
+        ]
+        return stacking.with_ratio(points, gpu)[0]["ratio"]
+
+    ratios = [ratio(reach * share) for share in (1 / 100, 1 / agents, 1 / 2, 1, 2)]
+    assert ratios == pytest.approx([4, 4, 2, 1, 1], rel=1e-3)
+    assert ratio(2 * reach, size=0) == 4
+
+
+@pytest.mark.long
+def test_bench_stacking_compares_equal_tokens_and_parameters():
+    """It ends with an error where they are not."""
+    lines = run("bench.stacking", "--quick").splitlines()
+    assert lines[0] == "tiny:full" and [line.split()[1] for line in lines[3:]] == ["sampling", "update"]
+    assert all(float(line.split()[-2]) > 0.05 for line in lines[3:])
 
 
 def test_the_readme_lists_all_algorithms_with_their_papers():
