@@ -83,7 +83,7 @@ def train_tiny(size: Size, updates: int) -> Point:
         return [len(set(text)) / size.tokens for text in texts[0]]
 
     def go_on(agent_completions: list[str], **rest: Any) -> list[str]:
-        return [f"The others wrote {text[:20]}. Go on." for text in agent_completions]
+        return [f"{text[:8]}? Go on." for text in agent_completions]
 
     env = RewardEnvironment(reward, [default_formatter] * size.agents, go_on if size.turns > 1 else None)
     with tempfile.TemporaryDirectory() as directory:
@@ -112,9 +112,9 @@ def write_data(path: Path, rows: int) -> None:
 
 
 def train_turns(size: Size, updates: int) -> Point:
-    """Return the figures of several turns, and the step where each turn reads those before."""
-    appended = train_tiny(dataclasses.replace(size, history="append"), updates)
-    return train_tiny(size, updates) | {PEAK: appended[PEAK], "step with history=append (s)": appended[STEP]}
+    """Return the figures of several turns, and those where each turn reads the ones before."""
+    figures, appended = (train_tiny(dataclasses.replace(size, history=x), updates) for x in ("none", "append"))
+    return figures | {f"history=append: {name}": appended[name] for name in (STEP, PEAK)}
 
 
 def wait_for_answers(size: Size, updates: int) -> Point:
@@ -180,17 +180,17 @@ class Panel(NamedTuple):
     measure: Callable[[float, int], Point]  # (value, updates) -> figures
 
 
-def growing(name: str, kind: type, measure: Callable[[Size, int], Point] = train_tiny) -> Callable[[float, int], Point]:
-    """Return a function that measures runs in which one part of their size grows."""
-    return lambda value, updates: measure(dataclasses.replace(Size(), **{name: kind(value)}), updates)
+def growing(name: str, kind: type, measure: Any = train_tiny, **fixed: int) -> Callable[[float, int], Point]:
+    """Return a function that measures runs in which one part of their size grows. fixed: other parts of it."""
+    return lambda value, updates: measure(Size(**fixed, **{name: kind(value)}), updates)
 
 
 STEPS = [10**k for k in (2, 3, 4, 5)]
 PANELS = {
     "agents": Panel("agents", (1, 2, 4, 8, 16), growing("agents", int)),
     "completions": Panel("completions of a prompt", (8, 16, 32, 64, 128, 256), growing("completions", int)),
-    "tokens": Panel("tokens of a completion", (32, 64, 128, 256, 512, 1024), growing("tokens", int)),
-    "turns": Panel("turns", (1, 2, 3, 4, 6), growing("turns", int, train_turns)),
+    "tokens": Panel("tokens of a completion", (32, 64, 128, 256, 512, 1024), growing("tokens", int, completions=4)),
+    "turns": Panel("turns", (1, 2, 3, 4, 6), growing("turns", int, train_turns, completions=4, tokens=16)),
     "data": Panel("rows of data", [10**k for k in (3, 4, 5, 6)], growing("data", int)),
     "answers": Panel("answer of the environment (s)", (1e-3, 1e-2, 1e-1, 1.0), growing("answer_s", float, wait_for_answers)),
     "log": Panel("rows of the log", STEPS, lambda value, updates: log_rows(int(value))),
@@ -223,7 +223,7 @@ class Scaling:
     @property
     def updates(self) -> int:
         """Steps of a run, of which the first two are not counted."""
-        return 4 if self.quick else 7
+        return 4 if self.quick else 6
 
 
 def measure_in_process(name: str, value: float, quick: bool) -> Point:

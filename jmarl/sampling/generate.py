@@ -309,5 +309,8 @@ def texts_of(
     team: Team, tokens: Sequence[Sequence[Sequence[Sequence[int]]]], skip: bool = True, shown: Collection[str] = ()
 ) -> list[list[list[str]]]:
     """Decode token ids [N][P][G] with the tokenizer of each agent. skip, shown: which special tokens, see `decode`."""
-    agents = zip(team.agent_specs, tokens, strict=True)
-    return [[decode(spec.tokenizer, group, skip, shown) for group in rows] for spec, rows in agents]
+    texts = []
+    for spec, prompts in zip(team.agent_specs, tokens, strict=True):
+        decoded = iter(decode(spec.tokenizer, [row for group in prompts for row in group], skip, shown))  # all in one call
+        texts.append([[next(decoded) for _ in group] for group in prompts])
+    return texts

@@ -266,18 +266,19 @@ def encode_text(tokenizer: Any, text: str, allowed: Collection[str] | None = Non
 
     allowed: these; None: all that it spells.
     """
-    text = encodable(text)
-    return _only_allowed(tokenizer, text, tokenizer.encode(text, add_special_tokens=False, verbose=False), allowed)
+    return encode_texts(tokenizer, [text], [allowed])[0]
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str], allowed: Sequence[Collection[str] | None]) -> list[list[int]]:
     """Return what `encode_text` returns for each text. Half of its time is that of a call, and these are one."""
-    if not texts or not is_of_library(type(tokenizer)):
-        return [encode_text(tokenizer, text, own) for text, own in zip(texts, allowed, strict=True)]
-    texts = [*map(encodable, texts)]
-    more = dict(return_attention_mask=False, return_token_type_ids=False)
-    rows = tokenizer(texts, add_special_tokens=False, verbose=False, **more)["input_ids"]
-    return [_only_allowed(tokenizer, *row) for row in zip(texts, rows, allowed, strict=True)]
+    texts, options = [*map(encodable, texts)], dict(add_special_tokens=False, verbose=False)
+    if len(texts) > 1 and is_of_library(type(tokenizer)):
+        rows = tokenizer(texts, **options, return_attention_mask=False, return_token_type_ids=False)["input_ids"]
+    else:
+        rows = [tokenizer.encode(text, **options) for text in texts]
+    return [
+        ids if own is None else _only(tokenizer, text, ids, own) for text, ids, own in zip(texts, rows, allowed, strict=True)
+    ]
 
 
 @functools.cache
@@ -290,10 +291,8 @@ def is_of_library(kind: type) -> bool:
     return all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name, name) for name in names)
 
 
-def _only_allowed(tokenizer: Any, text: str, ids: list[int], allowed: Collection[str] | None) -> list[int]:
-    """Return the token ids of a text without those of control tokens that are not allowed. ids: with them."""
-    if allowed is None:
-        return ids
+def _only(tokenizer: Any, text: str, ids: list[int], allowed: Collection[str]) -> list[int]:
+    """Return the token ids of a text whose own are `ids`, in which no other control tokens are tokens."""
     tokens = special_tokens(tokenizer)
     numbers = {tokens.ids[token] for token in allowed if token in tokens.ids}
     if numbers.issuperset(control_ids(tokenizer, ids)) and (tokens.unknown in {*allowed, ""} or tokens.unknown not in text):
