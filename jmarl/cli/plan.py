@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of each program that does not fit
     from jmarl.cli.configuration import read_configuration
     from jmarl.models.hub.agents import load_description
+    from jmarl.models.sharding import make_mesh
     from jmarl.plan import choose_settings, describe_team, find_gpu, lines_of, make_plan
 
     gpu = find_gpu(args.device)
@@ -74,10 +75,17 @@ def run(args: argparse.Namespace) -> int:
             f"--num-nodes {args.num_nodes} does not divide {count} devices: give --num-devices, of all hosts together, and a "
             "divisor of it"
         )
+    planned = cfg.train
     if gpu is None and count > 1:
-        raise ValueError(
-            f"--device cpu plans one device, and this run is for {count}: virtual devices of a CPU share its memory; plan it "
-            "with --set mesh=agent=1"
+        if not args.measure or args.num_devices:
+            raise ValueError(
+                f"--device cpu plans one device, and this run is for {count}: virtual devices of a CPU share its memory; plan "
+                "it with --set mesh=agent=1, or let --measure make its steps on the mesh"
+            )
+        make_mesh(cfg.train.run.mesh)  # raises where the devices are missing
+        planned, count = planned.replace(mesh="agent=1"), 1
+        print(
+            f"memory is planned for one device, as virtual devices share it; steps have mesh={cfg.train.run.mesh}", flush=True
         )
     if args.measure and count > 1:
         raise ValueError(f"--measure runs programs on one device, and this plan is for {count}: leave it out")
@@ -103,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.fit is not None:
         return find_settings(cfg, args.fit, team, gpu, (prompt_tokens, eval_items, count))
-    train, line = choose_settings(team, cfg.train, gpu, prompt_tokens, count)
+    train, line = choose_settings(team, planned, gpu, prompt_tokens, count)
     if line:
         print(line, flush=True)
     print(
