@@ -1,10 +1,10 @@
 """Measure where stacking stops paying: N agents in one program against N programs of one agent, one after the other.
 
-Claim: one program saves what the agents have in common. With LoRA that is reading the base: sampling gains nearly N while N
+Claim: one program saves what the agents have in common. With LoRA that is reading the base: sampling gains most of N while N
     agents have fewer than R tokens in flight, of which a product takes as long as reading its weights (`break_even`), and
     less and less beyond. With full weights it is launches of kernels, which matter for small models.
-Command: python -m experiments.bench.stacking --out experiments/stacking.png      (14 minutes on two cores; flags: --help)
-         python -m experiments.bench.stacking --gpu --out experiments/stacking.png    (compiles for an H100; 15 minutes)
+Command: python -m experiments.bench.stacking --out experiments/stacking.png      (15 minutes, estimated; flags: --help)
+         python -m experiments.bench.stacking --gpu --out experiments/stacking.png    (compiles for an H100; 8, estimated)
          python -m experiments.bench.stacking --draw --out experiments/stacking.png   (draws the points that are there)
 On the CPU both ways are timed by turns, with random weights, and must sample equal tokens and learn equal parameters up to
 rounding; a figure is the median of the ratios. `--gpu` needs the wheels of jax[cuda12] and no GPU: it counts bytes, operations
@@ -289,7 +289,7 @@ COLORS = {2: "C0", 4: "C1", 8: "C2", 16: "C3"}
 LINES: dict[str, Any] = {"one": "-", "vmap": "-", "map": ":", "cores": "--"}
 GROUPS = ("tiny", "smollm2", "0.5B", "7B")
 RULE = """LoRA: one read of the base serves all agents. Sampling gains 3/4 of N or more until rows x N reach R tokens in flight
-(295 on an H100 in bfloat16), then less and less. Full weights: no byte is saved, only launches of kernels (small models).
+(bound of an H100 in bfloat16, R = 295; two shared cores: half of N), then less. Full weights: only launches are saved.
 Updates: one agent fills the device; per_agent=vmap saves launches and reads of the base. per_agent=map, the default, has the
 memory of one agent and saves no byte; with full weights it copies each agent's, and is slower where tokens are few."""
 
