@@ -1,6 +1,7 @@
 """Encode prompts to token ids, and decode token ids to text."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,10 +48,13 @@ def test_a_prompt_has_exactly_one_beginning_of_sequence(bos_tokenizer):
 def test_many_texts_are_encoded_and_decoded_as_one_after_the_other(bos_tokenizer, kind):
     """In one call, unless a tokenizer has a method of its own, which is then called for each of them."""
     if kind == "own":
-        plain = type(bos_tokenizer)
-        methods = {name: lambda self, *args, name=name, **kw: getattr(plain, name)(self, *args, **kw) for name in ("_decode",)}
-        methods["encode"] = lambda self, text, **kw: plain.encode(self, text.upper(), **kw)
-        bos_tokenizer.__class__ = type("Own", (plain,), methods)
+        plain: Any = type(bos_tokenizer)
+
+        class Own(plain):
+            def encode(self, text, **options):
+                return plain.encode(self, text.upper(), **options)
+
+        bos_tokenizer.__class__ = Own
     texts = ["Hello", "<|im_start|>Hello", "a<|im_end|>b", "Hello<|endoftext|>", "\ud800 and", "é 12"]
     for special in (None, [frozenset()] * len(texts), [frozenset({"<|im_end|>"})] * len(texts)):
         rows = text.encode_prompts(bos_tokenizer, texts, 64, special=special)
