@@ -55,10 +55,12 @@ class Bench:
 def counters() -> dict[str, float]:
     """Return what this process and the machine have used so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:9])
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text(encoding="ascii").split()[1:9])
     own = used.ru_utime + used.ru_stime
     others = (user + nice + system + irq + softirq) / TICKS - own
-    huge = next(line for line in Path("/proc/vmstat").read_text().splitlines() if line.startswith("thp_fault_alloc"))
+    huge = next(
+        line for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines() if line.startswith("thp_fault_alloc")
+    )
     return dict(
         seconds=time.perf_counter(), own_s=own, kernel_s=used.ru_stime, others_s=others, faults=used.ru_minflt,
         huge_pages_of_machine=int(huge.split()[1]),

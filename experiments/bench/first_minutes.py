@@ -213,7 +213,9 @@ def start(command: list[str], directory: Path, root: Path, limit: float) -> dict
     left_out = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE", PROCESS)
     env = {name: value for name, value in os.environ.items() if name not in left_out}
     env |= {"PYTHONPATH": os.pathsep.join(paths), **cache}
-    done = subprocess.run([sys.executable, *command], cwd=directory, env=env, capture_output=True, text=True, timeout=limit)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=directory, env=env, capture_output=True, encoding="utf-8", timeout=limit
+    )
     if not report.is_file():
         raise RuntimeError(f"{command} ended with {done.returncode} before its first update:\n{done.stdout}{done.stderr}")
     return json.loads(report.read_text(encoding="utf-8"))

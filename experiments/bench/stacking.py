@@ -360,13 +360,15 @@ def table(points: Sequence[Point]) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """Return what was measured before."""
-    return json.loads(path.read_text()) if path.exists() else {"machine": {}, "points": {}}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"machine": {}, "points": {}}
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
     """Write what was measured, a point in each line."""
     cases = (f"{json.dumps(name)}: [\n" + ",\n".join(map(json.dumps, own)) + "\n]" for name, own in data["points"].items())
-    path.write_text(f'{{"machine": {json.dumps(data["machine"])}, "points": {{\n' + ",\n".join(cases) + "\n}}\n")
+    path.write_text(
+        f'{{"machine": {json.dumps(data["machine"])}, "points": {{\n' + ",\n".join(cases) + "\n}}\n", encoding="utf-8"
+    )
 
 
 def main() -> None:

@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
         from jmarl.processes.join import joined_place
         from jmarl.processes.place import check_processes
 
+        SAMPLES.setLevel(logging.INFO if args.verbose else logging.WARNING)
         configuration = read_configuration(args)  # imports jax
-    SAMPLES.setLevel(logging.INFO if args.verbose else logging.WARNING)
     with naming_places(configuration.given):
         choose_device(configuration.device, args.distributed)
         if "processes" in configuration.given and not args.dry_run:
