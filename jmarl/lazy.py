@@ -18,14 +18,13 @@ T = TypeVar("T")
 def collector_paused() -> Iterator[None]:
     """Pause Python's search for garbage in the context. It goes through all objects again and again while many are made that
     stay: a fifth of the time in which modules are imported and programs are traced."""
-    if not gc.isenabled():
-        yield
-        return
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 class Table(MutableMapping[str, T]):

@@ -24,7 +24,7 @@ from jmarl.models.hub.messages import MEDIA, as_prompt, is_empty
 Formatter = Callable[..., Any]  # (item) or (item, external_prompts) -> prompt: a text or a list of chat messages
 Transition = Callable[..., Sequence[str]]  # see `RewardEnvironment`
 FORMATTERS = "formatters: [module:function] in YAML, RewardEnvironment(reward, formatters) in Python"
-UNREAD = dict.fromkeys(("system", "tools", "chat_template_kwargs", *MEDIA))  # columns that a prompt is read without
+UNREAD = ("system", "tools", "chat_template_kwargs", *MEDIA)  # columns that a prompt is read without
 IN_TURNS = "in_turns: true in YAML, RewardEnvironment(reward, formatters, transition, in_turns=True) in Python"
 
 
@@ -35,7 +35,7 @@ def default_formatter(item: dict) -> Any:
             f"an item has no prompt, but {list(item)}{did_you_mean('prompt', map(str, item))}: add a column prompt, or set "
             f"functions that write the prompt of an item: {FORMATTERS}"
         )
-    unread = () if UNREAD.keys().isdisjoint(item) else [name for name in UNREAD if not is_empty(item.get(name))]
+    unread = [name for name in UNREAD if name in item and not is_empty(item[name])]
     if unread:
         raise ValueError(
             f"an item has the column {unread[0]}, and its prompt is read without it: rename the column if only rewards read "

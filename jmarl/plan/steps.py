@@ -73,17 +73,20 @@ def time_steps(cfg: ExperimentConfig) -> Steps:
     with tempfile.TemporaryDirectory(prefix="jmarl-plan-") as directory:
         settings = cfg.train.replace(**SHORT, output_dir=directory)
         run, source, state = prepared(settings, team_of(cfg.team), Task(task.env, task.items, fit=fit))
-        file, begin, rows = Path(directory) / "metrics.jsonl", time.monotonic(), list[dict[str, Any]]()
+        file, begin, enough = Path(directory) / "metrics.jsonl", time.monotonic(), list[dict[str, Any]]()
 
         def play(step: int, state: Any) -> Any:
-            rows[:] = read_rows(file)  # of all steps but the one whose update runs now
+            rows = read_rows(file)  # of all steps but the one whose update runs now
             times = [time_of(row).total for row in rows]
             if agree(times) or (len(times) > 1 and time.monotonic() - begin > ENOUGH):
+                enough[:] = rows
                 raise Interrupted
             return source.play(step, state)
 
         result, _ = run_training(run, source._replace(play=play), state, None)
-        rows = rows if result.interrupted else read_rows(file)
+        if result.interrupted and not enough:
+            raise KeyboardInterrupt
+        rows = enough or read_rows(file)
     compiling = sum(row["time/compiling"] for row in rows)
     return Steps([time_of(row) for row in rows], compiling, describe_devices(run.setup.team))
 

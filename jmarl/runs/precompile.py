@@ -22,7 +22,6 @@ from jax.stages import Lowered
 
 from jmarl.algorithms import with_fastest_updates
 from jmarl.config import Sampling
-from jmarl.config.paths import expand_home
 from jmarl.envs.base import Environment
 from jmarl.hardware import memory_in_use, memory_pool
 from jmarl.lazy import Table, collector_paused
@@ -48,7 +47,7 @@ EARLY = Table[Any](  # what async_steps needs
         "lower": "jmarl.sampling.refill:lower_step",
     }
 )
-MOST_KEPT = 2**31  # bytes of kept programs when a run starts
+MOST_KEPT, MOST_FILES = 2**31, 8192  # bytes of kept programs when a run starts, and their number: a start looks at each
 ROOM = 2**22  # bytes that the programs of a run may take
 MEASURED_ITEMS = 64  # whose prompts are looked at for the longest
 
@@ -62,14 +61,15 @@ def keep_programs(show: Callable[[str], None] | None) -> None:
     settings: Any = jax.config  # its type has no such attributes
     if settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache:
         return
-    directory = Path(os.environ.get("XDG_CACHE_HOME") or expand_home("~/.cache")) / "jmarl" / "programs"
-    show, is_new = show or (lambda line: None), not os.path.isdir(directory)
+    show = show or (lambda line: None)
     try:
+        directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jmarl" / "programs"
+        is_new = not directory.is_dir()
         directory.mkdir(parents=True, exist_ok=True)
-        remove_oldest(directory, MOST_KEPT)
+        remove_oldest(directory, MOST_KEPT, MOST_FILES)
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(bytes(ROOM))  # JAX would warn of every program, and leave a part of it
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         show(f"compiled programs are not kept: {error}; JAX_COMPILATION_CACHE_DIR names another directory")
         return
     jax.config.update("jax_compilation_cache_dir", str(directory))
@@ -80,17 +80,19 @@ def keep_programs(show: Callable[[str], None] | None) -> None:
         show(f"compiled programs are kept in {directory}; JAX_ENABLE_COMPILATION_CACHE=false switches this off")
 
 
-def remove_oldest(directory: Path, most: int) -> None:
-    """Remove the programs in a directory that were written and read longest ago, until the others take at most so many bytes.
-    Other processes may do the same."""
+def remove_oldest(directory: Path, most: int, most_files: int) -> None:
+    """Remove the programs in a directory that were written and read longest ago, until the others take at most so many bytes
+    in at most so many files. Other processes may do the same."""
     files = {}
     for file in directory.glob("*-cache"):
         with contextlib.suppress(FileNotFoundError):
             files[file] = file.stat()
     size = 0
-    for file, status in sorted(files.items(), key=lambda x: max(x[1].st_atime_ns, x[1].st_mtime_ns), reverse=True):
+    newest = sorted(files.items(), key=lambda x: max(x[1].st_atime_ns, x[1].st_mtime_ns), reverse=True)
+    for number, (file, status) in enumerate(newest):
         size += status.st_size
-        if size > most or not status.st_size:  # a full disk leaves empty ones, which JAX would never write again
+        is_empty = not status.st_size  # what a full disk leaves, which JAX would never write again
+        if size > most or number >= most_files or is_empty:
             file.unlink(missing_ok=True)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from jmarl.config import TrainConfig, flat
 from jmarl.files.run_directory import resolve_auto, resolve_resume, with_absolute_directory
-from jmarl.lazy import collector_paused
 from jmarl.logs.terminal import say
 from jmarl.processes import exchange
 from jmarl.runs.checks import find_own_algorithms
@@ -27,7 +26,6 @@ from jmarl.team import Team, initial_params, on_mesh
 
 
 @explaining()
-@collector_paused()
 def prepare(
     cfg: TrainConfig,
     team: Team,

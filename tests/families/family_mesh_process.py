@@ -60,8 +60,10 @@ def divided_experts(tokens=512, dim=32, width=16, count=8, choices=4):
     is added up over devices, forward and backward."""
     assert not experts.reads_all(tokens, choices, count)
     rng, mesh = np.random.default_rng(1), sharding.make_mesh("model=2")
-    up, down = ((count, dim, width), P("agent", None, None, "model")), ((count, width, dim), P("agent", None, "model"))
-    whole = P("agent")
+    whole, columns, rows = P("agent"), P("agent", None, None, "model"), P("agent", None, "model")
+    if width % 2:  # as axes that a mesh does not divide
+        columns = rows = whole
+    up, down = ((count, dim, width), columns), ((count, width, dim), rows)
     shapes = {"x": ((tokens, dim), whole), "router": ((dim, count), whole), "gate": up, "up": up, "down": down}
     inputs = {name: jnp.asarray(rng.normal(size=(1, *shape)), jnp.float32) for name, (shape, _) in shapes.items()}
     placed = {name: jax.device_put(x, NamedSharding(mesh.mesh, shapes[name][1])) for name, x in inputs.items()}
@@ -97,7 +99,12 @@ def divided_update(agent):
 def main(computed, trained):
     logits = {case: divided_logits(load_agent(path)) for case, path in computed.items()}
     updates = {case: divided_update(load_agent(path)) for case, path in trained.items()}
-    return {"devices": jax.device_count(), "logits": logits, "updates": updates, "experts": divided_experts()}
+    return {
+        "devices": jax.device_count(),
+        "logits": logits,
+        "updates": updates,
+        "experts": [*divided_experts(), divided_experts(width=5)[0]],
+    }
 
 
 if __name__ == "__main__":

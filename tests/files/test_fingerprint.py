@@ -38,6 +38,7 @@ env = RewardEnvironment(reward, [default_formatter] * 2)
 print(json.dumps([fingerprint.of_data(ITEMS), fingerprint.of_reward(env)]))
 """
 ITEMS = [{"prompt": "a", "tags": {"x", "y", "z"}, "counts": {(0, 0): 1, 2: None}, "image": object(), "array": np.arange(3)}]
+ITEMS[0] |= {"raw": [b"\x89", 3j]}
 
 
 def helper(text):

@@ -59,6 +59,8 @@ def test_programs_that_were_not_used_for_longest_go_first(own_cache, monkeypatch
     monkeypatch.setattr(programs, "MOST_KEPT", 200)
     programs.keep_programs(None)
     assert {file.name for file in own_cache.iterdir()} == {"read-cache", "new-cache", "notes.txt"}
+    programs.remove_oldest(own_cache, most=200, most_files=1)
+    assert {file.name for file in own_cache.iterdir()} == {"read-cache", "notes.txt"}
 
 
 def test_small_programs_are_kept_too(own_cache):

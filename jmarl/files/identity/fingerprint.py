@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs.calls.copies import FIXED
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.vector import Engine
@@ -87,7 +86,7 @@ def of_data(items: Iterable[Any]) -> dict[str, Any]:
 def _canonical(value: Any) -> Any:
     """Return a value as JSON types, in an order that does not depend on the process. Other types become their `repr`, without
     memory addresses."""
-    if type(value) in FIXED or isinstance(value, PLAIN):
+    if value is None or isinstance(value, PLAIN):
         return value
     if isinstance(value, Mapping):
         pairs = [[_name_text(key) if type(key) is str else _text(key), _canonical(x)] for key, x in value.items()]

@@ -130,13 +130,11 @@ def _import_gguf() -> Any:
 
 
 def _open(gguf: Any, path: Path) -> Any:
-    def keep(reader: Any, file: np.ndarray) -> None:
-        vars(reader)["file"] = file.view(np.ndarray)
-
     class Reader(gguf.GGUFReader):
         """Slices a plain view of the file. Slices of `np.memmap` take three times as long, and a vocabulary is 250,000."""
 
-        data = property(lambda reader: vars(reader)["file"], keep)
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value.view(np.ndarray) if isinstance(value, np.memmap) else value)
 
     try:
         return Reader(path)

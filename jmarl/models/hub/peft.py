@@ -31,13 +31,13 @@ def adapters(params: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray, np.nd
 
 def merge(cfg: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
     """Return the decoder's parameters W + alpha / rank * a b of one agent, all layers in stacks; without adapters W."""
-    layers = {name: np.stack(leaf) if isinstance(leaf, tuple) else leaf for name, leaf in params["layers"].items()}
-    if not any(adapters(params)):
-        return {**params, "layers": layers}
-    layers = {name: leaf for name, leaf in layers.items() if name not in ADAPTERS}
-    alpha, sizes = layers.pop("lora_alpha")[0], sizes_of(cfg)
     changed = {ADAPTERS[name].leaf for name, *_ in adapters(params)}
-    layers |= {leaf: np.array(layers[leaf], np.float32) for leaf in changed}  # copies
+    own = {name: leaf for name, leaf in params["layers"].items() if name not in ADAPTERS}
+    layers = {name: np.stack(leaf) if isinstance(leaf, tuple) else leaf for name, leaf in own.items()}
+    if not changed:
+        return {**params, "layers": layers}
+    alpha, sizes = layers.pop("lora_alpha")[0], sizes_of(cfg)
+    layers |= {leaf: layers[leaf].astype(np.float32, copy=layers[leaf] is own[leaf]) for leaf in changed}
     for name, a, b in adapters(params):
         leaf, module, *_ = ADAPTERS[name]
         letters = WEIGHTS[LAYERS + leaf].axes.replace(" ", "")

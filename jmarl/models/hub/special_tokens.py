@@ -272,7 +272,7 @@ def encode_text(tokenizer: Any, text: str, allowed: Collection[str] | None = Non
 def encode_texts(tokenizer: Any, texts: Sequence[str], allowed: Sequence[Collection[str] | None]) -> list[list[int]]:
     """Return what `encode_text` returns for each text. Half of its time is that of a call, and these are one."""
     texts, options = [*map(encodable, texts)], dict(add_special_tokens=False, verbose=False)
-    if len(texts) > 1 and is_of_library(type(tokenizer)):
+    if len(texts) > 1 and is_of_library(tokenizer):
         rows = tokenizer(texts, **options, return_attention_mask=False, return_token_type_ids=False)["input_ids"]
     else:
         rows = [tokenizer.encode(text, **options) for text in texts]
@@ -281,14 +281,14 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], allowed: Sequence[Collect
     ]
 
 
-@functools.cache
-def is_of_library(kind: type) -> bool:
-    """Return whether a class of tokenizers encodes and decodes several texts in one call as one after the other: with the
-    methods of transformers' fast tokenizers, none of them its own."""
+def is_of_library(tokenizer: Any) -> bool:
+    """Return whether a tokenizer encodes and decodes several texts in one call as one after the other: with the methods of
+    transformers' fast tokenizers, none of them its own."""
     from transformers import PreTrainedTokenizerFast
 
-    names = "__call__", "encode", "decode", "_encode_plus", "_decode"
-    return all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name, name) for name in names)
+    kind, names = type(tokenizer), ("__call__", "encode", "decode", "_encode_plus", "_decode")
+    plain = all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name, name) for name in names)
+    return plain and vars(tokenizer).keys().isdisjoint(names)
 
 
 def _only(tokenizer: Any, text: str, ids: list[int], allowed: Collection[str]) -> list[int]:

@@ -123,9 +123,9 @@ def encode_prompts(
     plain = [] if chat else [i for i, prompt in enumerate(prompts) if not isinstance(prompt, ChatPrompt)]
     allowed, start = [None if special is None else special[i] for i in plain], text_start(tokenizer) if plain else []
     encoded = dict(zip(plain, encode_texts(tokenizer, [prompts[i] for i in plain], allowed), strict=True))
+    ends = known_ends(tokenizer) if stop is None else stop
     for i, prompt in enumerate(prompts):
         if i in encoded:
-            ends = known_ends(tokenizer) if stop is None else stop
             row = without_end(_with_start(tokenizer, encoded[i], start), ends, least=1)
         else:
             with naming(named.format(i)):
@@ -358,7 +358,7 @@ def decode(
 
 def _decode_rows(tokenizer: Any, rows: Sequence[Sequence[int]], skip: bool) -> list[str]:
     """Return what `_decode` returns for each row, in one call where the tokenizer can."""
-    if is_of_library(type(tokenizer)):
+    if is_of_library(tokenizer):
         return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=skip)
     return [_decode(tokenizer, row, skip) for row in rows]
 

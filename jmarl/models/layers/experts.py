@@ -110,16 +110,17 @@ def apply_experts(
         y = activation(gates) * ups * shares.T[..., None]
         return jnp.einsum("enm,emd->nd", y, down, precision=precision)
     weights = routes.weights.astype(x.dtype)
-    return over_widths(functools.partial(add_blocks, activation))(x, routes.experts, weights, gate, up, down)
+    add = over_widths(functools.partial(add_blocks, activation), gate.shape[-1])
+    return add(x, routes.experts, weights, gate, up, down)
 
 
-def over_widths(f: Callable[..., Array]) -> Callable[..., Array]:
+def over_widths(f: Callable[..., Array], width: int) -> Callable[..., Array]:
     """Return f such that each device of the axis `model` multiplies its part of the experts' widths, and results are added up.
 
     The compiler would add up each block, in which a token stands once for each of its experts; here a token is added up once.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if dict(mesh.shape).get("model", 1) == 1:
+    parts = dict(jax.sharding.get_abstract_mesh().shape).get("model", 1)
+    if parts == 1 or width % parts:  # weights are whole then
         return f
     columns, rows = P(None, None, "model"), P(None, "model", None)
     inputs = P(), P(), P(), columns, columns, rows
