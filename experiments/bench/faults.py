@@ -17,6 +17,7 @@ import ctypes
 import dataclasses
 import json
 import mmap
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from experiments.bench.step import Step, seconds
 from experiments.report import peak_memory
 from jmarl.config import Count
 
-TICKS = 100  # of /proc/stat a second
+TICKS = os.sysconf("SC_CLK_TCK")  # of /proc/stat a second
 
 
 @dataclasses.dataclass(frozen=True)

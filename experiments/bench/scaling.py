@@ -58,7 +58,7 @@ class Size:
 
 
 def peak() -> float:
-    """Return the peak of the resident memory of this process so far, in GiB."""
+    """Return the peak of the resident memory of this process so far, in GiB. Starts no JAX, as `report.peak_memory` would."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

@@ -283,7 +283,7 @@ def with_ratio(points: Sequence[Point], gpu: Gpu) -> list[Point]:
 
 # --- the figure --------------------------------------------------------------------------------------------------------
 
-COLORS = {2: "C0", 4: "C1", 8: "C2", 16: "C3"}
+COLORS = {2: "C0", 4: "C1", 16: "C3"}
 LINES: dict[str, Any] = {"one": "-", "vmap": "-", "map": ":", "cores": "--"}
 GROUPS = ("tiny", "smollm2", "0.5B", "7B")
 RULE = """LoRA: one read of the base serves all agents. Sampling gains 3/4 of N or more until rows x N reach R tokens in flight

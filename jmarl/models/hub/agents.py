@@ -158,6 +158,7 @@ def save_pretrained(
 def _save(
     place: str | os.PathLike, config: ModelConfig, tensors: Mapping[str, Any], tokenizer: Any, generation: Any, max_size: Any
 ) -> None:
+    """Write a model as `save_pretrained` does. tensors: those of its files, by their names there."""
     fields = dict(generation or {})
     if tokenizer is not None:
         check_vocabulary(config, tokenizer, os.fspath(place))
