@@ -1,7 +1,7 @@
 """Measure how the cost of a run grows: time, memory and the host's share against what a user makes larger.
 
 Claim: no cost grows faster than the work. Exponents above 1.1 are explained in experiments/README.md ("Growth").
-Command: python -m experiments.bench.scaling                (flags: --help; a minute with --quick)
+Command: python -m experiments.bench.scaling                (flags: --help)
 Eight panels, each with one size that grows and the rest fixed: agents, completions of a prompt, tokens of a completion, turns,
 rows of data, seconds of the environment's answer, rows of the log, rows of a report. Agents are tiny Llamas of random weights;
 every point is a process of its own, so that peaks are separate and nothing is compiled before. Of training:
@@ -12,7 +12,8 @@ every point is a process of its own, so that peaks are separate and nothing is c
                 of a step's first prompts and writing the log run beside the update, and count too
 Prints a JSON object for each point and the exponents of each panel: of all points, and of the last two. Draws them as one
 picture, and writes the points beside it (.json): `--panels none` draws them again, `--panels data,log` measures these anew.
-Expected: see experiments/README.md. Time: about nine minutes on two shared cores; needs matplotlib (the extra `plot`).
+Expected: see experiments/README.md. Time: nine minutes on two shared cores,
+four with --quick (both estimated: four panels took 100 s with it); needs matplotlib (the extra `plot`).
 """
 
 from __future__ import annotations
