@@ -1,0 +1,120 @@
+"""Write the tables and figures of EVIDENCE.md from the numbers of finished runs. Not an experiment."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from experiments.evidence.record import RESULTS
+from experiments.tables import markdown_table, pyplot, write_table
+from jmarl.evaluation.statistics import mean_and_interval
+from jmarl.report.comparison import half_of, holm, mean_of, text_of, welch
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "EVIDENCE.md"
+LAST = 10  # points at the end of a curve whose mean is the reward of a run
+
+Record = dict[str, Any]
+Plan = Mapping[str, Mapping[str, Any]]
+
+
+def load(claim: str) -> dict[str, list[Record]]:
+    """Return the records of each condition of a claim, one for each seed, in the order of its YAML file."""
+    records: dict[str, list[Record]] = {}
+    for condition in conditions(claim):
+        files = (RESULTS / claim).glob(f"{condition}/*.json")
+        records[condition.partition("=")[2]] = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(files)]
+    return records
+
+
+def conditions(claim: str) -> list[str]:
+    """Return the directories of the conditions of a claim, such as way=team."""
+    sweep = yaml.safe_load((HERE / f"{claim}.yaml").read_text(encoding="utf-8"))["sweep"]
+    varied = [name for name in sweep if name not in ("seeds", "together", "compare")]
+    assert len(varied) == 1, f"{claim}.yaml: a claim varies one thing, not {', '.join(varied)}"
+    return [f"{varied[0]}={value}" for value in sweep[varied[0]]]
+
+
+def value(record: Record, column: str, tokens: float = math.inf) -> float:
+    """Return a number of a run: `reward`, the mean of the last points of its curve, or a column of its last evaluation, both
+    up to so many tokens."""
+    if column == "reward":
+        curve = record["curve"]
+        (rewards,) = (values for name, values in curve.items() if name != "tokens")
+        known = [x for x, at in zip(rewards, curve["tokens"], strict=True) if at <= tokens]
+        return float(np.mean(known[-LAST:])) if known else math.nan
+    evaluations = [row for row in record["evaluations"] if row["tokens"] <= tokens and column in row]
+    return evaluations[-1][column] if evaluations else math.nan
+
+
+def claim_table(claim: str, plan: Mapping[str, Any]) -> str:
+    """Return the table of a claim: each condition, its means over seeds with 95 % intervals, and the difference to one of them."""
+    records, against = load(claim), plan["against"]
+    budget = plan.get("budget_tokens", math.inf)
+    rows = [[name, str(len(runs))] for name, runs in records.items()]
+    for column in plan["columns"]:
+        for limit in dict.fromkeys((budget, math.inf)):
+            values = [np.array([value(run, column, limit) for run in runs]) for runs in records.values()]
+            reference = values[list(records).index(against)]
+            tests = [welch(x, reference) if x is not reference else (math.nan,) * 3 for x in values]
+            corrected = holm([p for *_, p in tests])
+            for row, x, p in zip(rows, values, corrected, strict=True):
+                row.append(text_of(mean_of(x), half_of(x)) + f" (p {p:.2g})" * math.isfinite(p))
+    for row, runs in zip(rows, records.values(), strict=True):
+        row.append(f"{np.mean([run['tokens'] for run in runs]) / 1e3:,.0f}k" if runs else "")
+        row.append(f"{np.mean([run['cpu_seconds'] for run in runs]) / 60:.1f}" if runs else "")
+    ends = ["at the budget", "at the end"] if math.isfinite(budget) else [""]
+    head = [f"{column} {end}".strip() for column in plan["columns"] for end in ends]
+    return markdown_table(["", "seeds", *head, "tokens", "CPU min"], rows)
+
+
+def plan_table(plan: Plan) -> str:
+    """Return what is planned and what is done."""
+    rows = []
+    for claim, own in plan.items():
+        runs = [run for group in load(claim).values() for run in group]
+        spent = sum(run["cpu_seconds"] for run in runs) / 120  # on two cores
+        rows.append(
+            [f"`{claim}`", own["question"], f"{own['minutes']}", f"{spent:.0f}", str(len(runs)), own["budget"], own["stop"]]
+        )
+    return markdown_table(["claim", "question", "minutes planned", "spent", "runs", "budget", "ends"], rows)
+
+
+def draw(claim: str, plan: Mapping[str, Any]) -> None:
+    """Draw the learning curves of a claim over tokens: means over seeds, with 95 % intervals."""
+    figure, axes = pyplot().subplots(figsize=(6, 3.6), constrained_layout=True)
+    for i, (name, runs) in enumerate(load(claim).items()):
+        if not runs:
+            continue
+        tokens = np.array(runs[0]["curve"]["tokens"])
+        lines = []
+        for run in runs:
+            (rewards,) = (values for key, values in run["curve"].items() if key != "tokens")
+            lines.append(np.interp(tokens, run["curve"]["tokens"], rewards))
+        mean, interval = mean_and_interval(np.array(lines).T)
+        axes.plot(tokens, mean, color=f"C{i}", label=f"{name} ({len(runs)})")
+        axes.fill_between(tokens, mean - interval, mean + interval, color=f"C{i}", alpha=0.2, linewidth=0)
+    if "budget_tokens" in plan:
+        axes.axvline(plan["budget_tokens"], color="0.5", linestyle=":", linewidth=1)
+    axes.set(xlabel="tokens that all agents wrote", ylabel="reward in training", title=plan["question"])
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(HERE / "figures" / f"{claim}.png", dpi=110)
+    pyplot().close(figure)
+
+
+def write(plan: Plan, claims: Sequence[str] = ()) -> None:
+    """Write the tables of EVIDENCE.md and all figures."""
+    (HERE / "figures").mkdir(exist_ok=True)
+    write_table("plan", plan_table(plan), PAGE)
+    for claim in claims or plan:
+        if any(load(claim).values()):
+            write_table(claim, claim_table(claim, plan[claim]), PAGE)
+            draw(claim, plan[claim])
+            print(f"wrote the table and the figure of {claim}", flush=True)

@@ -1,0 +1,96 @@
+"""Summarize a finished run in a small JSON file: numbers only, from which figures are drawn again without training. Not an
+experiment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jmarl.logs.metrics_writer import read_rows
+
+POINTS = 60  # of a curve
+RESULTS = Path(__file__).parent / "results"
+NOT_HASHED = {"output_dir", "seed", "seeds", "resume", "resume_step", "progress", "experiment_name", "description", "tags"}
+PHASES = ("time/sampling", "time/rewards", "time/update", "time/evaluation", "time/compiling", "time/step_s")
+
+
+def write_record(claim: str, name: str, directory: Path, seconds: float) -> Path:
+    """Write the numbers of a run to results/CLAIM/NAME.json, and return the file.
+
+    name: of the run below the directory of its claim, such as way=team/seed_0. seconds: CPU time of its process; of several
+    seeds in one program the share of this one.
+    """
+    file = RESULTS / claim / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(summary(directory) | {"claim": claim, "run": name, "cpu_seconds": round(seconds)}, allow_nan=False)
+    file.write_text(text.replace('], "', '],\n "').replace('}, "', '},\n "') + "\n", encoding="utf-8")
+    return file
+
+
+def summary(directory: Path) -> dict[str, Any]:
+    """Return the numbers of a run: its curve over tokens, its evaluations, and what it ran on."""
+    rows = read_rows(directory / "metrics.jsonl")
+    updates = [row for row in rows if "eval/updates" not in row]
+    tokens: dict[int, float] = {0: 0.0}
+    for row in updates:
+        tokens[int(row["step"])] = tokens[int(row["step"]) - 1] + row.get("tokens", 0.0)
+    evaluations = [
+        {"tokens": tokens[int(row["eval/updates"])]}
+        | {name.removeprefix("eval/"): rounded(x) for name, x in row.items() if name.startswith("eval/")}
+        for row in rows
+        if "eval/updates" in row
+    ]
+    start = json.loads(sorted(directory.glob("attempts/*/start.json"))[-1].read_text(encoding="utf-8"))
+    return {
+        "settings": settings_hash(start["settings"]),
+        "commit": commit(),
+        "versions": {name: x for name, x in start["versions"].items() if name in ("jax", "flax", "optax")},
+        "machine": f"{os.cpu_count()} cores, {start['platform']}",
+        "updates": len(updates),
+        "tokens": tokens[len(updates)],
+        "reward_calls": sum(row.get("env_steps", 0.0) for row in updates),
+        "seconds": {name.removeprefix("time/"): rounded(sum(row.get(name, 0.0) for row in updates)) for name in PHASES},
+        "step_s": rounded(median([row["time/step_s"] for row in updates if "time/step_s" in row])),
+        "curve": curve(updates, tokens),
+        "evaluations": evaluations,
+    }
+
+
+def curve(updates: Sequence[Mapping[str, float]], tokens: Mapping[int, float]) -> dict[str, list[float]]:
+    """Return the mean reward (or loss) of at most `POINTS` stretches of updates, and the tokens at their ends."""
+    column = "reward/mean" if any("reward/mean" in row for row in updates) else "loss"
+    size = -(-len(updates) // POINTS)
+    parts = [updates[i : i + size] for i in range(0, len(updates), size)]
+    values = [[row[column] for row in part if column in row] for part in parts]
+    return {
+        "tokens": [tokens[int(part[-1]["step"])] for part, x in zip(parts, values, strict=True) if x],
+        column: [rounded(sum(x) / len(x)) for x in values if x],
+    }
+
+
+def settings_hash(settings: Mapping[str, Any]) -> str:
+    """Return a digest of the settings of a run without those that neither its seed nor its place change."""
+    flat = {name: value for name, value in settings.items() if name not in NOT_HASHED}
+    return hashlib.sha256(json.dumps(flat, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def commit() -> str:
+    """Return the commit that is checked out."""
+    here = Path(__file__).parent
+    return subprocess.check_output(["git", "rev-parse", "--short=10", "HEAD"], cwd=here, encoding="utf-8").strip()
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median; 0 without values."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else 0.0
+
+
+def rounded(value: float) -> float:
+    """Return a number with six digits."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,68 @@
+"""Games in which each agent has a reward of its own, and games for an agent without its team. Not an experiment.
+
+`environment: worlds.py:NAME` in a YAML file beside this one. The reward of the team can still be seen in the measures: on the
+grid `closeness` is the return of the team, in Sudoku it is `0.5 * right + 0.5 * solved`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jmarl.envs.base import Step, TextEnvironment
+from jmarl.envs.games.grid import GridPlanning, WalkState, distances
+from jmarl.envs.games.sudoku import Sudoku, SudokuState
+
+
+class OwnGrid(GridPlanning):
+    """The grid where an agent earns what its own moves bring: half of the share of the way that they shorten."""
+
+    reward_range = (-8.0, 8.0)
+
+    def step(self, state: WalkState, messages: Sequence[str], rng: np.random.Generator) -> Step:
+        step = super().step(state, messages, rng)
+        to_goal = distances(state.goal, state.size, state.walls)
+        path = step.state.path[len(state.path) - 1 :]
+        shorter = [to_goal[before] - to_goal[after] for before, after in zip(path, path[1:], strict=False)]
+        own = [sum(shorter[agent :: self.num_agents]) for agent in range(self.num_agents)]
+        return step._replace(reward=[0.5 * moves / to_goal[state.path[0]] for moves in own])
+
+
+class OwnSudoku(Sudoku):
+    """Sudoku where the proposer earns what its digits bring, and the checker the share of the blanks that it judges rightly."""
+
+    def step(self, state: SudokuState, messages: Sequence[str], rng: np.random.Generator) -> Step:
+        step = super().step(state, messages, rng)
+        earned = float(step.reward) if state.is_proposing else right_verdicts(step.state)  # type: ignore[arg-type]
+        return step._replace(reward=[earned, 0.0] if state.is_proposing else [0.0, earned])
+
+
+class LoneChecker(TextEnvironment):
+    """The checker of Sudoku alone: it judges random digits, half of them right, and earns the share that it judges rightly."""
+
+    roles, reward_range = ("checker",), (0.0, 1.0)
+
+    def __init__(self, **options: Any):
+        self.game = Sudoku(**options)
+
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        return self.game.tasks(split, count, seed)
+
+    def reset(self, task: dict, rng: np.random.Generator) -> tuple[SudokuState, list[str | None]]:
+        state, _ = self.game.reset(task, rng)
+        solution = str(self.game.solve(state)[0]).split()
+        digits = [digit if rng.random() < 0.5 else str(rng.integers(1, 5)) for digit in solution]
+        step = self.game.step(state, [" ".join(digits), ""], rng)
+        return step.state, [step.observations[1]]
+
+    def step(self, state: SudokuState, messages: Sequence[str], rng: np.random.Generator) -> Step:
+        after = self.game.step(state, ["", messages[0]], rng).state
+        return Step(after, [""], right_verdicts(after), True)
+
+
+def right_verdicts(state: SudokuState) -> float:
+    """Return the share of the blanks that a checker judged rightly."""
+    verdicts = [(i in state.open_blanks) != right for i, right in enumerate(state.right)]
+    return sum(verdicts) / len(verdicts)
