@@ -1,11 +1,13 @@
-"""Games in which each agent has a reward of its own, and games for an agent without its team. Not an experiment.
+"""Games in which each agent has a reward of its own, a game for an agent without its team, and one in which one agent decides.
+Not an experiment.
 
 `environment: worlds.py:NAME` in a YAML file beside this one. The reward of the team can still be seen in the measures: on the
-grid `closeness` is the return of the team, in Sudoku it is `0.5 * right + 0.5 * solved`.
+grid `closeness` is the return of the team, in Sudoku it is `0.5 * right + 0.5 * solved`, in `Letters` it is `team`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,6 +62,34 @@ class LoneChecker(TextEnvironment):
     def step(self, state: SudokuState, messages: Sequence[str], rng: np.random.Generator) -> Step:
         after = self.game.step(state, ["", messages[0]], rng).state
         return Step(after, [""], right_verdicts(after), True)
+
+
+class Letters(TextEnvironment):
+    """Each of three agents reads a letter and has to write it. The first one's answer counts eight times as much as another's.
+
+    own: whether each agent earns 1 for its own answer, in place of the joint reward."""
+
+    roles, reward_range, letters = ("first", "second", "third"), (0.0, 1.0), "abcdefgh"
+    weights = (0.8, 0.1, 0.1)
+
+    def __init__(self, *, own: bool = False):
+        self.own = own
+
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        texts = ["".join(letters) for letters in itertools.product(self.letters, repeat=3)]
+        rng = np.random.default_rng((seed, split == "eval"))
+        held_out = {texts[i] for i in np.random.default_rng(0).permutation(len(texts))[:128]}
+        chosen = [text for text in texts if (text in held_out) == (split == "eval")]
+        return [{"letters": chosen[i]} for i in rng.permutation(len(chosen))[:count]]
+
+    def reset(self, task: dict, rng: np.random.Generator) -> tuple[str, list[str | None]]:
+        return task["letters"], [f"copy {letter}" for letter in task["letters"]]
+
+    def step(self, state: str, messages: Sequence[str], rng: np.random.Generator) -> Step:
+        right = [float(message.strip() == letter) for message, letter in zip(messages, state, strict=True)]
+        team = sum(weight * x for weight, x in zip(self.weights, right, strict=True))
+        measures = {"team": team, "first": right[0], "others": (right[1] + right[2]) / 2, "solved": float(all(right))}
+        return Step(state, [""] * 3, right if self.own else team, True, measures)
 
 
 def right_verdicts(state: SudokuState) -> float:
