@@ -181,7 +181,7 @@ def comparison_of(asked: Any, points: Sequence[Point]) -> Comparison | None:
     if not isinstance(asked, dict):
         raise ValueError(f"sweep: compare: {asked!r:.60} is not allowed: give columns and perhaps against, {example}")
     if unknown := next((str(key) for key in asked if key not in COMPARE), ""):
-        raise ValueError(f"sweep: compare: {unknown}: unknown key; allowed: {", ".join(COMPARE)}")
+        raise ValueError(f"sweep: compare: {unknown}: unknown key; allowed: {' and '.join(COMPARE)}")
     columns, against = asked.get("columns"), asked.get("against") or ""
     if not isinstance(columns, list) or not columns or not all(isinstance(column, str) for column in columns):
         raise ValueError(f"sweep: compare: columns: {columns!r:.60} is no list of names of columns, {example}")

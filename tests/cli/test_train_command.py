@@ -607,7 +607,7 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
         ),
         (
             ["--set", "sweep.compare={columns: [x], agains: y}"],
-            "sweep: compare: agains: unknown key; allowed: columns, against",
+            "sweep: compare: agains: unknown key; allowed: columns and against",
         ),
         (["--set", "sweep.compare={against: y}"], "sweep: compare: columns: None is no list of names of columns"),
         (
