@@ -723,13 +723,10 @@ def test_seeds_that_are_not_together_have_directories_and_names_of_their_own(tmp
     assert [point.cfg.seeds for point in joined] == [(0, 1)] * 2 and [point.cfg.seeds for point in apart] == [()] * 4
     assert [point.cfg.train.run.seed for point in apart] == [0, 1, 0, 1]
     assert [path for point in apart for path in point.directories] == [path for point in joined for path in point.directories]
-    chosen = chosen_points(apart, tmp_path / "o", ["learning_rate=0.01/seed_1", "learning_rate=0.001/"])
-    assert (
-        chosen == [apart[0], apart[1], apart[3]] and chosen_points(joined, tmp_path / "o", ["learning_rate=0.01"]) == joined[1:]
-    )
-    with pytest.raises(
-        ValueError, match=r"seed_1 is no run of the sweep; its seeds are one run, and with together: false each"
-    ):
+    names = ["learning_rate=0.01/seed_1", "learning_rate=0.001/"]
+    assert chosen_points(apart, tmp_path / "o", names) == [apart[0], apart[1], apart[3]]
+    assert chosen_points(joined, tmp_path / "o", ["learning_rate=0.01"]) == joined[1:]
+    with pytest.raises(ValueError, match=r"seed_1 is no run of the sweep; its seeds are one run, and with together: false"):
         chosen_points(joined, tmp_path / "o", ["learning_rate=0.01/seed_1"])
     assert {point.label for point in apart} == {"learning_rate=0.001", "learning_rate=0.01"}
     (alone,) = read_points(tmp_path, "sweep.seeds=[0, 1]")

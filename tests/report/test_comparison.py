@@ -22,14 +22,14 @@ SEEDS = {"a": (0, 1, 2), "b": (5, 7, 9, 11)}  # groups of the study; the last ev
 
 @pytest.fixture
 def study(tmp_path) -> Path:
-    """Two groups of runs; one of the second failed after 4 of 9 updates. Seed s samples 10 (s + 1) tokens in each update."""
+    """Two groups of runs; one of the second failed after 2 of 4 updates. Seed s samples 10 (s + 1) tokens in each update."""
     for name, seeds in SEEDS.items():
         for seed in seeds:
-            run = write_run(tmp_path / name / f"seed_{seed}", seed, learning_rate=1e-3 * len(seeds))
+            run = write_run(tmp_path / name / f"seed_{seed}", seed, 1e-3 * len(seeds), steps=2 if seed == 11 else 4)
             rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
             rows = [row if "eval/updates" in row else {**row, "tokens": 10 * (seed + 1)} for row in rows]
             (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            change(run, num_updates=9 if seed == 11 else 4)
+            change(run, num_updates=4)
     return tmp_path
 
 
@@ -62,7 +62,7 @@ def test_equal_numbers_have_an_exact_mean_and_no_test():
         assert math.isnan(half) and math.isnan(p)
         assert difference == pytest.approx(mean_of(pair[0]) - mean_of(pair[1]), nan_ok=True)
     assert welch(x, y)[0] == 0 and math.isnan(half_of(one)) and math.isnan(mean_of(np.array([])))
-    assert welch(np.array([1e-200, 2e-200]), np.array([1e-200] * 2))[0] == 5e-201, "a variance that is rounded to 0"
+    assert math.isnan(welch(np.array([1e-200, 2e-200]), np.array([1e-200] * 2))[2]), "a variance that is rounded to 0"
 
 
 def test_holm_by_hand():
@@ -117,13 +117,10 @@ def test_the_tables_are_beside_the_page_and_the_files_of_a_user_stay(study, caps
     assert float(rows[0]["high"]) == pytest.approx(1.75 + 4.302652729749464 / 3**0.5, rel=1e-14) and rows[0]["p"] == ""
     text = Path("out/r.md").read_text()
     assert "| eval/reward | runs | left out | mean | difference to a | p |\n|---|---:|---:|---:|---:|---:|\n" in text
-    assert "| a | 3 | 0 | 1.75 ± 2.5 | – | – |\n| b | 3 | 1 | 7.75 ± 5 | +6 ± 4.4 | 0.025 |\n" in text and "Holm" in text
+    assert "| a | 3 | 0 | 1.75 ± 2.5 | – | – |\n| b | 3 | 1 | 7.75 ± 5 | +6 ± 4.2 | 0.02 |\n" in text and "Holm" in text
     text = Path("out/r.tex").read_text()
-    assert (
-        "b & $3$ & $1$ & $7.75 \\pm 5$ & $+6 \\pm 4.4$ & $0.025$ \\\\\n" in text
-        and r"95 \% interval" in text
-        and "Holm" in text
-    )
+    assert "b & $3$ & $1$ & $7.75 \\pm 5$ & $+6 \\pm 4.2$ & $0.02$ \\\\\n" in text
+    assert r"95 \% interval" in text and "Holm" in text
     assert text.count("{tabular}") == 2 and "rule" not in text
     for name in ("r.md", "r.tex", "r.csv"):
         mine = Path("out", name)
