@@ -264,7 +264,7 @@ def markdown(content: Mapping[str, Any]) -> str:
 
 def plain_markdown(text: str) -> str:
     """Return a text as Markdown shows it."""
-    return re.sub(r"([\\|*`])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
+    return re.sub(r"([\\|*`]|<(?=\S))", r"\\\1", " ".join(text.split()))
 
 
 TEX = str.maketrans(

@@ -49,7 +49,8 @@ function fillComparison(section, { caption, head: names, tables }) {
       const where = unit === "tokens" ? (x) => `${number(x)} tokens` : updateText;
       if (series.length) place.append(chart(`${column} over ${unit}`, series, where));
     }
-    section.append(wide(make("tr", {}, make("th", { class: "code" }, column), ...names.slice(1).map(head)), ...cells.map(row)), place);
+    const first = make("tr", {}, make("th", {}, names[0]), ...names.slice(1).map(head));
+    section.append(make("h3", {}, column), wide(first, ...cells.map(row)), place);
   }
   section.append(note(`${caption} Curves: the same runs, with the 95 % interval of their mean.`));
 }
