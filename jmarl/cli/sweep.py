@@ -105,7 +105,8 @@ def run_sweep(sweep: Sweep, command: str) -> int:
             print(f"sweep: {name} failed: {error}", flush=True)
             code, failed[name] = FAILED, str(error)
         except Exception as error:  # probably of all runs
-            write_results(root, points, failed | {name: f"{type(error).__name__}: {error}"})
+            if has_begun(points):  # else the table would be taken for a file of the user
+                write_results(root, points, failed | {name: f"{type(error).__name__}: {error}"})
             raise
         write_results(root, points, failed)
         if code in (INTERRUPTED, KILLED):
@@ -113,19 +114,24 @@ def run_sweep(sweep: Sweep, command: str) -> int:
     if write_results(root, points, failed):
         print((root / "results.md").read_text(encoding="utf-8"), end="")
         print(f"the table is in {root}/results.md; `jmarl report {root}` compares the curves")
-        if comparison and (begun := [path for path in comparison.names or () if last_step(path) > 0]):
-            print(write_report(begun, root / REPORT, comparison=comparison))
+        if comparison and (line := compare_runs(sweep, comparison, failed)):
+            print(line)
     return code
 
 
 def check_results(root: Path, points: Sequence[Point]) -> None:
     """Raise ValueError if the tables that a sweep would write are files of the user: no run of it has begun."""
     taken = [name for name in RESULTS if (root / name).exists()]
-    if taken and not any(is_of_run(directory) for point in points for directory in point.directories):
+    if taken and not has_begun(points):
         raise ValueError(
             f"{root} has {' and '.join(taken)}, which this sweep has not written and would replace: choose another --output, "
             "or move them"
         )
+
+
+def has_begun(points: Sequence[Point]) -> bool:
+    """Return whether a run of a sweep has left its mark."""
+    return any(is_of_run(directory) for point in points for directory in point.directories)
 
 
 def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Point]:
@@ -250,19 +256,29 @@ def last_step(directory: Path) -> int:
 
 def write_results(root: Path, points: Sequence[Point], failed: Mapping[str, str]) -> bool:
     """Write the table of all runs that have metrics or failed. Returns whether there are any."""
-    rows, written = result_rows(points, failed), None
-    while rows and ended(rows) != written:  # another process may have ended a run of the sweep, and written its tables before
+    before = None
+    while (rows := result_rows(points, failed)) and (now := ended(rows)) != before:
+        before = now
         table = [*rows, *means(rows)]
         columns = list(dict.fromkeys(name for row in table for name in row))
         lines = [columns, ["---"] * len(columns), *([shown(row.get(name)) for name in columns] for row in table)]
         replace_text(root / "results.json", json.dumps(finite(table), indent=1, allow_nan=False) + "\n", is_shared=True)
         replace_text(root / "results.md", "".join(f"| {' | '.join(line)} |\n" for line in lines), is_shared=True)
-        rows, written = result_rows(points, failed), ended(rows)
     return bool(rows)
 
 
+def compare_runs(sweep: Sweep, comparison: Comparison, failed: Mapping[str, str]) -> str:
+    """Write the report of all runs that have metrics. Returns a line about it."""
+    before, line = None, ""
+    while (now := ended(result_rows(sweep.points, failed))) != before:
+        before, begun = now, [path for point in sweep.points for path in point.directories if last_step(path) > 0]
+        line = write_report(begun, sweep.root / REPORT, comparison=comparison) if begun else ""
+    return line
+
+
 def ended(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows of the runs that do not go on, as a text."""
+    """Return the rows of the runs that do not go on, as a text. If they change while a file is made of them, another process of
+    the sweep has ended a run, and perhaps written the file already: then it is made once more."""
     return json.dumps([row for row in rows if "not finished" not in row])
 
 
