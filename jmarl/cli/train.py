@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--config", required=True, metavar="FILE[,FILE...]", help="YAML files, or names of shipped ones")
     what.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="any setting, overrides the files")
     what.add_argument("--seed", type=int, metavar="N", help="as --set seed=N")
-    text = "of a sweep only the runs in these directories below its own, such as learning_rate=1e-05: for arrays of jobs"
+    text = "of a sweep only these runs, by their directories"
     what.add_argument("--only", nargs="+", action="extend", default=[], metavar="NAME", help=text)
     add_trust_argument(what)
     where = parser.add_argument_group("where")
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--distributed",
         default="",
         metavar="auto|HOST:PORT",
-        help="join several processes into one run, found by Slurm, Open MPI, Kubernetes or torchrun (auto), or at process 0",
+        help="join processes into one run, found by Slurm, Open MPI, Kubernetes, torchrun (auto), or at process 0",
     )
     where.add_argument("--pool", choices=("processes", "ray"), help="where environments and rewards run")
     how_to = parser.add_argument_group("how")
@@ -52,11 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="latest",
         metavar="latest|auto|STEP|PATH",
-        help="continue from the newest checkpoint (auto: begin if there is none), that of a step, or of a run's directory",
+        help="continue from the newest checkpoint (auto: or begin), that of a step, or of a run's directory",
     )
-    how_to.add_argument(
-        "--dry-run", action="store_true", help="check everything, play episodes, show one with settings and data, end"
-    )
+    how_to.add_argument("--dry-run", action="store_true", help="check everything, play and show an episode, end")
 
 
 def run(args: argparse.Namespace) -> int:

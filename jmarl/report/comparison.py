@@ -5,8 +5,6 @@ counts as one number: its last evaluation (`eval/...`), or the mean of its last 
 finished, because they failed or go on, are in no mean. Left out: paired tests, and those that assume no normal distribution.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -40,7 +38,7 @@ class Comparison(NamedTuple):
     names: Mapping[Path, str] | None = None  # of the group of each run directory, in place of `by`; some may have no run yet
 
 
-class Row(NamedTuple):
+class ComparedGroup(NamedTuple):
     """One group in one column. NaN: there is no such number."""
 
     column: str
@@ -61,7 +59,7 @@ class Row(NamedTuple):
 MARKS = {
     ".md": "<!-- written by jmarl report -->",
     ".tex": "% written by jmarl report",
-    ".csv": ",".join(Row._fields),
+    ".csv": ",".join(ComparedGroup._fields),
     ".html": "jmarl report</title>",
 }  # suffix -> what is near the beginning of a file of a report
 
@@ -135,12 +133,12 @@ def value_of(run: RecordedRun, column: str) -> float:
     return float(valid_mean(np.array(values, float)))
 
 
-def rows_of(column: str, values: Mapping[str, np.ndarray], sizes: Mapping[str, int], against: str) -> list[Row]:
+def rows_of(column: str, values: Mapping[str, np.ndarray], sizes: Mapping[str, int], against: str) -> list[ComparedGroup]:
     """Return the row of each group. values: of the runs that count; sizes: numbers of all runs."""
     rows = []
     for name, x in values.items():
         mean, half = mean_of(x), half_of(x)
-        row = Row(column, name, len(x), sizes[name] - len(x), mean, mean - half, mean + half, against)
+        row = ComparedGroup(column, name, len(x), sizes[name] - len(x), mean, mean - half, mean + half, against)
         if against and name != against:
             difference, half, p = welch(x, values[against])
             row = row._replace(difference=difference, difference_low=difference - half, difference_high=difference + half, p=p)
@@ -217,7 +215,7 @@ def tokens_after(run: RecordedRun, updates: Sequence[float]) -> np.ndarray:
     return total[np.searchsorted([*sampled], updates, side="right")]
 
 
-def cells_of(row: Row) -> list[str]:
+def cells_of(row: ComparedGroup) -> list[str]:
     """Return a row as texts, without its column."""
     cells = [row.group, str(row.runs), str(row.left_out), text_of(row.mean, row.high - row.mean)]
     if row.against:
@@ -294,14 +292,14 @@ def tex(text: str) -> str:
 
 def tex_number(text: str) -> str:
     """Return a cell of numbers in math mode."""
-    power = re.sub(r"e([+-])0*(\d+)", lambda found: rf" \cdot 10^{{{found[1].replace('+', '')}{found[2]}}}", text)
+    power = re.sub(r"e([+-])0*(\d+)", lambda match: rf" \cdot 10^{{{match[1].replace('+', '')}{match[2]}}}", text)
     return tex(text) if text == NONE else f"${power.replace('±', chr(92) + 'pm')}$"
 
 
 def comma_separated(content: Mapping[str, Any]) -> str:
     """Return a line for each group in each column; numbers have all their digits."""
     file = io.StringIO()
-    writer = csv.DictWriter(file, Row._fields, lineterminator="\n")
+    writer = csv.DictWriter(file, ComparedGroup._fields, lineterminator="\n")
     writer.writeheader()
     writer.writerows(content["rows"])
     return file.getvalue()

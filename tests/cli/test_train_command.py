@@ -639,6 +639,10 @@ def test_a_directory_in_use_is_one_line_and_code_2(capsys):
     error = capsys.readouterr().err
     assert error.startswith(f"jmarl: the output directory out/busy is in use by process {os.getpid()} on ")
     assert error.count("\n") == 1
+    with locked("out/busy_sweep/top_k=1/seed_0"):
+        flags = ["--output", "out/busy_sweep", "--set", "sweep.top_k=[1, 2]"]
+        assert main(["train", "--config", "run.yaml", *flags]) == 2 and "is in use by process" in capsys.readouterr().err
+    assert not list(Path("out/busy_sweep").glob("results*")), "no run has begun: the next start would take it for the user's"
 
 
 def test_a_missing_file_names_the_nearest_shipped_configuration(capsys):
