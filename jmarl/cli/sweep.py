@@ -7,10 +7,14 @@
         - {models: [small], reward: "mine:short"}
         - {models: [large], reward: "mine:long"}
       seeds: [0, 1, 2]
+      together: true                          # default; false: one seed after the other, where all of them need too much memory
+      compare: {columns: [eval/reward], against: "team=small+short"}   # or a list of columns: a report compares combinations
 
 The runs are made one after the other, each in its own directory below the output directory; the seeds of a combination are
 trained in one program where the algorithm can (`train_seeds`). The same command again skips the runs that are finished and
-continues the one that is not. Left out: several runs at once, and the choice of the next values from the results so far.
+continues the one that is not. `--only NAME` makes those of one directory, so that several processes share a sweep: each writes
+the tables anew when one of its runs ends. Left out: several runs at once in one process, and the choice of the next values from
+the results so far.
 """
 
 import argparse
@@ -20,7 +24,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from jmarl.algorithms import find_row
@@ -31,16 +35,17 @@ from jmarl.config import ExperimentConfig
 from jmarl.config.layers import TREES
 from jmarl.files.config_file import changed_settings
 from jmarl.files.own_files import is_of_run
-from jmarl.files.run_files import CONFIG_FILE
+from jmarl.files.run_files import CONFIG_FILE, replace_text
 from jmarl.logs.completions_file import finite
 from jmarl.logs.failed_update import NonFiniteError
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.terminal import LOSS_TAG, REWARD_TAG
 from jmarl.mrlm.keys import TOP_KEYS
+from jmarl.report import LAST, Comparison, check_own, write_report
 
-LAST = 10  # updates of the final reward
 INVALID = re.compile(r"(turn_\d+/)?reward/invalid")  # columns
-RESULTS = ("results.json", "results.md")
+RESULTS, REPORT = ("results.json", "results.md"), "report.html"
+COMPARE = ("columns", "against")  # keys of `compare`
 
 
 class Point(NamedTuple):
@@ -50,6 +55,7 @@ class Point(NamedTuple):
     cfg: ExperimentConfig
     seeds: tuple[int, ...]
     together: bool  # whether all seeds are one run
+    label: str = ""  # of the combination, and of its group in a comparison
 
     @property
     def directories(self) -> list[Path]:
@@ -58,19 +64,38 @@ class Point(NamedTuple):
         return [root / f"seed_{seed}" for seed in self.seeds] if self.together else [root]
 
 
-def run_sweep(points: Sequence[Point], directory: str, command: str) -> int:
-    """Run a sweep and write results.md and results.json to its directory. Returns the exit code. command: that of the sweep,
-    which continues it when it was interrupted."""
-    root, again = Path(directory), f"to resume the sweep: {command}"
+class Sweep(NamedTuple):
+    """All runs of a sweep, and what is made of them."""
+
+    root: Path
+    points: list[Point]
+    chosen: list[Point]  # that are trained now
+    comparison: Comparison | None
+
+
+def read_sweep(args: argparse.Namespace, configuration: Configuration) -> Sweep:
+    """Return the sweep of the arguments of `jmarl train`. Raises ValueError for anything in it that is not allowed."""
+    root, section = Path(configuration.experiment.train.run.output_dir), configuration.sweep or {}
+    points = points_of(args, configuration)
+    return Sweep(root, points, chosen_points(points, root, args.only), comparison_of(section.get("compare"), points))
+
+
+def run_sweep(sweep: Sweep, command: str) -> int:
+    """Run a sweep and write results.md and results.json to its directory, and a report if it compares. Returns the exit code.
+    command: that of the sweep, which continues it when it was interrupted."""
+    root, points, chosen, comparison = sweep
+    again = f"to resume the sweep: {command}"
     check_results(root, points)
-    print(f"sweep: {plural(len(points), 'run')} in {root}", flush=True)
+    if comparison:
+        check_own(root / REPORT, (".html", ".md", ".tex", ".csv"))
+    print(f"sweep: {plural(len(chosen), 'run')} in {root}", flush=True)
     code, failed = DONE, {}
-    for number, point in enumerate(points):
+    for number, point in enumerate(chosen):
         name = point.cfg.train.run.output_dir
         if is_finished(point):
-            print(f"sweep {number + 1}/{len(points)}: {name} is finished", flush=True)
+            print(f"sweep {number + 1}/{len(chosen)}: {name} is finished", flush=True)
             continue
-        print(f"sweep {number + 1}/{len(points)}: {name}", flush=True)
+        print(f"sweep {number + 1}/{len(chosen)}: {name}", flush=True)
         try:
             code = max(code, train(point.cfg.replace(resume=has_checkpoint(name)), again)[0])
         except KeyboardInterrupt:  # before the run has begun, or at its end
@@ -80,7 +105,8 @@ def run_sweep(points: Sequence[Point], directory: str, command: str) -> int:
             print(f"sweep: {name} failed: {error}", flush=True)
             code, failed[name] = FAILED, str(error)
         except Exception as error:  # probably of all runs
-            write_results(root, points, failed | {name: f"{type(error).__name__}: {error}"})
+            if has_begun(points):  # else the table would be taken for a file of the user
+                write_results(root, points, failed | {name: f"{type(error).__name__}: {error}"})
             raise
         write_results(root, points, failed)
         if code in (INTERRUPTED, KILLED):
@@ -88,22 +114,32 @@ def run_sweep(points: Sequence[Point], directory: str, command: str) -> int:
     if write_results(root, points, failed):
         print((root / "results.md").read_text(encoding="utf-8"), end="")
         print(f"the table is in {root}/results.md; `jmarl report {root}` compares the curves")
+        if comparison and (line := compare_runs(sweep, comparison, failed)):
+            print(line)
     return code
 
 
 def check_results(root: Path, points: Sequence[Point]) -> None:
     """Raise ValueError if the tables that a sweep would write are files of the user: no run of it has begun."""
     taken = [name for name in RESULTS if (root / name).exists()]
-    if taken and not any(is_of_run(directory) for point in points for directory in point.directories):
+    if taken and not has_begun(points):
         raise ValueError(
             f"{root} has {' and '.join(taken)}, which this sweep has not written and would replace: choose another --output, "
             "or move them"
         )
 
 
+def has_begun(points: Sequence[Point]) -> bool:
+    """Return whether a run of a sweep has left its mark."""
+    return any(is_of_run(directory) for point in points for directory in point.directories)
+
+
 def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Point]:
     """Return the runs of a sweep; all are checked before the first one starts."""
-    lists = dict(configuration.sweep or {})
+    lists = {name: values for name, values in (configuration.sweep or {}).items() if name != "compare"}
+    together = lists.pop("together", True)
+    if not isinstance(together, bool):
+        raise ValueError(f"sweep: together: {together!r:.60} is not allowed: give true or false")
     for name, values in lists.items():
         if not isinstance(values, list) or not values:
             key = f"{name}.{next(iter(values))}" if isinstance(values, dict) and values else name
@@ -114,17 +150,52 @@ def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Po
         point = settings_of(choices)
         label = re.sub(r"[^\w.=,+-]+", "_", ",".join(choice.label for choice in choices))[:150]
         directory = f"{root}/{label}" if choices else root
+        group = label or Path(root).absolute().name
         cfg = read_configuration(args, point | {"output_dir": directory, "resume": False, "resume_step": None}).experiment
-        if len(seeds) > 1 and find_row(cfg.train.algorithm).data == "rollouts" and not cfg.wandb:
-            points.append(Point(point, cfg.replace(seeds=seeds), seeds, True))
+        if together and len(seeds) > 1 and find_row(cfg.train.algorithm).data == "rollouts" and not cfg.wandb:
+            points.append(Point(point, cfg.replace(seeds=seeds), seeds, True, group))
             continue
         for seed in seeds or (cfg.train.run.seed,):
             own = cfg.replace(seed=seed, output_dir=f"{directory}/seed_{seed}")
-            points.append(Point(point, own, (seed,), False))
+            points.append(Point(point, own, (seed,), False, group))
     directories = [str(directory) for point in points for directory in point.directories]
     if twice := next((directory for directory in directories if directories.count(directory) > 1), ""):
         raise ValueError(f"sweep: two runs would write to {twice}: give each value once")
     return points
+
+
+def chosen_points(points: Sequence[Point], root: Path, names: Sequence[str]) -> list[Point]:
+    """Return the runs whose directory below that of the sweep has one of these names, or is below it; without names all."""
+    paths = [Path(point.cfg.train.run.output_dir).relative_to(root) for point in points]
+    places = [(path, *path.parents) for path in paths]
+    known = dict.fromkeys(str(place) for above in places for place in reversed(above) if place != PurePath())
+    for name in names:
+        if str(PurePath(name)) not in known:
+            seeds = any(root / name in point.directories for point in points)
+            hint = "; its seeds are one run, and with together: false each is one" * seeds
+            raise ValueError(f"--only {name} is no run of the sweep{hint}: choose {' or '.join(known) or 'no --only'}")
+    wanted = {PurePath(name) for name in names} or {PurePath()}
+    return [point for point, above in zip(points, places, strict=True) if not wanted.isdisjoint(above)]
+
+
+def comparison_of(asked: Any, points: Sequence[Point]) -> Comparison | None:
+    """Return what a sweep compares at its end. asked: the value of `compare`, a mapping or a list of columns; None: nothing."""
+    if asked is None:
+        return None
+    asked = {"columns": asked} if isinstance(asked, list) else asked
+    example = "such as compare: {columns: [eval/reward]}"
+    if not isinstance(asked, dict):
+        raise ValueError(f"sweep: compare: {asked!r:.60} is not allowed: give columns and perhaps against, {example}")
+    if unknown := next((str(key) for key in asked if key not in COMPARE), ""):
+        raise ValueError(f"sweep: compare: {unknown}: unknown key; allowed: {' and '.join(COMPARE)}")
+    columns, against = asked.get("columns"), asked.get("against") or ""
+    if not isinstance(columns, list) or not columns or not all(isinstance(column, str) for column in columns):
+        raise ValueError(f"sweep: compare: columns: {columns!r:.60} is no list of names of columns, {example}")
+    names = {directory: point.label for point in points for directory in point.directories}
+    if against and against not in names.values():
+        known = " or ".join(map(repr, dict.fromkeys(names.values())))
+        raise ValueError(f"sweep: compare: against: there is no combination {against!r}: choose {known}")
+    return Comparison(columns, (), against, names)
 
 
 class Choice(NamedTuple):
@@ -185,20 +256,40 @@ def last_step(directory: Path) -> int:
 
 def write_results(root: Path, points: Sequence[Point], failed: Mapping[str, str]) -> bool:
     """Write the table of all runs that have metrics or failed. Returns whether there are any."""
-    rows = [
+    before = None
+    while (rows := result_rows(points, failed)) and (now := ended(rows)) != before:
+        before = now
+        table = [*rows, *means(rows)]
+        columns = list(dict.fromkeys(name for row in table for name in row))
+        lines = [columns, ["---"] * len(columns), *([shown(row.get(name)) for name in columns] for row in table)]
+        replace_text(root / "results.json", json.dumps(finite(table), indent=1, allow_nan=False) + "\n", is_shared=True)
+        replace_text(root / "results.md", "".join(f"| {' | '.join(line)} |\n" for line in lines), is_shared=True)
+    return bool(rows)
+
+
+def compare_runs(sweep: Sweep, comparison: Comparison, failed: Mapping[str, str]) -> str:
+    """Write the report of all runs that have metrics. Returns a line about it."""
+    before, line = None, ""
+    while (now := ended(result_rows(sweep.points, failed))) != before:
+        before, begun = now, [path for point in sweep.points for path in point.directories if last_step(path) > 0]
+        line = write_report(begun, sweep.root / REPORT, comparison=comparison) if begun else ""
+    return line
+
+
+def ended(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows of the runs that do not go on, as a text. If they change while a file is made of them, another process of
+    the sweep has ended a run, and perhaps written the file already: then it is made once more."""
+    return json.dumps([row for row in rows if "not finished" not in row])
+
+
+def result_rows(points: Sequence[Point], failed: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the results of all runs that have metrics or failed."""
+    return [
         result_row(point, seed, directory, failed)
         for point in points
         for seed, directory in zip(point.seeds, point.directories, strict=True)
         if last_step(directory) > 0 or point.cfg.train.run.output_dir in failed
     ]
-    if not rows:
-        return False
-    rows += means(rows)
-    (root / "results.json").write_text(json.dumps(finite(rows), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [columns, ["---"] * len(columns), *([shown(row.get(name)) for name in columns] for row in rows)]
-    (root / "results.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines), encoding="utf-8")
-    return True
 
 
 def result_row(point: Point, seed: int, directory: Path, failed: Mapping[str, str]) -> dict[str, Any]:

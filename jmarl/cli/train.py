@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--config", required=True, metavar="FILE[,FILE...]", help="YAML files, or names of shipped ones")
     what.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="any setting, overrides the files")
     what.add_argument("--seed", type=int, metavar="N", help="as --set seed=N")
+    text = "of a sweep only these runs, by their directories"
+    what.add_argument("--only", nargs="+", action="extend", default=[], metavar="NAME", help=text)
     add_trust_argument(what)
     where = parser.add_argument_group("where")
     where.add_argument("--output", metavar="DIR", help="directory of the run; default: runs/<experiment_name>")
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--distributed",
         default="",
         metavar="auto|HOST:PORT",
-        help="join several processes into one run, found by Slurm, Open MPI, Kubernetes or torchrun (auto), or at process 0",
+        help="join processes into one run, found by Slurm, Open MPI, Kubernetes, torchrun (auto), or at process 0",
     )
     where.add_argument("--pool", choices=("processes", "ray"), help="where environments and rewards run")
     how_to = parser.add_argument_group("how")
@@ -50,11 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="latest",
         metavar="latest|auto|STEP|PATH",
-        help="continue from the newest checkpoint (auto: begin if there is none), that of a step, or of a run's directory",
+        help="continue from the newest checkpoint (auto: or begin), that of a step, or of a run's directory",
     )
-    how_to.add_argument(
-        "--dry-run", action="store_true", help="check everything, play episodes, show one with settings and data, end"
-    )
+    how_to.add_argument("--dry-run", action="store_true", help="check everything, play and show an episode, end")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,25 +79,27 @@ def run(args: argparse.Namespace) -> int:
         lines = list(configuration.notes)
         if configuration.experiment.train.run.mesh == "data=all":
             lines.append(devices_line())
-        points = None
+        sweep = None
         if configuration.sweep is not None:
-            from jmarl.cli.sweep import points_of
+            from jmarl.cli.sweep import read_sweep
 
-            points = points_of(args, configuration)
+            sweep = read_sweep(args, configuration)
+        elif args.only:
+            raise ValueError(f"--only {' '.join(args.only)} chooses runs of a sweep, and no file has a section sweep")
         if args.dry_run:
             from jmarl.cli.dry_run import checked_run, checked_sweep
 
-            lines += checked_run(configuration.experiment) if points is None else checked_sweep(points)
+            lines += checked_run(configuration.experiment) if sweep is None else checked_sweep(sweep.chosen)
             print("\n".join(lines))
             return 0
         if lines:
             show("\n".join(lines))
-        if points is not None:
+        if sweep is not None:
             from jmarl.cli.sweep import run_sweep
             from jmarl.processes import exchange
 
             exchange.require_one("sweeps")
-            return run_sweep(points, configuration.experiment.train.run.output_dir, args.line)
+            return run_sweep(sweep, args.line)
         return train(configuration.experiment)[0]
 
 

@@ -17,7 +17,7 @@ from jmarl.envs.base import class_name, describe
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.files.lock import reserved
 from jmarl.files.run_directory import CHOSEN, check_contents
-from jmarl.files.run_files import CONFIG_FILE, config_file_of, leaves, read_config
+from jmarl.files.run_files import CONFIG_FILE, config_file_of, leaves, read_config, replace_text
 from jmarl.files.trusted import is_trusted, named_code, record_trust
 from jmarl.team import Team
 
@@ -87,13 +87,6 @@ def python_config(cfg: TrainConfig, team: Team, env: Any, items: Sequence[Any]) 
     for name in ("resume", "resume_step", "allow_changed"):
         settings[SECTION_OF[name]].pop(name)
     return dump_run(parts | {"train": settings}, says)
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Replace the contents of a file at once."""
-    temporary = file.with_name(f"{file.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
 
 
 @contextlib.contextmanager

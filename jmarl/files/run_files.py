@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import shlex
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +69,13 @@ def shown(directory: str) -> str:
     """Return how a line names a directory: inside the working directory by its relative path."""
     path = Path(directory)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else directory
+
+
+def replace_text(file: Path, text: str, is_shared: bool = False) -> None:
+    """Replace the contents of a file at once. is_shared: other processes may do so at the same time; the last one wins."""
+    temporary = file.with_name(f"{file.name}{f'.{uuid.uuid4().hex}' * is_shared}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
 
 
 def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:

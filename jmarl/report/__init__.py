@@ -6,4 +6,7 @@ of, and `serve.py` serves it while a run goes on.
 
 from jmarl.lazy import face
 
-__getattr__ = face(__name__, {"load": "metrics", "page": "write_report", "serve": "address_of open_server"})
+__getattr__ = face(
+    __name__,
+    {"comparison": "LAST Comparison check_own", "load": "metrics", "page": "write_report", "serve": "address_of open_server"},
+)

@@ -142,8 +142,8 @@ function drawSeries(svg, { curve, stroke, dash, points, shift }, count, toX, toY
   svg.append(shape("path", dash ? { ...thick, "stroke-dasharray": dash } : thick));
 }
 
-/** Return a chart. series: [{label, curve, stroke, dash, points}]. */
-function chart(title, series) {
+/** Return a chart. series: [{label, curve, stroke, dash, points}]; where: returns how a place on the x axis is called. */
+function chart(title, series, where = updateText) {
   const [width, height, left, bottom, top, right] = [420, 210, 46, 22, 8, 18]; // right: room for half of the last label
   const all = series.flatMap(({ curve }) => curve.x).map((x) => (view.logX ? Math.log10(Math.max(x, 1)) : x));
   const first = smallest(all), last = largest([...all, view.logX ? 0 : 1]);
@@ -164,7 +164,7 @@ function chart(title, series) {
   const values = make("div", { class: "values", hidden: "" });
   svg.addEventListener("mousemove", (event) => {
     const box = svg.getBoundingClientRect();
-    readOut(values, cursor, series, toX, ((event.clientX - box.left) / box.width) * width);
+    readOut(values, cursor, series, toX, where, ((event.clientX - box.left) / box.width) * width);
   });
   svg.addEventListener("mouseleave", () => { cursor.setAttribute("visibility", "hidden"); values.hidden = true; });
   return make("div", { class: "chart" }, make("h3", {}, title), svg, values);
@@ -174,17 +174,17 @@ const updateText = (x) => `update ${Number.isInteger(x) ? x : number(x)}`;
 
 /** Show the value of each curve at the update that is drawn nearest to `at`, the largest first. A curve that has none at the
  * update of the first one, such as a held-out one, says of which update its value is. */
-function readOut(values, cursor, series, toX, at) {
+function readOut(values, cursor, series, toX, where, at) {
   const nearest = ({ curve }) => curve.x.reduce((best, x, i) => (Math.abs(toX(x) - at) < Math.abs(toX(curve.x[best]) - at) ? i : best), 0);
   const update = series[0].curve.x[nearest(series[0])];
   for (const name of ["x1", "x2"]) cursor.setAttribute(name, toX(update));
   cursor.setAttribute("visibility", "visible");
   const line = (entry) => {
     const { x, mean, runs } = entry.curve, i = nearest(entry);
-    return [entry, mean[i], runs && runs[i], x[i] === update ? "" : ` after ${updateText(x[i])}`];
+    return [entry, mean[i], runs && runs[i], x[i] === update ? "" : ` after ${where(x[i])}`];
   };
   const lines = series.map(line).sort(([, a], [, b]) => (b ?? -Infinity) - (a ?? -Infinity));
-  values.replaceChildren(make("div", {}, updateText(update)), ...lines.map(([{ label, stroke, dash }, value, runs, when]) =>
+  values.replaceChildren(make("div", {}, where(update)), ...lines.map(([{ label, stroke, dash }, value, runs, when]) =>
     make("div", {}, sample(stroke, dash), `${number(value)} ${label}${when}${ofRuns(runs)}`)));
   values.hidden = false;
 }

@@ -172,10 +172,15 @@ def names_of(directories: Sequence[Path]) -> dict[Path, str]:
 
 def group_name(runs: Sequence[RecordedRun]) -> str:
     """Return the name of a run, or the common beginning of the names of several."""
+    return common_name(runs) + f" ({len(runs)} seeds)" * (len(runs) > 1)
+
+
+def common_name(runs: Sequence[RecordedRun]) -> str:
+    """Return the name of a run, or the common beginning of the names of several without what is of one seed."""
     if len(runs) == 1:
         return runs[0].name
-    prefix = os.path.commonprefix([run.name for run in runs]).removesuffix("seed_").rstrip("-_/. ")
-    return f"{prefix or runs[0].path.resolve().parent.name} ({len(runs)} seeds)"
+    prefix = re.sub(r"seed_\d*$", "", os.path.commonprefix([run.name for run in runs])).rstrip("-_/. ")
+    return prefix or runs[0].path.resolve().parent.name
 
 
 def load_run(directory: Path, name: str) -> RecordedRun:

@@ -145,6 +145,9 @@ function redraw(id, content, fill) {
 function draw(data) {
   const groups = chosenGroups(data), { settings } = data.groupings[view.by], top = window.scrollY;
   const numbers = data.groupings[view.by].members;
+  if (data.comparison) {
+    redraw("comparison", [view.smooth, view.logX, view.logY], (section) => fillComparison(section, data.comparison));
+  }
   redraw("curves", [groups, view.smooth, view.logX, view.logY], (section) => fillCurves(section, groups));
   redraw("held-out", groups.map(({ name, held_out: results, best }) => [name, results, best]), (section) => fillHeldOut(section, groups));
   redraw("goodput", groups.map(({ name, goodput }) => [name, goodput]), (section) => fillGoodput(section, groups));

@@ -17,7 +17,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from jmarl.files.run_files import replace_text
 from jmarl.logs.completions_file import finite
+from jmarl.report.comparison import Comparison, check_own, compare, files_of
 from jmarl.report.completions import load_completions
 from jmarl.report.load import IDENTITY, Group, Grouping, RecordedRun, groupings_of, load_runs, roles_of
 from jmarl.report.summary import curves, goodput, held_out, settings_table
@@ -27,28 +29,37 @@ SCRIPTS, STYLES = ("charts.js", "tables.js", "completions.js", "page.js"), ("pag
 MAX_TITLE = 100  # characters
 
 
-def write_report(paths: Sequence[Path], output: Path, max_mb: float = 30.0) -> str:
+def write_report(paths: Sequence[Path], output: Path, max_mb: float = 30.0, comparison: Comparison | None = None) -> str:
     """Write a report and return a line about it.
 
     Args:
         paths: run directories, or directories of several seeds.
         output: the HTML file.
         max_mb: about its largest size in MB; where it is too small, only every second, fourth, ... step has its completions.
+        comparison: what to compare at the top of the page and in files beside it (`.md`, `.tex`, `.csv`); None: nothing.
     """
-    content = load_content(paths, max_mb)
+    if comparison:
+        check_own(output)
+    content = load_content(paths, max_mb, comparison)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(render(content), encoding="utf-8", errors="replace")  # names of files may be no UTF-8
+    if comparison:
+        for suffix, text in {**files_of(content["comparison"]), output.suffix: render(content)}.items():
+            replace_text(output.with_suffix(suffix), text.encode("utf-8", "replace").decode("utf-8"), is_shared=True)
+    else:
+        output.write_text(render(content), encoding="utf-8", errors="replace")  # names of files may be no UTF-8
     thinned = f" of every {content['every']} steps" * (content["every"] > 1)
     steps = sum(record["kind"] == "train" for record in content["completions"])
     runs, size = len(content["runs"]), output.stat().st_size / 1e6
     completions = f", completions of {steps} step{'s' * (steps > 1)}{thinned}" if steps else ""  # runs on pairs write none
-    return f"{output}: {runs} run{'s' * (runs > 1)}{completions}, {max(size, 0.1):.1f} MB"
+    beside = ", and the comparison as .md, .tex and .csv beside it" * (comparison is not None)
+    return f"{output}: {runs} run{'s' * (runs > 1)}{completions}, {max(size, 0.1):.1f} MB{beside}"
 
 
-def load_content(paths: Sequence[Path], max_mb: float) -> dict[str, Any]:
+def load_content(paths: Sequence[Path], max_mb: float, comparison: Comparison | None = None) -> dict[str, Any]:
     """Return all that the page shows, as JSON values. See `write_report`."""
     runs = load_runs(paths)
-    numbers = summarize(runs)
+    numbers = {"comparison": compare(runs, comparison)} if comparison else {}
+    numbers |= summarize(runs)
     room = int(max_mb * 1e6 - len(pack(numbers))) * 3 // 4  # base64 takes four bytes for three
     records, every = load_completions(runs, max(room, 0))
     return numbers | {"completions": records, "every": every}
@@ -122,6 +133,7 @@ def render(content: dict[str, Any], live: bool = False) -> str:
     return templates.get_template("page.html").render(
         title=title_of([member["name"] for member in content["groupings"][0]["members"]]),
         live=live,
+        compared="comparison" in content,
         created=content["created"],
         styles="".join((here / name).read_text(encoding="utf-8") for name in STYLES),
         scripts="".join((here / name).read_text(encoding="utf-8") for name in scripts),

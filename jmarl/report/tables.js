@@ -38,6 +38,23 @@ function chooser(group, g, onChoose) {
   return make("label", {}, box, sample(color(g), ""), group.name);
 }
 
+/** Fill in a table for each compared column, with its curves over updates and over tokens. */
+function fillComparison(section, { caption, head: names, tables }) {
+  for (const { column, cells, updates, tokens } of tables) {
+    const row = ([name, ...values], g) => make("tr", {}, make("td", { class: "name" }, sample(color(g), ""), name), ...values.map(cell));
+    const entries = (curves) => curves.map((curve, g) => ({ label: cells[g][0], curve, stroke: color(g), dash: "",
+      points: column.startsWith("eval/"), shift: 3 * (g - (curves.length - 1) / 2) })).filter(({ curve }) => curve);
+    const place = make("div", { class: "charts" });
+    for (const [unit, series] of [["updates", entries(updates)], ["tokens", entries(tokens)]]) {
+      const where = unit === "tokens" ? (x) => `${number(x)} tokens` : updateText;
+      if (series.length) place.append(chart(`${column} over ${unit}`, series, where));
+    }
+    const first = make("tr", {}, make("th", {}, names[0]), ...names.slice(1).map(head));
+    section.append(make("h3", {}, column), wide(first, ...cells.map(row)), place);
+  }
+  section.append(note(`${caption} Curves: the same runs, with the 95 % interval of their mean.`));
+}
+
 function fillHeldOut(section, groups) {
   const found = [...new Set(groups.flatMap((group) => Object.keys(group.held_out)))];
   const names = [...found.filter((name) => name === "reward"), ...found.filter((name) => name !== "reward")];

@@ -20,14 +20,14 @@ from safetensors.numpy import load_file
 
 from jmarl import ExperimentConfig
 from jmarl.algorithms import ALGORITHMS
-from jmarl.cli import dry_run
+from jmarl.cli import dry_run, sweep
 from jmarl.cli.configuration import read_configuration
 from jmarl.cli.main import main
-from jmarl.cli.sweep import Point, points_of, result_row, write_results
+from jmarl.cli.sweep import Point, chosen_points, points_of, result_row, write_results
 from jmarl.cli.train import add_arguments
 from jmarl.config.yaml_file import read_yaml
 from jmarl.files.lock import locked
-from jmarl.files.run_files import read_best
+from jmarl.files.run_files import read_best, replace_text
 from jmarl.remote.catalog import Catalog, read_offer
 from jmarl.runs import prepare
 from jmarl.runs.experiment import wandb_config
@@ -419,15 +419,20 @@ def test_the_dry_run_of_a_sweep_checks_all_and_shows_the_first(capsys):
     assert out == "" and "num_generations=1" in err
 
 
+def read_points(root: Path, *values: str, config: str = "run.yaml") -> list[Point]:
+    """Return the runs of a sweep in root/o. values: of --set."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args(["--config", config, "--output", str(root / "o"), "--set", *values])
+    return points_of(args, read_configuration(args))
+
+
 def test_settings_of_a_sweep_change_together_under_a_free_name():
     """As one key of the product; directories have the values, and the names of settings too where these alone are equal."""
     model = read("--config", "run.yaml").team.models[0]
 
-    def points(*sweep: str) -> list:
-        parser = argparse.ArgumentParser()
-        add_arguments(parser)
-        args = parser.parse_args(["--config", "run.yaml", "--output", "o", "--set", *sweep])
-        return points_of(args, read_configuration(args))
+    def points(*values: str) -> list:
+        return read_points(Path(), *values)
 
     rewards = "own_rewards_of_tests:letters", "own_rewards_of_tests:interrupting"
     team = f"{{models: [{model}], reward: {rewards[0]}}}", f"{{models: [{model}, {model}], reward: {rewards[1]}}}"
@@ -590,6 +595,25 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
             ["--set", "sweep.learning_rate=[1e-3]", "sweep.a=[{learning_rate: 1e-4}]"],
             "sweep: learning_rate is set by learning_rate and by a: give it in one of them",
         ),
+        (["--only", "a"], "--only a chooses runs of a sweep, and no file has a section sweep"),
+        (
+            ["--set", "sweep.learning_rate=[1e-3]", "--only", "learning_rate=0.001", "x"],
+            "--only x is no run of the sweep: choose learning_rate=0.001 or learning_rate=0.001/seed_0",
+        ),
+        (["--set", "sweep.together=1"], "sweep: together: 1 is not allowed: give true or false"),
+        (
+            ["--set", "sweep.compare=eval/reward"],
+            "sweep: compare: 'eval/reward' is not allowed: give columns and perhaps against",
+        ),
+        (
+            ["--set", "sweep.compare={columns: [x], agains: y}"],
+            "sweep: compare: agains: unknown key; allowed: columns and against",
+        ),
+        (["--set", "sweep.compare={against: y}"], "sweep: compare: columns: None is no list of names of columns"),
+        (
+            ["--set", "sweep.top_k=[1, 2]", "sweep.compare={columns: [x], against: top_k=3}"],
+            "sweep: compare: against: there is no combination 'top_k=3': choose 'top_k=1' or 'top_k=2'",
+        ),
         (["--output", "o", "--set", "sweep.seed=[1, 1]"], "two runs would write to o/seed=1/seed_1: give each value once"),
         (["--set", "models=null"], "no model is given"),
         (["--set", "distributed.enabled=true", "distributed.num_gpus=64"], "needs 64 devices"),
@@ -615,6 +639,10 @@ def test_a_directory_in_use_is_one_line_and_code_2(capsys):
     error = capsys.readouterr().err
     assert error.startswith(f"jmarl: the output directory out/busy is in use by process {os.getpid()} on ")
     assert error.count("\n") == 1
+    with locked("out/busy_sweep/top_k=1/seed_0"):
+        flags = ["--output", "out/busy_sweep", "--set", "sweep.top_k=[1, 2]"]
+        assert main(["train", "--config", "run.yaml", *flags]) == 2 and "is in use by process" in capsys.readouterr().err
+    assert not list(Path("out/busy_sweep").glob("results*")), "no run has begun: the next start would take it for the user's"
 
 
 def test_a_missing_file_names_the_nearest_shipped_configuration(capsys):
@@ -635,6 +663,10 @@ def test_what_nobody_said_follows_from_the_environment(capsys):
 def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
     command = ["train", "--config", "pairs.yaml", "--output", "out/sweep", "--set", "sweep.dpo.beta=[0.1, 0.5]"]
     command += ["sweep.seeds=[0, 1]", "held_out=1", "progress=false", "save_every=0"]
+    assert main([*command, "--only", "beta=0.5", "beta=0.1/seed_1"]) == 0
+    assert [(row["dpo.beta"], row["seed"]) for row in json.loads(Path("out/sweep/results.json").read_text())] == [
+        (0.1, 1), (0.5, 0), (0.5, 1), (0.5, "mean"),
+    ]  # fmt: skip
     assert main(command) == 0
     rows = json.loads(Path("out/sweep/results.json").read_text())
     assert [(row["dpo.beta"], row["seed"]) for row in rows] == [
@@ -652,6 +684,57 @@ def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
     assert {path: path.stat().st_mtime_ns for path in old} == old and "is finished" in capsys.readouterr().out
     assert main([*command, "learning_rate=1e-3"]) == 2
     assert "written with other settings (learning_rate)" in capsys.readouterr().err
+    compare = 'sweep.compare={columns: [eval/loss, loss], against: "beta=0.1"}'
+    Path("out/sweep/report.md").write_text("of the user")
+    assert main([*command, compare]) == 2 and "report.md is no file of a report" in capsys.readouterr().err
+    Path("out/sweep/report.md").unlink()
+    assert main([*command, compare]) == 0 and "out/sweep/report.html: 4 runs, " in capsys.readouterr().out
+    lines = Path("out/sweep/report.csv").read_text().splitlines()
+    assert [line.split(",")[:4] for line in lines[1:]] == [
+        [column, f"beta={beta}", "2", "0"] for column in ("eval/loss", "loss") for beta in (0.1, 0.5)
+    ]
+    assert float(lines[1].split(",")[4]) == pytest.approx(rows[4]["held out after"])
+    assert {path.name for path in Path("out/sweep").iterdir() if path.is_file()} == {
+        "results.json", "results.md", "report.html", "report.md", "report.tex", "report.csv",
+    }  # fmt: skip
+
+
+def test_a_table_has_the_runs_that_another_process_ended_while_it_was_written(tmp_path, monkeypatch):
+    """Two processes with --only: the other one ends its run, and writes its tables, after this one has read the runs."""
+    points = read_points(tmp_path, "sweep.learning_rate=[1e-3, 1e-2]", "num_updates=1", "algorithm=dpo", config="pairs.yaml")
+
+    def end(point: Point) -> None:
+        (directory,) = point.directories
+        directory.mkdir(parents=True)
+        (directory / "metrics.jsonl").write_text('{"step": 1, "loss": "NaN"}\n')
+
+    def replace_later(*arguments, **settings) -> None:
+        if not points[1].directories[0].exists():
+            end(points[1])
+        replace_text(*arguments, **settings)
+
+    monkeypatch.setattr(sweep, "replace_text", replace_later)
+    end(points[0])
+    assert write_results(tmp_path, points, {})
+    assert [row["learning_rate"] for row in json.loads((tmp_path / "results.json").read_text())] == [1e-3, 1e-2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["o", "results.json", "results.md"]
+
+
+def test_seeds_that_are_not_together_have_directories_and_names_of_their_own(tmp_path):
+    values = ["sweep.learning_rate=[1e-3, 1e-2]", "sweep.seeds=[0, 1]"]
+    joined = read_points(tmp_path, *values)
+    apart = read_points(tmp_path, *values, "sweep.together=false")
+    assert [point.cfg.seeds for point in joined] == [(0, 1)] * 2 and [point.cfg.seeds for point in apart] == [()] * 4
+    assert [point.cfg.train.run.seed for point in apart] == [0, 1, 0, 1]
+    assert [path for point in apart for path in point.directories] == [path for point in joined for path in point.directories]
+    names = ["learning_rate=0.01/seed_1", "learning_rate=0.001/"]
+    assert chosen_points(apart, tmp_path / "o", names) == [apart[0], apart[1], apart[3]]
+    assert chosen_points(joined, tmp_path / "o", ["learning_rate=0.01"]) == joined[1:]
+    with pytest.raises(ValueError, match=r"seed_1 is no run of the sweep; its seeds are one run, and with together: false"):
+        chosen_points(joined, tmp_path / "o", ["learning_rate=0.01/seed_1"])
+    assert {point.label for point in apart} == {"learning_rate=0.001", "learning_rate=0.01"}
+    (alone,) = read_points(tmp_path, "sweep.seeds=[0, 1]")
+    assert alone.label == "o" and chosen_points([alone], tmp_path / "o", []) == [alone]
 
 
 @pytest.mark.long
@@ -668,11 +751,8 @@ def test_an_interrupted_sweep_prints_the_command_that_resumes_it(capsys):
 
 def test_failed_and_unfinished_runs_of_a_sweep_are_in_no_mean(tmp_path):
     """Of four seeds one failed, one stopped after one update, and one failed before it wrote a row."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    sweep = ["sweep.learning_rate=[1e-3]", "sweep.seeds=[0, 1, 2, 3, 4]", "num_updates=2", "algorithm=dpo"]
-    args = parser.parse_args(["--config", "pairs.yaml", "--output", str(tmp_path / "o"), "--set", *sweep])
-    points = points_of(args, read_configuration(args))
+    values = ["sweep.learning_rate=[1e-3]", "sweep.seeds=[0, 1, 2, 3, 4]", "num_updates=2", "algorithm=dpo"]
+    points = read_points(tmp_path, *values, config="pairs.yaml")
     for point, losses in zip(points, ([1.0, 3.0], [2.0, 6.0], [50.0, 50.0], [70.0]), strict=False):
         (directory,) = point.directories
         directory.mkdir(parents=True)
