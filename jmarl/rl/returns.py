@@ -122,13 +122,11 @@ def best_at_k(returns: Float[np.ndarray, "prompt sample"], k: int) -> Float[np.n
     Returns:
         The mean of each prompt; NaN if fewer than k samples are known.
     """
-
-    def best(row: np.ndarray) -> float:
-        n = len(row)
-        shares = [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)] if n >= k else [math.nan] * n
-        return float(np.dot(shares, np.sort(row))) if n else math.nan
-
-    return np.array([best(row[np.isfinite(row)]) for row in returns])
+    known = np.isfinite(returns)
+    rows, counts = np.sort(np.where(known, returns, np.inf)), known.sum(-1).tolist()
+    shares = {n: [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)] for n in {*counts} if n >= k}
+    best = [np.dot(shares[n], row[:n]) if n >= k else math.nan for row, n in zip(rows, counts, strict=True)]
+    return np.array(best, float)
 
 
 def majority_at_k(
