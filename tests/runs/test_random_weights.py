@@ -15,7 +15,7 @@ from jmarl import ExperimentConfig, run_experiment
 from jmarl.cli.main import main
 from jmarl.cli.teams.sources import load_source
 from jmarl.config.yaml_file import dump_yaml
-from jmarl.models.hub.agents import open_agent
+from jmarl.models.hub.agents import config_to_hf, open_agent
 from jmarl.runs.experiment import learns_from_completions, task_of, team_of
 from jmarl.runs.kinds.seeds import several
 from jmarl.runs.prepare import prepare
@@ -32,10 +32,11 @@ def letters(*texts):
 
 
 @pytest.fixture(scope="module")
-def model(tiny_dir, tmp_path_factory) -> str:
+def model(tiny_config, tiny_tokenizer, tmp_path_factory) -> str:
     """A directory with a model's config.json and tokenizer, without weights."""
     path = tmp_path_factory.mktemp("random") / "model"
-    shutil.copytree(tiny_dir("llama"), path, ignore=shutil.ignore_patterns("*.safetensors"))
+    tiny_tokenizer.save_pretrained(path)
+    (path / "config.json").write_text(json.dumps(config_to_hf(tiny_config(), None)))
     return str(path)
 
 
@@ -56,9 +57,10 @@ def test_weights_follow_from_the_seed_and_the_agent(model):
     different = [agent.params["embed"] for agent in (*first, *other)]
     assert all(not np.array_equal(x, y) for i, x in enumerate(different) for y in different[:i])
     assert np.std(different[0]) == pytest.approx(0.02, rel=0.05) and (first[0].params["final_norm"] == 1).all()
-    assert equal(initial_params(team, None, seed=6)[0]["embed"], different[3:])
+    assert np.array_equal(initial_params(team, None, seed=6)[0]["embed"], different[3:])
+    assert team.in_context(True).random_weights
     shared = Team.load([model] * 2, random_weights=True, shared_weights=True)
-    assert equal(initial_params(shared, None, seed=6)[0]["embed"][0], different[3])
+    assert np.array_equal(initial_params(shared, None, seed=6)[0]["embed"][0], different[3])
 
 
 def test_weights_are_needed_where_they_are_not_random(model, tmp_path):
@@ -121,6 +123,8 @@ def test_eval_plays_the_random_weights_of_the_seed_of_a_yaml_file(model, tmp_pat
     cfg = configure(model, tmp_path, held_out=2, eval_generations=3, seed=4)
     (tmp_path / "a.yaml").write_text(dump_yaml(cfg.changed_dict()))
     before = run_experiment(cfg).before
+    together = run_experiment(cfg.replace(seeds=(4, 5)))
+    assert together[0].before.mean == before.mean and together[0].before.rollout.turns[0].texts == before.rollout.turns[0].texts
     flags = ("-n", "6", "--num-generations", "3", "--seeds", "4", "--trust", "--batch-size", "2", "-o", "out.json")
     assert main(["eval", "--config", "a.yaml", *flags]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
