@@ -140,7 +140,7 @@ class Team:
         """Return this team with all its models in a context, see `ModelConfig.in_context`."""
         stacks = [dataclasses.replace(spec, config=spec.config.in_context(long)) for spec in self.stacks]
         models = [x and x._replace(config=x.config.in_context(long)) for x in (self.critic, self.reward_model)]
-        return self if long == "auto" else Team(tuple(stacks), self.agents, *models, self.random_weights)
+        return self if long == "auto" else Team(tuple(stacks), self.agents, *models, random_weights=self.random_weights)
 
     @property
     def num_agents(self) -> int:
