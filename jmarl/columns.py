@@ -20,11 +20,11 @@ REWARD, MEASURES, EVALUATION, AGENT = "reward/", "measures/", "eval/", "agent_N/
 # Ends of columns about another one: half of its 95 % interval; the episodes, and the runs of several seeds, that it is of.
 INTERVAL, EPISODES, RUNS = "_ci95", "_episodes", "_runs"
 SUFFIX = "_own"
-PASS_AT = rf"(.*/)?pass@\d+({INTERVAL}|{EPISODES}|{RUNS})?"
+AT_K = rf"(.*/)?(pass|best|majority)@\d+({INTERVAL}|{EPISODES}|{RUNS})?"
 RESERVED = {  # prefix -> pattern of the names that the library writes
-    REWARD: rf"mean|std|max|invalid|raised|truncated|comparator|comparator_invalid|{PASS_AT}",
-    MEASURES: PASS_AT,
-    EVALUATION: rf"updates|reward|episodes|long_prompts|joint_actions|(reward|measures)/.*|{PASS_AT}",
+    REWARD: rf"mean|std|max|invalid|raised|truncated|comparator|comparator_invalid|{AT_K}",
+    MEASURES: AT_K,
+    EVALUATION: rf"updates|reward|episodes|long_prompts|joint_actions|(reward|measures)/.*|{AT_K}",
     AGENT: "return|length|ended|distinct_1|distinct_2|repeated|loss|grad_norm|learning_rate|skipped|frozen|steps|entropy"
     "|advantage_std|zero_variance_share|ratio|mismatch|importance|importance_capped|kl|kl_coef|kl_moved|values?|value_loss"
     "|value_clip_share|explained_variance|router_balance|chosen|rejected|nll|nll_world|critic_.*",

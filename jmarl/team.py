@@ -23,14 +23,16 @@ from jmarl.config import Run, TrainConfig, check_argument
 from jmarl.config.paths import expand_home
 from jmarl.models.agent import Agent, agents_by_model, describe_tokenizer, vocabulary_digest
 from jmarl.models.config import ModelConfig
+from jmarl.models.decoder import init_params
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.tokenize import stop_ids
-from jmarl.models.lora import AdapterKind, describe, model_of
+from jmarl.models.lora import INIT, AdapterKind, describe, model_of
 from jmarl.models.sharding import DeviceMesh, copy_to, mesh_for, state_shardings
 from jmarl.models.stack import share_params, stack_params, to_host, unstack
 from jmarl.processes import exchange
 from jmarl.types import StackState, TeamState
 
+draw_params = jax.jit(init_params, static_argnums=0)
 TEAM = "a team, such as jmarl.Team.load([model] * 2), or the first value of make_team(agents)"  # to be given
 
 
@@ -95,13 +97,15 @@ class Team:
     """Model that critics start from; None: each critic from its agent, a central one from the first agent."""
     reward_model: Agent | None = dataclasses.field(default=None, compare=False, repr=False)
     """Model that the reward model of marlhf and marlhf_iter starts from; None: the first agent."""
+    random_weights: bool = False
+    """The agents have no weights: a run starts from `random_agents` of its seed."""
 
     @classmethod
-    def load(cls, models: Sequence[str | Path], *, shared_weights: bool = False) -> Team:
+    def load(cls, models: Sequence[str | Path], *, shared_weights: bool = False, random_weights: bool = False) -> Team:
         """Load a team from one name, directory, .gguf file or hub id per agent; equal models are read once.
 
         Weights are read when they are needed, and then divided over devices at once (`hub.agents.open_agent`). shared_weights:
-        all agents are roles of one set of parameters.
+        all agents are roles of one set of parameters. random_weights: read architectures and tokenizers only, see the field.
         """
         from jmarl.models.hub.agents import open_agent  # what loads and saves is no part of a step
 
@@ -109,8 +113,9 @@ class Team:
             raise TypeError(f"give one model per agent, such as [{str(models)!r}] * 2, got {models!r}")
         if any(not isinstance(model, str | Path) for model in models):
             raise TypeError("give names or directories of models; `Team.of` makes a team of loaded agents")
-        loaded = {model: open_agent(model) for model in map(str, models)}
-        return cls.of([loaded[str(model)] for model in models], shared_weights=shared_weights)
+        loaded = {model: open_agent(model, weights=not random_weights) for model in map(str, models)}
+        team = cls.of([loaded[str(model)] for model in models], shared_weights=shared_weights)
+        return dataclasses.replace(team, random_weights=random_weights)
 
     @classmethod
     def of(
@@ -135,7 +140,7 @@ class Team:
         """Return this team with all its models in a context, see `ModelConfig.in_context`."""
         stacks = [dataclasses.replace(spec, config=spec.config.in_context(long)) for spec in self.stacks]
         models = [x and x._replace(config=x.config.in_context(long)) for x in (self.critic, self.reward_model)]
-        return self if long == "auto" else Team(tuple(stacks), self.agents, *models)
+        return self if long == "auto" else Team(tuple(stacks), self.agents, *models, random_weights=self.random_weights)
 
     @property
     def num_agents(self) -> int:
@@ -247,8 +252,20 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool 
     return Team(stacks), stack_agents(stacks, agents, lora)
 
 
-def initial_params(team: Team, params: Sequence[Any] | None, lora: bool = False) -> Sequence[Any]:
-    """Return the parameters of each stack: `params`, or those of the team's agents.
+def random_agents(team: Team, seed: int) -> list[Agent]:
+    """Return the agents with random weights (`init_params`), which follow from the seed and the number of the agent in the
+    team; with shared weights the first agent alone has them."""
+    key = jax.random.fold_in(jax.random.key(seed), INIT)
+    owners = {roles[0] for spec in team.stacks for roles in spec.members}
+
+    def draw(i: int, agent: Agent) -> Agent:
+        return agent._replace(params=jax.device_get(draw_params(agent.config, jax.random.fold_in(key, i))))
+
+    return [draw(i, agent) if i in owners else agent for i, agent in enumerate(team.agents)]
+
+
+def initial_params(team: Team, params: Sequence[Any] | None, lora: bool = False, seed: int = 0) -> Sequence[Any]:
+    """Return the parameters of each stack: `params`, or those of the team's agents. seed: of random weights.
 
     Raises ValueError if the team has none, and TypeError if params are not those of its stacks.
     """
@@ -265,7 +282,7 @@ def initial_params(team: Team, params: Sequence[Any] | None, lora: bool = False)
             "params is None, and the team brings none: make it with Team.load or Team.of, or give those that make_team(agents) "
             "or policies(result.state) returns"
         )
-    return stack_agents(team.stacks, team.agents, lora)
+    return stack_agents(team.stacks, random_agents(team, seed) if team.random_weights else team.agents, lora)
 
 
 def without_gradients(state: TeamState) -> TeamState:
@@ -292,7 +309,8 @@ def on_mesh(team: Team, run: Run, devices: Sequence[Any] | None = None) -> Team:
 def moved(team: Team, params: Sequence[Any] | None, run: Run) -> tuple[Team, list[Any]]:
     """Return a team and its `initial_params` on the devices that the settings of a run name; the arrays given are kept."""
     team = on_mesh(team, run)
-    return team, [copy_to(x, spec.mesh) for x, spec in zip(initial_params(team, params), team.stacks, strict=True)]
+    params = initial_params(team, params, seed=run.seed)
+    return team, [copy_to(x, spec.mesh) for x, spec in zip(params, team.stacks, strict=True)]
 
 
 def policies(state: TeamState) -> list[Any]:

@@ -202,9 +202,16 @@ AGENTS: list[Constraint] = [
                f"learns in only {s.updates} of num_updates={s.num_updates} updates, which is the length of its schedule"),
 ]
 
+RANDOM_WEIGHTS: Constraint = (
+    "lora_rank", lambda s: not s.lora_rank or not s.team.random_weights,
+    "lora_rank={s.lora_rank} does not go with random_weights: the base of the adapters, one for all agents and seeds, would "
+    "stay random; set lora_rank=0, which trains all weights",
+)
+
 # team: its stacks and other models. divides_agents: whether the mesh divides the rows or weights of an agent; divides_rows: its
 # rows; processes: of the run
 TEAM: list[Constraint] = [
+    RANDOM_WEIGHTS,
     ("reward_model", lambda s: s.team.reward_model is None or s.row.learned,
      "the team has a reward model, but algorithm={s.algorithm!r} has none: it is for marlhf and marlhf_iter"),
     ("critic", lambda s: s.team.critic is None or s.row.data == "rollouts" or s.row.learned,
@@ -283,6 +290,7 @@ SEEDS: list[Constraint] = [
 # --- an experiment. plays: whether it learns from completions, or from given data
 
 EXPERIMENT: list[Constraint] = [
+    RANDOM_WEIGHTS,
     ("reward", lambda s: s.plays or s.row.data != "rollouts",
      "algorithm={s.algorithm!r} learns from completions of the prompts in data, which need a reward: set reward to "
      "module:function"),

@@ -129,7 +129,7 @@ def time_lines(cfg: ExperimentConfig, eval_items: int, measures: bool) -> list[s
 
     if not measures:
         return ["how long it takes: --measure makes steps of the run"]
-    if missing := [model for model in cfg.team.models if not has_weights(model)]:
+    if missing := [model for model in cfg.team.models if not (cfg.team.random_weights or has_weights(model))]:
         return [f"how long it takes is not known: {missing[0]} has no weights, so no step of the run can be made"]
     print("making steps of the run, until two agree ...", flush=True)
     return lines_of_steps(time_steps(cfg), cfg, eval_items)

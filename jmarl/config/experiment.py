@@ -38,6 +38,9 @@ class TeamConfig(Section):
     or what the agent's function in formatters writes."""
     shared_weights: bool = False
     """All agents are roles of one set of parameters; else each agent has its own."""
+    random_weights: bool = False
+    """Start from random weights, other ones for each agent and each seed: of models, config.json and tokenizer.json are enough.
+    Without LoRA."""
 
     def __post_init__(self) -> None:
         if isinstance(self.models, str):

@@ -20,10 +20,10 @@ from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.models.lora import model_of
 from jmarl.processes import exchange
 from jmarl.randomness import EVAL, Randomness
-from jmarl.rl.returns import pass_at_k
+from jmarl.rl.returns import best_at_k, majority_at_k, pass_at_k
 from jmarl.rollout.chunks import divided
 from jmarl.rollout.play import play
-from jmarl.rollout.turns import Rollout, check_columns
+from jmarl.rollout.turns import Rollout, Turn, check_columns
 from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team, check_arguments, moved
 from jmarl.types import TeamState
@@ -202,6 +202,21 @@ def last_solved(rollout: Rollout) -> dict[str, np.ndarray]:
     return {name: in_last_turn(rollout, turn_values(rollout, tables, name)) for name in names}
 
 
+def last_choices(rollout: Rollout) -> np.ndarray:
+    """Return a number for the joint action in the last turn of each episode [P, J]: equal ones where all agents wrote the same,
+    but for blanks around it."""
+    numbers: dict[tuple[str, ...], int] = {}
+
+    def number(turn: Turn, p: int, joint: np.ndarray) -> int:
+        action = tuple(texts[p][g].strip() for texts, g in zip(turn.texts, joint, strict=True))
+        return numbers.setdefault(action, len(numbers))
+
+    def of(turn: Turn) -> np.ndarray:
+        return np.array([number(turn, p, joint) for p in range(len(turn.items)) for joint in turn.joint])
+
+    return in_last_turn(rollout, [of(turn) for turn in rollout.turns])
+
+
 def last_known(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
     """Return the value in the last turn of each episode that has one [P, J]. values: per turn [P * J]."""
     last = list(values)
@@ -227,14 +242,33 @@ def is_success(solved: np.ndarray) -> bool:
     return set(solved[np.isfinite(solved)]) <= {0.0, 1.0}
 
 
+def figures_at_k(
+    returns: np.ndarray, solved: Mapping[str, np.ndarray], choices: np.ndarray
+) -> dict[str, tuple[np.ndarray, int]]:
+    """Return figures of k samples of a prompt, for k = 1, 2, 4, ... and all samples, with the number of episodes they are of.
+
+    `best@k` of the returns [P, J] for k > 1; and for each that is called `solved` and is 0 or 1, `pass@k` and, for k > 1,
+    `majority@k`. choices: see `last_choices`."""
+    samples, figures = returns.shape[1], dict[str, tuple[np.ndarray, int]]()
+    sizes = sorted({1 << i for i in range(samples.bit_length())} | {samples})
+    known = np.isfinite(returns).sum(-1)
+    figures |= {f"best@{k}": (best_at_k(returns, k), known[known >= k].sum()) for k in sizes[1:]}
+    for name, last in solved.items():
+        if not is_success(last):
+            continue
+        prefix, known = name.removesuffix("solved"), np.isfinite(last).sum(-1)
+        figures |= {f"{prefix}pass@{k}": (pass_at_k(last, k), known[known >= k].sum()) for k in sizes}
+        figures |= {f"{prefix}majority@{k}": (majority_at_k(last, choices, k), (known // k * k).sum()) for k in sizes[1:]}
+    return figures
+
+
 def numbers(result: Evaluation) -> dict[str, float]:
     """Return what is logged of an evaluation.
 
     The return, the number of episodes, and how many of them have no valid return and are in no mean of it; the mean of each
-    part of the reward, summed over the turns of an episode, and of each measure in the last turn that has it; if one of them is
-    called `solved` and is 0 or 1 in the last turn, pass@k for k = 1, 2, 4, ... and all samples, with 95 % intervals over
-    prompts; and its notes. A figure of another number of episodes than the return has that number beside it, as
-    `eval/NAME_episodes`.
+    part of the reward, summed over the turns of an episode, and of each measure in the last turn that has it; figures of k
+    episodes of a prompt, with 95 % intervals over prompts, see `figures_at_k`; and its notes. A figure of another number of
+    episodes than the return has that number beside it, as `eval/NAME_episodes`.
     """
     rollout, valid = result.rollout, result.episodes - result.invalid
     row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
@@ -249,12 +283,8 @@ def numbers(result: Evaluation) -> dict[str, float]:
     for prefix, table in ((REWARD, episode_parts(rollout)), (MEASURES, last_measures(rollout))):
         for name, column in own_columns(prefix, table).items():
             add(column, valid_mean(table[name].reshape(-1)), np.isfinite(table[name]).sum())
-    for name, last in last_solved(rollout).items():
-        if not is_success(last):
-            continue
-        prefix, samples, known = name.removesuffix("solved"), last.shape[1], np.isfinite(last).sum(-1)
-        for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
-            mean, interval = mean_and_interval(pass_at_k(last, k))
-            add(f"{prefix}pass@{k}", mean, known[known >= k].sum())
-            row[f"eval/{prefix}pass@{k}{INTERVAL}"] = float(interval)
+    for name, (values, known) in figures_at_k(returns_of(rollout), last_solved(rollout), last_choices(rollout)).items():
+        mean, interval = mean_and_interval(values)
+        add(name, mean, known)
+        row[f"eval/{name}{INTERVAL}"] = float(interval)
     return row | {column: result.notes[name] for name, column in own_columns(EVALUATION, result.notes).items()}

@@ -82,7 +82,8 @@ def python_config(cfg: TrainConfig, team: Team, env: Any, items: Sequence[Any]) 
     if is_of_round:
         says = f"# This is the reward model of a round of the run in the directory above, with {given}. That run resumes it.\n"
     models, shared = tuple(agent.name for agent in team.agents), any(len(s.members[0]) > 1 for s in team.stacks)
-    parts = {"team": plain_values(TeamConfig(models, shared_weights=shared))} if models else {}
+    random = team.random_weights
+    parts = {"team": plain_values(TeamConfig(models, shared_weights=shared, random_weights=random))} if models else {}
     settings = plain_values(cfg)
     for name in ("resume", "resume_step", "allow_changed"):
         settings[SECTION_OF[name]].pop(name)

@@ -109,3 +109,48 @@ def pass_at_k(solved: Float[np.ndarray, "prompt sample"], k: int) -> Float[np.nd
     """
     counts = zip(np.isfinite(solved).sum(-1), np.nansum(solved, -1).astype(int), strict=True)
     return np.array([1 - math.comb(n - c, k) / math.comb(n, k) if n >= k else math.nan for n, c in counts])
+
+
+def best_at_k(returns: Float[np.ndarray, "prompt sample"], k: int) -> Float[np.ndarray, " prompt"]:
+    """Return the mean over all choices of k samples of the best return: the sum over i of C(i - 1, k - 1) / C(n, k) x_(i) for
+    sorted returns x_(1) <= ... <= x_(n). Of returns that are 0 or 1 it is `pass_at_k`.
+
+    Args:
+        returns: of each sample; NaN if unknown. n counts the known ones.
+        k: number of samples that the best is chosen from.
+
+    Returns:
+        The mean of each prompt; NaN if fewer than k samples are known.
+    """
+    known = np.isfinite(returns)
+    rows, counts = np.sort(np.where(known, returns, np.inf)), known.sum(-1).tolist()
+    shares = {n: [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)] for n in {*counts} if n >= k}
+    best = [np.dot(shares[n], row[:n]) if n >= k else math.nan for row, n in zip(rows, counts, strict=True)]
+    return np.array(best, float)
+
+
+def majority_at_k(
+    solved: Float[np.ndarray, "prompt sample"], choices: Float[np.ndarray, "prompt sample"], k: int
+) -> Float[np.ndarray, " prompt"]:
+    """Return how often the choice of most of k samples is right (arXiv 2203.11171): the mean over disjoint groups of k samples,
+    in their order. It is a mean over the samples with this choice, and over the choices that equally many made.
+
+    Args:
+        solved: whether each sample solves its prompt: 1, 0, or NaN if unknown; those are in no group.
+        choices: equal numbers for equal choices of a prompt.
+        k: number of samples that vote.
+
+    Returns:
+        The mean of each prompt; NaN if fewer than k samples are known.
+    """
+
+    def vote(solved: np.ndarray, choices: np.ndarray) -> float:
+        different, counts = np.unique(choices, return_counts=True)
+        return float(np.mean([solved[choices == choice].mean() for choice in different[counts == counts.max()]]))
+
+    means = []
+    for row, chosen in zip(solved, choices, strict=True):
+        (known,) = np.isfinite(row).nonzero()
+        groups = known[: len(known) // k * k].reshape(-1, k)
+        means.append(float(np.mean([vote(row[i], chosen[i]) for i in groups])) if len(groups) else math.nan)
+    return np.array(means)

@@ -123,7 +123,7 @@ def load_team(cfg: ExperimentConfig) -> Team:
 def team_of(team: TeamConfig) -> Team:
     """Load the team."""
     models = team.models * team.size if len(team.models) == 1 else team.models
-    return Team.load(models, shared_weights=team.shared_weights)
+    return Team.load(models, shared_weights=team.shared_weights, random_weights=team.random_weights)
 
 
 def task_of(task: TaskConfig, team: TeamConfig, *, num_turns: int = 1, seed: int = 0) -> Task:

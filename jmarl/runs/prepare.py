@@ -6,6 +6,7 @@ between kinds of runs is in `runs.kinds`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -46,6 +47,7 @@ def prepare(
         kind: of the run; None: that of the algorithm.
     """
     seeds = kind.seeds if kind else ()
+    team = team if params is None else dataclasses.replace(team, random_weights=False)
     find_own_algorithms(cfg.algorithm, cfg.preference.rl_algorithm)
     cfg = with_absolute_directory(of_this_process(cfg))
     given = exchange.from_first(partial(resolve_resume, cfg, seeds))  # files are read by one process
@@ -57,7 +59,8 @@ def prepare(
     keep_programs(say if cfg.run.progress else None)
     team = on_mesh(team, cfg.run)
     first_words(team, task, cfg, len(seeds) or 1)
-    setup, state = kind.start(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, task)
+    params = initial_params(team, params, cfg.lora.lora_rank > 0, next(iter(seeds), cfg.run.seed))
+    setup, state = kind.start(team, params, cfg, task)
     setup = choose_updates(kind, setup, state, task)
     return PreparedRun(kind, setup, task, identity_of(setup, state, task.env, data), given), state
 

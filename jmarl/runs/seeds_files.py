@@ -147,7 +147,7 @@ def over_runs(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = np.array([row[name] for row in rows])
         mean, interval = mean_and_interval(values)
         means[name] = float(values.sum() if name in SUMMED else mean)
-        if name in WITH_INTERVAL or name.startswith("eval/pass@"):
+        if name in WITH_INTERVAL or name.startswith(("eval/pass@", "eval/best@", "eval/majority@")):
             means[f"{name}{INTERVAL}"] = float(interval)
         if (known := np.isfinite(values).sum()) < len(rows):
             means[f"{name}{RUNS}"] = float(known)

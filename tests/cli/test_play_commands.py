@@ -204,7 +204,7 @@ def test_eval_and_collect_play_the_same_episodes(tmp_path, capsys):
     assert "mean return over tasks" in out and "success rate" in out and "seed 0: 4/6 episodes" in err
 
 
-def test_episodes_of_one_task_are_one_number_of_the_interval(tmp_path):
+def test_episodes_of_one_task_are_one_number_of_the_interval(tmp_path, capsys):
     """There are 6 tasks: three episodes of each give the interval of 6 means."""
     flags = ("-n", 18, "--num-generations", 3)
     assert play("eval", tmp_path / "e.json", *flags, "--seeds", "3,4") == 0
@@ -214,8 +214,15 @@ def test_episodes_of_one_task_are_one_number_of_the_interval(tmp_path):
     assert result["per_seed"][0]["mean"] != result["per_seed"][1]["mean"]
     assert play("collect", tmp_path / "t.jsonl", *flags, "--seed", 3, "--split", "eval") == 0
     rows = [row["metadata"] for row in read_rows(tmp_path / "t.jsonl") if row["metadata"]["agent"] == 0]
-    means = np.array([[r["return"] for r in rows if r["task_number"] == i] for i in range(6)]).mean(1)
-    assert result["per_seed"][0]["ci95"] == pytest.approx(2.5706 * means.std(ddof=1) / 6**0.5, rel=1e-4)
+    returns = np.array([[r["return"] for r in rows if r["task_number"] == i] for i in range(6)])
+    assert result["per_seed"][0]["ci95"] == pytest.approx(2.5706 * returns.mean(1).std(ddof=1) / 6**0.5, rel=1e-4)
+    first = result["per_seed"][0]
+    assert (first["best@3"], first["best@3_episodes"]) == (pytest.approx(returns.max(1).mean()), 18)
+    assert result["best@3"] == pytest.approx(np.mean([one["best@3"] for one in result["per_seed"]]))
+    out = capsys.readouterr().out
+    assert {"best@2", "best@3", "majority@2", "majority@3"} <= {line.split()[0] for line in out.splitlines() if line}
+    assert result["majority@2_episodes"] == 24 and "(24 of 36 episodes)" in out
+    assert 0 <= first["majority@3"] <= 1
 
 
 def test_progress_shows_the_mean_that_the_table_has(capsys):

@@ -422,6 +422,8 @@ def test_training_raises_a_reward_and_evaluate_shows_it(model):
     before = trainer.evaluate()
     result = trainer.train()
     after = trainer.evaluate()
+    best = {name: before.pop(name) for name in [*before] if name.startswith("eval/best@")}
+    assert set(best) == {f"eval/best@{k}{end}" for k in (2, 4, 8, 16) for end in ("", "_ci95")}
     assert before == {
         "eval/reward": result.before.mean,
         "eval/reward_ci95": result.before.interval,

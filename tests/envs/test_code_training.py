@@ -22,7 +22,7 @@ from jmarl.envs.math.reasoning import MathReasoningEnvironment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
-from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
+from jmarl.evaluation.evaluate import evaluate, in_last_turn, last_choices, numbers
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.files.checkpoint import Checkpointer
 from jmarl.rl.returns import pass_at_k
@@ -78,20 +78,25 @@ def test_evaluation_reports_the_last_turn_of_each_episode(agents):
     result = evaluate(*make_team(agents), [{"prompt": p} for p in ("a", "b c", "d")], env, cfg)
     turns = result.rollout.turns
     assert len(turns) == 3 and len(turns[1].items) < 12
-    expected = []
+    expected, written = [], []
     for i in range(12):
-        value, at = turns[0].parts["solved"][i], i
+        value, at, texts = turns[0].parts["solved"][i], i, [agent[i // 4][i % 4] for agent in turns[0].texts]
         for turn in turns[1:]:
             (child,) = np.flatnonzero(turn.parents == at) if at in turn.parents else (None,)
             if child is None:
                 break
-            value, at = turn.parts["solved"][child], child
+            value, at, texts = turn.parts["solved"][child], child, [agent[child][0] for agent in turn.texts]
         expected.append(value)
+        written.append([text.strip() for text in texts])
+    choices = last_choices(result.rollout).ravel()
+    assert [[x == y for y in choices] for x in choices] == [[x == y for y in written] for x in written]
     last = in_last_turn(result.rollout, [turn.parts["solved"] for turn in turns])
     np.testing.assert_array_equal(last, np.reshape(expected, (3, 4)))
     metrics = numbers(result)
     assert set(metrics) == {"eval/reward", "eval/reward_ci95", "eval/episodes", "eval/reward/invalid", "eval/reward/solved"} | {
-        f"eval/pass@{k}{suffix}" for k in (1, 2, 4) for suffix in ("", "_ci95")
+        f"eval/{name}{suffix}"
+        for name in ("pass@1", "pass@2", "pass@4", "best@2", "best@4", "majority@2", "majority@4")
+        for suffix in ("", "_ci95")
     }
     mean, interval = mean_and_interval(pass_at_k(last, 4))
     assert metrics["eval/pass@1"] == pytest.approx(np.mean(expected)), "of the last turn"

@@ -152,12 +152,13 @@ def test_an_environment_of_many_episodes_gets_copies_of_items(pair):
     assert {*seen} == {*map(repr, items)} and items[0]["list"] == []
 
 
-def evaluation(rewards, parts, measures, **notes) -> Evaluation:
-    """Return the evaluation of episodes of one turn. rewards: [P, J]."""
+def evaluation(rewards, parts, measures, texts=None, **notes) -> Evaluation:
+    """Return the evaluation of episodes of one turn of one agent. rewards: [P, J]; texts: [P][J]."""
     joint = np.array(rewards, float)[..., None]
     tables = ({name: np.array(x, float).ravel() for name, x in table.items()} for table in (parts, measures))
-    empty: dict = dict(prompts=[], acts=None, texts=[], parents=None, items=np.arange(len(joint)), encoded=(), completions=())
-    names = dict(joint=np.zeros((joint.shape[1], 1), int), rewards=joint, invalid=0, fault="", max_nodes=2)
+    empty: dict = dict(prompts=[], acts=None, parents=None, items=np.arange(len(joint)), encoded=(), completions=())
+    texts = texts or [[""] * joint.shape[1]] * len(joint)
+    names = dict(texts=[texts], joint=np.arange(joint.shape[1])[:, None], rewards=joint, invalid=0, fault="", max_nodes=2)
     turn = Turn(**empty, **names, **dict(zip(("parts", "measures"), tables, strict=True)))
     return summarize(Rollout(1, (turn,), (joint,), (joint,), notes=notes))
 
@@ -174,3 +175,20 @@ def test_a_figure_of_other_episodes_has_their_number_beside_it():
     assert row["eval/measures/y"] == 3 and "eval/measures/y_episodes" not in row, "of the three that have a reward"
     assert (row["eval/pass@1"], row["eval/pass@2"], row["eval/pass@2_episodes"]) == (0.75, 1, 2)
     assert "eval/pass@1_episodes" not in row and "eval/prefilled_tokens" not in row
+    assert (row["eval/best@2"], row["eval/best@2_episodes"]) == (6, 2)
+    assert (row["eval/majority@2"], row["eval/majority@2_episodes"]) == (0.5, 2)
+
+
+def test_figures_of_k_episodes():
+    """What most of k wrote counts, whatever blanks are around it; k is 2, 4, ... and all episodes of a prompt."""
+    texts = [["7", " 7", "8", "7\n", "9"], ["a", "b", "c", "d", "e"]]
+    solved = {"math/solved": [[1, 1, 0, 1, 0], [0, 0, 0, 0, 1]], "solved": [[2, 0, 0, 0, 0]] * 2}
+    row = numbers(evaluation([[1, 2, 3, 4, 5], [0, 0, 0, 0, 1]], {}, solved, texts))
+    names = {name.removeprefix("eval/") for name in row if "@" in name}
+    figures = {"best@2", "best@4", "best@5"} | {f"math/{x}" for x in ("pass@1", "pass@2", "pass@4", "pass@5")}
+    figures |= {f"math/majority@{k}" for k in (2, 4, 5)}
+    assert names == {x + end for x in figures for end in ("", "_ci95")} | {f"math/majority@{k}_episodes" for k in (2, 4)}
+    assert row["eval/best@5"] == 3 and row["eval/best@2"] == pytest.approx((4 + 0.4) / 2)
+    assert row["eval/math/majority@5"] == (1 + 0.2) / 2 and row["eval/math/majority@4"] == (1 + 0) / 2
+    assert row["eval/math/majority@2"] == pytest.approx(((1 + 0.5) / 2 + 0) / 2) and row["eval/math/majority@2_episodes"] == 8
+    assert row["eval/math/majority@5_ci95"] == pytest.approx(12.7062 * 0.4, rel=1e-4), "of two prompts, which differ by 0.8"

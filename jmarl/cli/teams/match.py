@@ -164,6 +164,8 @@ def source_of(args: argparse.Namespace) -> TeamSource:
     """Return the agents of `--model`, or of `--config` before training, and what `--config` or `--data` says they play."""
     from jmarl.cli.configuration import read_experiment
     from jmarl.config import ExperimentConfig
+    from jmarl.runs.experiment import team_of
+    from jmarl.team import random_agents
 
     if not args.config:
         to_stderr(f"reading {' '.join(args.model)} ...")
@@ -180,6 +182,10 @@ def source_of(args: argparse.Namespace) -> TeamSource:
     cfg = read_experiment(args.config, args.trust)
     models = args.model or (cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models)
     to_stderr(f"reading {' '.join(dict.fromkeys(models))} ...")
+    if cfg.team.random_weights and not args.model:
+        seed = next(iter(cfg.seeds), cfg.train.run.seed)
+        text = f"random weights of seed {seed} before training, as in {args.config}"
+        return TeamSource(random_agents(team_of(cfg.team), seed), text, cfg.train, cfg)
     source = load_source(models, args.base_model, args.best)
     if args.model:
         shared = source.experiment is not None and source.experiment.team.shared_weights

@@ -193,7 +193,8 @@ def load_checkpoint(
         arrays, meta, step = saved.read_arrays(best and best.updates)
     roles = [len(members) for stack in meta["team"] for members in stack["members"]]
     models = list(models) * sum(roles) if len(models) == 1 else models
-    team = Team.load(models, shared_weights=max(roles) > 1)
+    lora = train_config(meta).lora.lora_rank > 0  # else all weights are in the checkpoint
+    team = Team.load(models, shared_weights=max(roles) > 1, random_weights=not lora)
     if changes := team_changes(meta["team"], team.describe()):
         names = ", ".join(dict.fromkeys(models))
         raise ValueError(f"the run in {path} started from other models than {names}: {'; '.join(changes)}")

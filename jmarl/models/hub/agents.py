@@ -48,6 +48,7 @@ CACHE_FORMAT = 1  # raise it when the conversion changes, so that old caches are
 HUB_FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", "tokenizer*.json",
              "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*",
              "generation_config.json"]  # fmt: skip
+DESCRIPTION_FILES = [name for name in HUB_FILES if "model*" not in name]  # without weights
 
 
 def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None = None) -> Agent:
@@ -63,9 +64,9 @@ def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None =
     return agent._replace(params=read_params(agent.params))
 
 
-def open_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None = None) -> Agent:
+def open_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None = None, weights: bool = True) -> Agent:
     """Return an agent whose weights stay in their files until they are needed, see `hf_format.StoredLeaf`; those of a GGUF file
-    are read at once. Arguments as of `load_agent`."""
+    are read at once. Arguments as of `load_agent`; without weights, a directory or hub id needs none."""
     name = os.fspath(name_or_path)
     path = Path(expand_home(name))
     check_readable(path)
@@ -73,15 +74,15 @@ def open_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None =
     if local and revision is not None:
         raise ValueError(f"revision={revision!r} is for hub ids; {name!r} is local")
     if name == SMOLLM2:
-        return _open_directory(name, _smollm2_directory())
+        return _open_directory(name, _smollm2_directory(), weights)
     if path.is_dir():
-        return _open_directory(name, path)
+        return _open_directory(name, path, weights)
     if path.is_file():
         if path.suffix not in FILES:
             raise ValueError(f"{path} is a file but not a .gguf: give the Hugging Face directory that holds it")
         agent, _ = _open_file(name, path)
-        return agent._replace(params=read_params(agent.params))
-    return _open_directory(name, _download(name, revision))
+        return agent._replace(params=read_params(agent.params) if weights else {})
+    return _open_directory(name, _download(name, revision, HUB_FILES if weights else DESCRIPTION_FILES), weights)
 
 
 def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelConfig, Any]:
@@ -96,7 +97,7 @@ def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelCo
         agent = load_agent(path)
         return agent.config, agent.tokenizer
     if not path.is_dir():
-        path = _smollm2_directory() if name == SMOLLM2 else _download(name, None, [x for x in HUB_FILES if "model*" not in x])
+        path = _smollm2_directory() if name == SMOLLM2 else _download(name, None, DESCRIPTION_FILES)
     tokenizer = load_tokenizer(path) if (path / "tokenizer.json").is_file() else None
     return config_from_hf(read_fields(path / "config.json")), tokenizer
 
@@ -201,7 +202,7 @@ def save_tokenizer(directory: Path, tokenizer: Any) -> None:
     write_json(path, fields)
 
 
-def _open_directory(name: str, directory: Path) -> Agent:
+def _open_directory(name: str, directory: Path, weights: bool = True) -> Agent:
     fields = read_fields(directory / "config.json")
     config = config_from_hf(fields)
     tokenizer = tokenizer_for(config, load_tokenizer(directory), str(directory))
@@ -214,7 +215,8 @@ def _open_directory(name: str, directory: Path) -> Agent:
         )
     path = directory / "generation_config.json"
     generation = with_end_tokens(read_fields(path) if path.is_file() else {}, fields, tokenizer)
-    return Agent(name, config, stored_params(config, open_tensors(directory), str(directory)), tokenizer, generation)
+    params = stored_params(config, open_tensors(directory), str(directory)) if weights else {}
+    return Agent(name, config, params, tokenizer, generation)
 
 
 def with_end_tokens(generation_config: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from jmarl.runs.run import Kind, PreparedRun, Task
 from jmarl.runs.start import start
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
 from jmarl.sampling.stack_program import GROUP_CACHE
-from jmarl.team import StackSpec, Team, map_stacks
+from jmarl.team import StackSpec, Team, initial_params, map_stacks
 from jmarl.types import Batches, Completions, StackState, TeamState
 
 T = TypeVar("T")
@@ -64,8 +64,8 @@ def start_seeds(
 ) -> tuple[Setup, list[TeamState]]:
     """Return the setup of a single run, and the state of each. With LoRA they share the base of the first. See `Kind.start`.
 
-    params: not donated. What is auto is chosen for all runs together; on several GPUs it is what is fast where memory does not
-    matter, and nothing is proved.
+    params: not donated; if weights are random, those of the first run. What is auto is chosen for all runs together; on several
+    GPUs it is what is fast where memory does not matter, and nothing is proved.
     """
 
     def params_of_next(old: Any, stack: StackState) -> Any:
@@ -76,7 +76,10 @@ def start_seeds(
     setup, first = start(team, [map_own(jnp.copy, stack) for stack in params], cfg.for_seed(seeds[0]))
     states = [first]
     for seed in seeds[1:]:
-        own = [params_of_next(old, stack) for old, stack in zip(params, first.stacks, strict=True)]
+        if team.random_weights:
+            own = initial_params(team, None, seed=seed)
+        else:
+            own = [params_of_next(old, stack) for old, stack in zip(params, first.stacks, strict=True)]
         states.append(start(team, own, cfg.for_seed(seed))[1])
     joint, joined = runs_of(setup._replace(cfg=cfg), seeds).joint, joined_shapes(first, len(seeds))
     if mesh_of(joint) is not None:
