@@ -4,11 +4,11 @@
       learning_rate: [1e-5, 1e-4]
       grpo.group_size: [4, 8]
       team:                                   # a free name: settings that change together
-        - {models: [small], reward: "mine:short"}
-        - {models: [large], reward: "mine:long"}
+        short: {models: [small], reward: "mine:short"}
+        long: {models: [large], reward: "mine:long"}
       seeds: [0, 1, 2]
       together: true                          # default; false: one seed after the other, where all of them need too much memory
-      compare: {columns: [eval/reward], against: "team=small+short"}   # or a list of columns: a report compares combinations
+      compare: {columns: [eval/reward], against: team=short}   # or a list of columns: a report compares combinations
 
 The runs are made one after the other, each in its own directory below the output directory; the seeds of a combination are
 trained in one program where the algorithm can (`train_seeds`). The same command again skips the runs that are finished and
@@ -141,6 +141,8 @@ def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Po
     if not isinstance(together, bool):
         raise ValueError(f"sweep: together: {together!r:.60} is not allowed: give true or false")
     for name, values in lists.items():
+        if name != "seeds" and are_named(values):
+            continue
         if not isinstance(values, list) or not values:
             key = f"{name}.{next(iter(values))}" if isinstance(values, dict) and values else name
             raise ValueError(f"sweep: {name}: {values!r:.60} is no list of values: write {key}: [first, second]")
@@ -206,9 +208,16 @@ class Choice(NamedTuple):
     label: str  # in the name of the directory, such as learning_rate=1e-05, or team=large+brevity
 
 
-def choices_of(key: str, values: Sequence[Any]) -> list[Choice]:
+def are_named(values: Any) -> bool:
+    """Return whether the values of a key are settings that change together, each under a name."""
+    return isinstance(values, Mapping) and bool(values) and all(isinstance(x, Mapping) and x for x in values.values())
+
+
+def choices_of(key: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Choice]:
     """Return the values of a key: of a setting, or mappings of settings that change together under a free name."""
     name = key.rpartition(".")[2]
+    if isinstance(values, Mapping):
+        return [Choice(key, dict(value), f"{name}={label}") for label, value in values.items()]
     if key in (*TREES, *TOP_KEYS) or not all(isinstance(value, Mapping) and value for value in values):
         return [Choice(key, {key: value}, f"{name}={value}") for value in values]
     short = ["+".join(map(short_text, value.values())) for value in values]

@@ -31,11 +31,15 @@ def plain_config(cfg: ExperimentConfig) -> dict[str, Any]:
 
 def changed_settings(cfg: ExperimentConfig) -> list[str] | None:
     """Return the names of settings that differ from those in config.yaml of the output directory, without those that are auto
-    here and were chosen; None if there is no such file."""
+    here and were chosen; None if there is no such file. A setting that the file does not have, which a newer version brought,
+    had its default."""
     file = Path(cfg.train.run.output_dir) / CONFIG_FILE
     if not file.is_file():
         return None
-    before, now = leaves(read_config(file).tree), leaves(json.loads(json.dumps(plain_config(cfg))))
+    defaults, now = (
+        leaves(json.loads(json.dumps(plain_config(x)))) for x in (ExperimentConfig.of(models="-", environment="-"), cfg)
+    )
+    before = defaults | leaves(read_config(file).tree)
     chosen = {name for name in CHOSEN if now[name] == "auto"}
     return sorted(name for name in {**before, **now} if before.get(name) != now.get(name) and name not in chosen)
 

@@ -447,6 +447,11 @@ def test_settings_of_a_sweep_change_together_under_a_free_name():
     assert made[3].values == {"models": [model, model], "reward": rewards[1], "learning_rate": 0.01}
     equal = points("sweep.a=[{top_k: 1, num_prompts: 2}, {num_prompts: 1, top_k: 2}]")
     assert [point.directories[0].parts[1] for point in equal] == ["a=top_k=1,num_prompts=2", "a=num_prompts=1,top_k=2"]
+    named = points("sweep.a={short: {top_k: 1, num_prompts: 2}, long: {top_k: 2}}", "sweep.learning_rate=[1e-3]")
+    assert [point.label for point in named] == ["a=short,learning_rate=0.001", "a=long,learning_rate=0.001"]
+    assert named[1].values == {"top_k": 2, "learning_rate": 0.001}
+    with pytest.raises(ValueError, match="no list of values"):
+        points("sweep.optimizer={learning_rate: [1e-3]}")
     trees = points("sweep.chat_template_kwargs=[{a: 1}, {b: 2}]")  # a setting whose values are mappings
     assert trees[1].values == {"chat_template_kwargs": {"b": 2}}
 
@@ -680,6 +685,8 @@ def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
         f"{table}the table is in out/sweep/results.md; `jmarl report out/sweep` compares the curves\n"
     )
     old = {path: path.stat().st_mtime_ns for path in Path("out/sweep").glob("*/*/metrics.jsonl")}
+    file = Path("out/sweep/beta=0.1/seed_0/config.yaml")  # as an older version wrote it, which did not have a setting
+    file.write_text(file.read_text().replace("random_weights: false\n", "# "))
     assert main(command) == 0 and len(old) == 4
     assert {path: path.stat().st_mtime_ns for path in old} == old and "is finished" in capsys.readouterr().out
     assert main([*command, "learning_rate=1e-3"]) == 2
