@@ -20,13 +20,13 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(map(markdown_row, (head, ["---"] * len(head), *rows)))
 
 
-def write_table(name: str, text: str) -> None:
-    """Replace a table in experiments/README.md: the lines between `<!-- NAME -->` and `<!-- end of NAME -->`."""
+def write_table(name: str, text: str, page: Path = README) -> None:
+    """Replace a table in a page: the lines between `<!-- NAME -->` and `<!-- end of NAME -->`."""
     marks = rf"(<!-- {name} -->\n).*(<!-- end of {name} -->)"
-    old = README.read_text(encoding="utf-8")
+    old = page.read_text(encoding="utf-8")
     if not re.search(marks, old, re.DOTALL):
-        raise ValueError(f"{README} has no lines '<!-- {name} -->' and '<!-- end of {name} -->': add them around the table")
-    README.write_text(re.sub(marks, lambda match: match[1] + text + "\n" + match[2], old, flags=re.DOTALL), encoding="utf-8")
+        raise ValueError(f"{page} has no lines '<!-- {name} -->' and '<!-- end of {name} -->': add them around the table")
+    page.write_text(re.sub(marks, lambda match: match[1] + text + "\n" + match[2], old, flags=re.DOTALL), encoding="utf-8")
 
 
 def pyplot() -> Any:

@@ -12,8 +12,8 @@ is interrupted continues with the next command. On another machine only such a r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -28,11 +28,14 @@ import tyro
 import yaml
 
 from experiments.evidence.record import RESULTS, write_record
+from jmarl.cli.configuration import read_configuration
+from jmarl.cli.main import Parser
+from jmarl.cli.sweep import points_of
+from jmarl.cli.train import add_arguments
 from jmarl.config import Count, Positive, check, check_fields
 
 HERE = Path(__file__).parent
 ROOT = Path("runs/evidence")
-INTERRUPTED = 75  # the exit code of an interrupted run that is saved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Evidence:
     """Run the claims of EVIDENCE.md, or draw it."""
 
     command: tyro.conf.Positional[Literal["plan", "run", "draw"]]
-    """plan: list claims, planned minutes and runs that are done. run: make the next runs. draw: write figures and EVIDENCE.md."""
+    """plan: list claims, planned minutes, and what is done. run: make the next runs. draw: write figures and tables."""
     claims: tuple[str, ...] = ()
     """Names of claims; empty: all, in the order of plan.yaml."""
     minutes: Positive = 150.0
@@ -74,14 +77,19 @@ def plan() -> dict[str, dict[str, Any]]:
     return yaml.safe_load((HERE / "plan.yaml").read_text(encoding="utf-8"))
 
 
-def jobs_of(claim: str) -> list[Job]:
-    """Return the processes of a claim, seed by seed, so that conditions stay equally far."""
-    names = subprocess.run(
-        [sys.executable, "-m", "jmarl", "train", "--config", str(HERE / f"{claim}.yaml"), "--output", str(ROOT / claim), "--list"],
-        check=True, capture_output=True, encoding="utf-8",
-    ).stdout  # fmt: skip
-    jobs = [Job(claim, one["name"], tuple(one["runs"])) for one in json.loads(names)]
-    return sorted(jobs, key=lambda job: job.name.rpartition("seed_")[2] if "seed_" in job.name else "")
+def jobs_of(claim: str, root: Path) -> list[Job]:
+    """Return the processes of a claim, seed by seed, so that all conditions are equally far."""
+    args = Parser()
+    add_arguments(args)
+    given = args.parse_args(["--config", str(HERE / f"{claim}.yaml"), "--output", str(root / claim)])
+    points = points_of(given, read_configuration(given))
+    below = root / claim
+    jobs = [
+        Job(claim, str(Path(point.cfg.train.run.output_dir).relative_to(below)),
+            tuple(str(directory.relative_to(below)) for directory in point.directories))
+        for point in points
+    ]  # fmt: skip
+    return sorted(jobs, key=lambda job: int(job.seeds[0].rpartition("seed_")[2]))
 
 
 class Queue:
@@ -89,7 +97,7 @@ class Queue:
 
     def __init__(self, jobs: Iterator[Job], minutes: float):
         self.jobs, self.end, self.lock = jobs, time.monotonic() + 60 * minutes, threading.Lock()
-        self.processes: set[subprocess.Popen] = set()
+        self.processes: set[int] = set()  # ids of those that run
 
     def next(self) -> Job | None:
         """Return the next job, and None where none is left or the time is over."""
@@ -100,44 +108,50 @@ class Queue:
         """Wait for the end of the time, and interrupt what still runs."""
         while time.monotonic() < self.end:
             time.sleep(1)
-        for process in list(self.processes):
-            process.send_signal(signal.SIGTERM)
+        for pid in list(self.processes):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGTERM)
 
 
 def work(queue: Queue, core: int, cfg: Evidence) -> None:
     """Run jobs on one core until none is left."""
     while (job := queue.next()) is not None:
-        run_job(queue, job, core, cfg.quick)
+        run_job(queue, job, core, ROOT / "quick" if cfg.quick else ROOT, cfg.quick)
 
 
-def run_job(queue: Queue, job: Job, core: int, quick: bool) -> None:
+def run_job(queue: Queue, job: Job, core: int, root: Path, quick: bool) -> None:
     """Run one job in a process of its own, and record it if it made all its updates."""
-    root = ROOT / ("quick" if quick else "") / job.claim
+    root = root / job.claim
     command = [sys.executable, "-m", "jmarl", "train", "--config", str(HERE / f"{job.claim}.yaml")]
     command += ["--output", str(root), "--only", job.name, "--resume", "auto"]
     if quick:
-        command += ["--set", "num_updates=2", "held_out=4", "num_tasks=16"]
+        command += ["--set", "num_updates=2"]
     log = root / f"{job.name.replace('/', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with log.open("a", encoding="utf-8") as output:
         process = subprocess.Popen(["taskset", "-c", str(core), *command], stdout=output, stderr=subprocess.STDOUT)
-        queue.processes.add(process)
+        queue.processes.add(process.pid)
         _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        queue.processes.discard(process)
-    minutes, code = (time.monotonic() - start) / 60, process.returncode
-    print(f"{job.claim} {job.name}: exit code {code}, {minutes:.1f} min; {log}", flush=True)
+        queue.processes.discard(process.pid)
+    code = process.returncode = os.waitstatus_to_exitcode(status)
+    with log.with_suffix(".cpu").open("a+", encoding="utf-8") as seconds:  # a line for each attempt
+        seconds.write(f"{usage.ru_utime + usage.ru_stime:.0f}\n")
+        seconds.seek(0)
+        cpu = sum(map(int, seconds))
+    print(f"{job.claim} {job.name}: exit code {code}, {(time.monotonic() - start) / 60:.1f} min; {log}", flush=True)
     if code == 0 and not quick:
-        cpu = (usage.ru_utime + usage.ru_stime) / len(job.seeds)
         for seed in job.seeds:
-            write_record(job.claim, seed, root / seed, cpu)
+            write_record(job.claim, seed, root / seed, cpu / len(job.seeds))
 
 
 def run(cfg: Evidence) -> int:
     """Make the runs that are left. Returns the exit code: 0 if all are done."""
     claims = cfg.claims or tuple(plan())
-    jobs = [job for claim in claims for job in jobs_of(claim) if cfg.quick or not job.is_done]
+    root = ROOT / "quick" if cfg.quick else ROOT
+    jobs = [job for claim in claims for job in jobs_of(claim, root) if cfg.quick or not job.is_done]
+    if cfg.quick:  # one process of each condition
+        jobs = list({(job.claim, job.name.partition("/")[0]): job for job in reversed(jobs)}.values())[::-1]
     print(f"{len(jobs)} processes are left of {', '.join(claims)}", flush=True)
     queue = Queue(iter(jobs), cfg.minutes)
     cores = sorted(os.sched_getaffinity(0))

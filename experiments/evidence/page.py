@@ -54,7 +54,7 @@ def value(record: Record, column: str, tokens: float = math.inf) -> float:
 
 
 def claim_table(claim: str, plan: Mapping[str, Any]) -> str:
-    """Return the table of a claim: each condition, its means over seeds with 95 % intervals, and the difference to one of them."""
+    """Return the table of a claim: the means of each condition over seeds, with 95 % intervals and the p of a difference."""
     records, against = load(claim), plan["against"]
     budget = plan.get("budget_tokens", math.inf)
     rows = [[name, str(len(runs))] for name, runs in records.items()]
