@@ -98,7 +98,7 @@ class Team:
     reward_model: Agent | None = dataclasses.field(default=None, compare=False, repr=False)
     """Model that the reward model of marlhf and marlhf_iter starts from; None: the first agent."""
     random_weights: bool = False
-    """The agents have no weights: a run starts from `random_agents` of its seed."""
+    """The agents have no weights: a run starts from `random_agents` of its seed, which are drawn on one device."""
 
     @classmethod
     def load(cls, models: Sequence[str | Path], *, shared_weights: bool = False, random_weights: bool = False) -> Team:
@@ -239,6 +239,8 @@ def stack_agents(stacks: Sequence[StackSpec], agents: Sequence[Agent], lora: boo
     lora: agents of a stack share one copy of their parameters, which must be equal.
     """
     shardings = [None if spec.mesh is None else partial(state_shardings, spec.mesh) for spec in stacks]
+    if missing := [agents[roles[0]].name for spec in stacks for roles in spec.members if not agents[roles[0]].params]:
+        raise ValueError(f"agent {missing[0]} has no weights: load it with them, or train a team with random_weights=True")
     models = ([agents[roles[0]].params for roles in spec.members] for spec in stacks)
     return list(map(share_params if lora else stack_params, models, shardings))
 

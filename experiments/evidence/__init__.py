@@ -1,5 +1,5 @@
 """What teams gain, and which algorithm to take: every claim is a YAML file for `jmarl train`, repeated over seeds.
 
-`claims/` has the files, `plan.yaml` what each may cost and when it ends, `results/` the numbers of each finished run, and
-EVIDENCE.md, which is drawn from them, what came of it. Open `__main__.py` first.
+`plan.yaml` says what each may cost and when it ends, `results/` has the numbers of each finished run, and EVIDENCE.md, which is
+drawn from them, what came of it. Open `__main__.py` first.
 """

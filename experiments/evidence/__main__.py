@@ -15,19 +15,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 import yaml
 
-from experiments.evidence.record import RESULTS, write_record
+from experiments.evidence.record import RESULTS, checked_out, write_record
 from jmarl.cli.configuration import read_configuration
 from jmarl.cli.main import Parser
 from jmarl.cli.sweep import points_of
@@ -36,6 +38,7 @@ from jmarl.config import Count, Positive, check, check_fields
 
 HERE = Path(__file__).parent
 ROOT = Path("runs/evidence")
+INTERRUPTED = 75  # exit code where runs are left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +111,10 @@ class Queue:
         """Wait for the end of the time, and interrupt what still runs."""
         while time.monotonic() < self.end:
             time.sleep(1)
-        for pid in list(self.processes):
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(pid, signal.SIGTERM)
+        with self.lock:
+            for pid in self.processes:
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(pid, signal.SIGTERM)
 
 
 def work(queue: Queue, core: int, cfg: Evidence) -> None:
@@ -128,10 +132,13 @@ def run_job(queue: Queue, job: Job, core: int, root: Path, quick: bool) -> None:
         command += ["--set", "num_updates=2"]
     log = root / f"{job.name.replace('/', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
+    start, commit = time.monotonic(), checked_out()
     with log.open("a", encoding="utf-8") as output:
-        process = subprocess.Popen(["taskset", "-c", str(core), *command], stdout=output, stderr=subprocess.STDOUT)
-        queue.processes.add(process.pid)
+        with queue.lock:
+            if start >= queue.end:
+                return
+            process = subprocess.Popen(["taskset", "-c", str(core), *command], stdout=output, stderr=subprocess.STDOUT)
+            queue.processes.add(process.pid)
         _, status, usage = os.wait4(process.pid, 0)
         queue.processes.discard(process.pid)
     code = process.returncode = os.waitstatus_to_exitcode(status)
@@ -142,11 +149,12 @@ def run_job(queue: Queue, job: Job, core: int, root: Path, quick: bool) -> None:
     print(f"{job.claim} {job.name}: exit code {code}, {(time.monotonic() - start) / 60:.1f} min; {log}", flush=True)
     if code == 0 and not quick:
         for seed in job.seeds:
-            write_record(job.claim, seed, root / seed, cpu / len(job.seeds))
+            write_record(job.claim, seed, root / seed, cpu / len(job.seeds), commit)
+            shutil.rmtree(root / seed / "checkpoints", ignore_errors=True)  # they would fill the disk
 
 
 def run(cfg: Evidence) -> int:
-    """Make the runs that are left. Returns the exit code: 0 if all are done."""
+    """Make the runs that are left. Returns the exit code: 0 if all are done, else 75."""
     claims = cfg.claims or tuple(plan())
     root = ROOT / "quick" if cfg.quick else ROOT
     jobs = [job for claim in claims for job in jobs_of(claim, root) if cfg.quick or not job.is_done]
@@ -155,13 +163,16 @@ def run(cfg: Evidence) -> int:
     print(f"{len(jobs)} processes are left of {', '.join(claims)}", flush=True)
     queue = Queue(iter(jobs), cfg.minutes)
     cores = sorted(os.sched_getaffinity(0))
-    threads = [threading.Thread(target=work, args=(queue, cores[i % len(cores)], cfg)) for i in range(cfg.workers)]
     threading.Thread(target=queue.interrupt_late, daemon=True).start()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return 0
+    with ThreadPoolExecutor(cfg.workers) as pool:
+        workers = [pool.submit(work, queue, cores[i % len(cores)], cfg) for i in range(cfg.workers)]
+        try:
+            for worker in workers:
+                worker.result()
+        except BaseException:  # Ctrl+C, which the processes get too, or an error: begin nothing more
+            queue.end = 0.0
+            raise
+    return 0 if cfg.quick or all(job.is_done for job in jobs) else INTERRUPTED
 
 
 def main(cfg: Evidence) -> int:

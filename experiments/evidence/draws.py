@@ -5,7 +5,8 @@ library's draw, before any program is traced:
 
 - `by_blocks`: the library's own, see `jmarl.sampling.choice.draw_index`.
 - `by_cumulative_sum`: the place of one uniform number in the cumulative sum of the weights, as the library drew before.
-- `by_categorical`: `jax.random.categorical`, with noise for each token of the vocabulary.
+- `by_categorical`: `jax.random.categorical`, with noise for each token of the vocabulary. Its noise has 24 bits, so tokens with
+  probabilities below 6e-8 are never drawn.
 """
 
 from __future__ import annotations
@@ -46,4 +47,5 @@ def __getattr__(name: str) -> Callable[[Sequence[str], Sequence[str]], list[floa
     if name not in DRAWS:
         raise AttributeError(f"{__name__} has no {name}: it has {', '.join(DRAWS)}")
     choice.draw_index = DRAWS[name]
+    jax.clear_caches()  # programs of this process that were traced with another draw
     return three_times_as_long

@@ -41,22 +41,22 @@ def conditions(claim: str) -> list[str]:
     return [f"{varied[0]}={value}" for value in sweep[varied[0]]]
 
 
-def value(record: Record, column: str, tokens: float = math.inf) -> float:
-    """Return a number of a run: `reward`, the mean of the last points of its curve, or a column of its last evaluation, both
-    up to so many tokens."""
+def value(record: Record, column: str, updates: float = math.inf) -> float:
+    """Return a number of a run: `reward`, the mean of the last points of its curve, or a column of its last evaluation after at
+    most so many updates."""
     if column == "reward":
         curve = record["curve"]
         (rewards,) = (values for name, values in curve.items() if name != "tokens")
-        known = [x for x, at in zip(rewards, curve["tokens"], strict=True) if at <= tokens]
+        known = rewards[: math.ceil(len(rewards) * min(1, updates / record["updates"]))]
         return float(np.mean(known[-LAST:])) if known else math.nan
-    evaluations = [row for row in record["evaluations"] if row["tokens"] <= tokens and column in row]
+    evaluations = [row for row in record["evaluations"] if row["updates"] <= updates and column in row]
     return evaluations[-1][column] if evaluations else math.nan
 
 
 def claim_table(claim: str, plan: Mapping[str, Any]) -> str:
     """Return the table of a claim: the means of each condition over seeds, with 95 % intervals and the p of a difference."""
     records, against = load(claim), plan["against"]
-    budget = plan.get("budget_tokens", math.inf)
+    budget = plan.get("updates", math.inf)
     rows = [[name, str(len(runs))] for name, runs in records.items()]
     for column in plan["columns"]:
         for limit in dict.fromkeys((budget, math.inf)):
@@ -68,10 +68,11 @@ def claim_table(claim: str, plan: Mapping[str, Any]) -> str:
                 row.append(text_of(mean_of(x), half_of(x)) + f" (p {p:.2g})" * math.isfinite(p))
     for row, runs in zip(rows, records.values(), strict=True):
         row.append(f"{np.mean([run['tokens'] for run in runs]) / 1e3:,.0f}k" if runs else "")
+        row.append(f"{np.mean([run['reward_calls'] for run in runs]) / 1e3:,.0f}k" if runs else "")
         row.append(f"{np.mean([run['cpu_seconds'] for run in runs]) / 60:.1f}" if runs else "")
     ends = ["at the budget", "at the end"] if math.isfinite(budget) else [""]
-    head = [f"{column} {end}".strip() for column in plan["columns"] for end in ends]
-    return markdown_table(["", "seeds", *head, "tokens", "CPU min"], rows)
+    head = [f"`{column}` {end}".strip() for column in plan["columns"] for end in ends]
+    return markdown_table(["", "seeds", *head, "tokens", "reward calls", "CPU min"], rows)
 
 
 def plan_table(plan: Plan) -> str:
@@ -100,8 +101,6 @@ def draw(claim: str, plan: Mapping[str, Any]) -> None:
         mean, interval = mean_and_interval(np.array(lines).T)
         axes.plot(tokens, mean, color=f"C{i}", label=f"{name} ({len(runs)})")
         axes.fill_between(tokens, mean - interval, mean + interval, color=f"C{i}", alpha=0.2, linewidth=0)
-    if "budget_tokens" in plan:
-        axes.axvline(plan["budget_tokens"], color="0.5", linestyle=":", linewidth=1)
     axes.set(xlabel="tokens that all agents wrote", ylabel="reward in training", title=plan["question"])
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)

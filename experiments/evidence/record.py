@@ -5,29 +5,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jmarl.files.run_files import leaves
 from jmarl.logs.metrics_writer import read_rows
 
 POINTS = 60  # of a curve
 RESULTS = Path(__file__).parent / "results"
-NOT_HASHED = {"output_dir", "seed", "seeds", "resume", "resume_step", "progress", "experiment_name", "description", "tags"}
+NOT_HASHED = {  # settings that change nothing that is learned
+    "output_dir", "seed", "seeds", "resume", "resume_step", "progress", "experiment_name", "description", "tags", "save_every",
+    "save_minutes", "save_total_limit", "save_models",
+}  # fmt: skip
 PHASES = ("time/sampling", "time/rewards", "time/update", "time/evaluation", "time/compiling", "time/step_s")
 
 
-def write_record(claim: str, name: str, directory: Path, seconds: float) -> Path:
+def write_record(claim: str, name: str, directory: Path, seconds: float, commit: str) -> Path:
     """Write the numbers of a run to results/CLAIM/NAME.json, and return the file.
 
     name: of the run below the directory of its claim, such as way=team/seed_0. seconds: CPU time of its process; of several
-    seeds in one program the share of this one.
+    seeds in one program the share of this one. commit: that it ran on.
     """
     file = RESULTS / claim / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(summary(directory) | {"claim": claim, "run": name, "cpu_seconds": round(seconds)}, allow_nan=False)
+    where = {"claim": claim, "run": name, "commit": commit, "cpu_seconds": round(seconds)}
+    text = json.dumps(where | summary(directory), allow_nan=False)
     file.write_text(text.replace('], "', '],\n "').replace('}, "', '},\n "') + "\n", encoding="utf-8")
     return file
 
@@ -41,14 +47,13 @@ def summary(directory: Path) -> dict[str, Any]:
         tokens[int(row["step"])] = tokens[int(row["step"]) - 1] + row.get("tokens", 0.0)
     evaluations = [
         {"tokens": tokens[int(row["eval/updates"])]}
-        | {name.removeprefix("eval/"): rounded(x) for name, x in row.items() if name.startswith("eval/")}
+        | {name.removeprefix("eval/"): rounded(x) for name, x in row.items() if name.startswith("eval/") and math.isfinite(x)}
         for row in rows
         if "eval/updates" in row
     ]
     start = json.loads(sorted(directory.glob("attempts/*/start.json"))[-1].read_text(encoding="utf-8"))
     return {
         "settings": settings_hash(start["settings"]),
-        "commit": commit(),
         "versions": {name: x for name, x in start["versions"].items() if name in ("jax", "flax", "optax")},
         "machine": f"{os.cpu_count()} cores, {start['platform']}",
         "updates": len(updates),
@@ -75,14 +80,16 @@ def curve(updates: Sequence[Mapping[str, float]], tokens: Mapping[int, float]) -
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
     """Return a digest of the settings of a run without those that neither its seed nor its place change."""
-    flat = {name: value for name, value in settings.items() if name not in NOT_HASHED}
-    return hashlib.sha256(json.dumps(flat, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    kept = {name: value for name, value in leaves(settings).items() if name not in NOT_HASHED}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def commit() -> str:
-    """Return the commit that is checked out."""
+def checked_out() -> str:
+    """Return the commit that is checked out, with + behind it if files differ from it."""
     here = Path(__file__).parent
-    return subprocess.check_output(["git", "rev-parse", "--short=10", "HEAD"], cwd=here, encoding="utf-8").strip()
+    return subprocess.check_output(
+        ["git", "describe", "--always", "--abbrev=10", "--dirty=+"], cwd=here, encoding="utf-8"
+    ).strip()
 
 
 def median(values: Sequence[float]) -> float:

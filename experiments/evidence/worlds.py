@@ -54,8 +54,8 @@ class LoneChecker(TextEnvironment):
 
     def reset(self, task: dict, rng: np.random.Generator) -> tuple[SudokuState, list[str | None]]:
         state, _ = self.game.reset(task, rng)
-        solution = str(self.game.solve(state)[0]).split()
-        digits = [digit if rng.random() < 0.5 else str(rng.integers(1, 5)) for digit in solution]
+        solution = map(int, str(self.game.solve(state)[0]).split())
+        digits = [str(digit if rng.random() < 0.5 else (digit + rng.integers(3)) % 4 + 1) for digit in solution]
         step = self.game.step(state, [" ".join(digits), ""], rng)
         return step.state, [step.observations[1]]
 

@@ -3,8 +3,8 @@
 The 95 % intervals are by Student's t over tasks: episodes of one task, of one or of several seeds, count as one number, their
 mean. The success rate is the mean of the measure (or part of the reward) called `solved`, which must be 0 or 1, in the last
 turns of the episodes; an environment that has none has no success rate. With several episodes of a task (--num-generations)
-there are best@k, the best return of k of them, and majority@k, the success of what most of k chose, see `rl.returns`: of those
-of one seed, and then the mean over seeds.
+there are best@k, the best return of k of them, pass@k, whether one of k succeeds, and majority@k, the success of what most of k
+wrote, see `rl.returns`: of those of one seed, and then the mean over seeds.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class SeedScores(NamedTuple):
     parts: dict[str, Any]  # parts of the reward, summed over turns
     measures: dict[str, Any]  # other numbers, of the last turn that has them
     solved: dict[str, Any]  # what is called solved, in the last turn
-    choices: Any  # see `last_choices`
+    samples: list[Any]  # of each batch, see `samples_of`
     counts: dict[str, float]  # see COUNTS
 
 
@@ -102,11 +102,11 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
     """Play the tasks of one seed in batches, with a line of progress after each."""
     import numpy as np
 
-    from jmarl.evaluation.evaluate import episode_parts, last_choices, last_measures, last_solved
+    from jmarl.evaluation.evaluate import episode_parts, last_measures, last_solved, samples_of
 
     cfg, tasks = match.cfg.replace(seed=seed), tasks_for(match, args, count, seed)
     keys = [json.dumps(task, sort_keys=True, default=str) for task in tasks]
-    returns, choices = list[Any](), list[Any]()
+    returns, samples = list[Any](), list[Any]()
     parts, measures, solved = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     counts = dict.fromkeys(COUNTS, 0.0)
     start, batches = time.monotonic(), split_batches(tasks, args.batch_size)
@@ -117,13 +117,13 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
         parts.append(episode_parts(rollout))
         measures.append(last_measures(rollout))
         solved.append(last_solved(rollout))
-        choices.append(last_choices(rollout))
+        samples.append(samples_of(rollout))
         counts = {name: count + rollout.notes.get(name, 0.0) for name, count in counts.items()}
         done = np.concatenate(returns)
         mean, _ = by_task(keys[: len(done)], done)
         to_stderr(f"seed {seed}: {done.size}/{args.num_episodes} episodes, mean {mean:.4g}, {time.monotonic() - start:.0f} s")
     tables = by_name(parts, returns), by_name(measures, returns), by_name(solved, returns)
-    return SeedScores(keys, np.concatenate(returns), *tables, np.concatenate(choices), counts)
+    return SeedScores(keys, np.concatenate(returns), *tables, samples, counts)
 
 
 def by_name(tables: Sequence[dict[str, Any]], returns: Sequence[Any]) -> dict[str, Any]:
@@ -150,14 +150,15 @@ def summary(scores: Sequence[SeedScores]) -> dict[str, Any]:
     row: dict[str, Any] = {"mean": mean, "ci95": interval, "episodes": returns.size - invalid, "invalid_episodes": invalid}
     by_seed = [one.returns for one in scores]
     parts, measures = by_name([one.parts for one in scores], by_seed), by_name([one.measures for one in scores], by_seed)
-    solved, choices = by_name([one.solved for one in scores], by_seed), np.concatenate([one.choices for one in scores])
-    for name, values in solved.items():
+    for name, values in by_name([one.solved for one in scores], by_seed).items():
         if is_success(values):
             rate = "success_rate" if name in ("solved", "reward/solved") else f"success_rate/{name}"
             row |= dict(zip((rate, f"{rate}_ci95"), by_task(keys, values), strict=True))
             row[f"{rate}_episodes"] = int(np.isfinite(values).sum())
-    for name, (values, known) in figures_at_k(returns, solved, choices).items():
-        if "pass@" not in name:
+    batches, tables, choices = zip(*(batch for one in scores for batch in one.samples), strict=True)
+    figures = figures_at_k(np.concatenate(batches), by_name(tables, batches), np.concatenate(choices))
+    for name, (values, known) in figures.items():
+        if not name.endswith("pass@1"):  # the success rate
             row |= dict(zip((name, f"{name}_ci95"), by_task(keys, values[:, None]), strict=True))
             row[f"{name}_episodes"] = int(known)
 

@@ -23,7 +23,7 @@ from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import best_at_k, majority_at_k, pass_at_k
 from jmarl.rollout.chunks import divided
 from jmarl.rollout.play import play
-from jmarl.rollout.turns import Rollout, Turn, check_columns
+from jmarl.rollout.turns import Rollout, check_columns
 from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team, check_arguments, moved
 from jmarl.types import TeamState
@@ -202,19 +202,31 @@ def last_solved(rollout: Rollout) -> dict[str, np.ndarray]:
     return {name: in_last_turn(rollout, turn_values(rollout, tables, name)) for name in names}
 
 
-def last_choices(rollout: Rollout) -> np.ndarray:
-    """Return a number for the joint action in the last turn of each episode [P, J]: equal ones where all agents wrote the same,
-    but for blanks around it."""
-    numbers: dict[tuple[str, ...], int] = {}
+def choices_of(rollout: Rollout) -> np.ndarray:
+    """Return a number for all that was written in each episode [P, J]: equal ones where all agents wrote the same in all turns,
+    but for blanks around it. The episodes do not branch."""
+    numbers, later = dict[Any, int](), np.zeros(0, int)
+    parents = np.zeros(0, int)
+    for turn in reversed(rollout.turns):
+        texts = [
+            tuple(agent[p][g].strip() for agent, g in zip(turn.texts, joint, strict=True))
+            for p in range(len(turn.items))
+            for joint in turn.joint
+        ]
+        after = np.full(len(texts), -1)  # what follows
+        after[parents] = later
+        later = np.array([numbers.setdefault(written, len(numbers)) for written in zip(texts, after.tolist(), strict=True)])
+        parents = turn.parents
+    return later.reshape(rollout.turns[0].rewards.shape[:2])
 
-    def number(turn: Turn, p: int, joint: np.ndarray) -> int:
-        action = tuple(texts[p][g].strip() for texts, g in zip(turn.texts, joint, strict=True))
-        return numbers.setdefault(action, len(numbers))
 
-    def of(turn: Turn) -> np.ndarray:
-        return np.array([number(turn, p, joint) for p in range(len(turn.items)) for joint in turn.joint])
-
-    return in_last_turn(rollout, [of(turn) for turn in rollout.turns])
+def samples_of(rollout: Rollout) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]:
+    """Return the returns of independent episodes, what is called `solved` in them, and `choices_of` them: of cross joint
+    actions those of completions with equal numbers."""
+    joint = rollout.turns[0].joint
+    alone = (joint == joint[:, :1]).all(1)
+    solved = {name: values[:, alone] for name, values in last_solved(rollout).items()}
+    return returns_of(rollout)[:, alone], solved, choices_of(rollout)[:, alone]
 
 
 def last_known(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
@@ -248,7 +260,7 @@ def figures_at_k(
     """Return figures of k samples of a prompt, for k = 1, 2, 4, ... and all samples, with the number of episodes they are of.
 
     `best@k` of the returns [P, J] for k > 1; and for each that is called `solved` and is 0 or 1, `pass@k` and, for k > 1,
-    `majority@k`. choices: see `last_choices`."""
+    `majority@k`. Arguments: see `samples_of`."""
     samples, figures = returns.shape[1], dict[str, tuple[np.ndarray, int]]()
     sizes = sorted({1 << i for i in range(samples.bit_length())} | {samples})
     known = np.isfinite(returns).sum(-1)
@@ -283,7 +295,7 @@ def numbers(result: Evaluation) -> dict[str, float]:
     for prefix, table in ((REWARD, episode_parts(rollout)), (MEASURES, last_measures(rollout))):
         for name, column in own_columns(prefix, table).items():
             add(column, valid_mean(table[name].reshape(-1)), np.isfinite(table[name]).sum())
-    for name, (values, known) in figures_at_k(returns_of(rollout), last_solved(rollout), last_choices(rollout)).items():
+    for name, (values, known) in figures_at_k(*samples_of(rollout)).items():
         mean, interval = mean_and_interval(values)
         add(name, mean, known)
         row[f"eval/{name}{INTERVAL}"] = float(interval)

@@ -59,7 +59,7 @@ class ComparedGroup(NamedTuple):
 MARKS = {
     ".md": "<!-- written by jmarl report -->",
     ".tex": "% written by jmarl report",
-    ".csv": ",".join(ComparedGroup._fields),
+    ".csv": ",".join(ComparedGroup._fields[:3]),
     ".html": "jmarl report</title>",
 }  # suffix -> what is near the beginning of a file of a report
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
 Returns = Float[np.ndarray, "node joint agent"]
 
@@ -130,7 +130,7 @@ def best_at_k(returns: Float[np.ndarray, "prompt sample"], k: int) -> Float[np.n
 
 
 def majority_at_k(
-    solved: Float[np.ndarray, "prompt sample"], choices: Float[np.ndarray, "prompt sample"], k: int
+    solved: Float[np.ndarray, "prompt sample"], choices: Num[np.ndarray, "prompt sample"], k: int
 ) -> Float[np.ndarray, " prompt"]:
     """Return how often the choice of most of k samples is right (arXiv 2203.11171): the mean over disjoint groups of k samples,
     in their order. It is a mean over the samples with this choice, and over the choices that equally many made.

@@ -30,7 +30,7 @@ class TeamSeats:
                 "and those beside a seat that is played from outside read only the last prompt; give a team that was trained so"
             )
         self.team, self.cfg, self.lock = team, cfg, threading.Lock()
-        self.params = initial_params(on_mesh(team, cfg.run), None)
+        self.params = initial_params(on_mesh(team, cfg.run), None, seed=cfg.run.seed)
 
     def __call__(self, prompts: Sequence[Any], seed: int) -> list[str]:
         with self.lock:  # one program at a time

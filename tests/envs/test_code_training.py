@@ -22,7 +22,7 @@ from jmarl.envs.math.reasoning import MathReasoningEnvironment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
-from jmarl.evaluation.evaluate import evaluate, in_last_turn, last_choices, numbers
+from jmarl.evaluation.evaluate import choices_of, evaluate, in_last_turn, numbers
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.files.checkpoint import Checkpointer
 from jmarl.rl.returns import pass_at_k
@@ -85,10 +85,11 @@ def test_evaluation_reports_the_last_turn_of_each_episode(agents):
             (child,) = np.flatnonzero(turn.parents == at) if at in turn.parents else (None,)
             if child is None:
                 break
-            value, at, texts = turn.parts["solved"][child], child, [agent[child][0] for agent in turn.texts]
+            value, at = turn.parts["solved"][child], child
+            texts += [agent[child][0] for agent in turn.texts]
         expected.append(value)
         written.append([text.strip() for text in texts])
-    choices = last_choices(result.rollout).ravel()
+    choices = choices_of(result.rollout).ravel()
     assert [[x == y for y in choices] for x in choices] == [[x == y for y in written] for x in written]
     last = in_last_turn(result.rollout, [turn.parts["solved"] for turn in turns])
     np.testing.assert_array_equal(last, np.reshape(expected, (3, 4)))

@@ -192,3 +192,13 @@ def test_figures_of_k_episodes():
     assert row["eval/math/majority@5"] == (1 + 0.2) / 2 and row["eval/math/majority@4"] == (1 + 0) / 2
     assert row["eval/math/majority@2"] == pytest.approx(((1 + 0.5) / 2 + 0) / 2) and row["eval/math/majority@2_episodes"] == 8
     assert row["eval/math/majority@5_ci95"] == pytest.approx(12.7062 * 0.4, rel=1e-4), "of two prompts, which differ by 0.8"
+
+
+def test_figures_of_k_cross_joint_actions_are_of_those_that_share_no_completion():
+    result = evaluation([[1, 9, 9, 3]], {}, {"solved": [[1, 0, 0, 0]]})
+    turn = result.rollout.turns[0]._replace(
+        joint=np.array([[0, 0], [0, 1], [1, 0], [1, 1]]), texts=[[["a", "b"]], [["a", "c"]]]
+    )
+    row = numbers(result._replace(rollout=result.rollout._replace(turns=(turn,))))
+    assert (row["eval/reward"], row["eval/best@2"], row["eval/pass@1"], row["eval/majority@2"]) == (5.5, 3, 0.5, 0.5)
+    assert "eval/best@4" not in row
