@@ -24,12 +24,13 @@ Record = dict[str, Any]
 Plan = Mapping[str, Mapping[str, Any]]
 
 
-def load(claim: str) -> dict[str, list[Record]]:
+def load(claim: str, first_seed: int = 0) -> dict[str, list[Record]]:
     """Return the records of each condition of a claim, one for each seed, in the order of its YAML file."""
     records: dict[str, list[Record]] = {}
     for condition in conditions(claim):
         files = (RESULTS / claim).glob(f"{condition}/*.json")
-        records[condition.partition("=")[2]] = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(files)]
+        wanted = [file for file in sorted(files) if int(file.stem.removeprefix("seed_")) >= first_seed]
+        records[condition.partition("=")[2]] = [json.loads(file.read_text(encoding="utf-8")) for file in wanted]
     return records
 
 
@@ -55,7 +56,7 @@ def value(record: Record, column: str, updates: float = math.inf) -> float:
 
 def claim_table(claim: str, plan: Mapping[str, Any]) -> str:
     """Return the table of a claim: the means of each condition over seeds, with 95 % intervals and the p of a difference."""
-    records, against = load(claim), plan["against"]
+    records, against = load(claim, plan.get("first_seed", 0)), plan["against"]
     budget = plan.get("updates", math.inf)
     rows = [[name, str(len(runs))] for name, runs in records.items()]
     for column in plan["columns"]:
@@ -90,7 +91,7 @@ def plan_table(plan: Plan) -> str:
 def draw(claim: str, plan: Mapping[str, Any]) -> None:
     """Draw the learning curves of a claim over tokens: means over seeds, with 95 % intervals."""
     figure, axes = pyplot().subplots(figsize=(6, 3.6), constrained_layout=True)
-    for i, (name, runs) in enumerate(load(claim).items()):
+    for i, (name, runs) in enumerate(load(claim, plan.get("first_seed", 0)).items()):
         if not runs:
             continue
         tokens = np.array(runs[0]["curve"]["tokens"])

@@ -3,6 +3,7 @@ experiment."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import math
@@ -58,12 +59,22 @@ def summary(directory: Path) -> dict[str, Any]:
         "machine": f"{os.cpu_count()} cores, {start['platform']}",
         "updates": len(updates),
         "tokens": tokens[len(updates)],
-        "reward_calls": sum(row.get("env_steps", 0.0) for row in updates),
+        "reward_calls": reward_calls(directory, updates),
         "seconds": {name.removeprefix("time/"): rounded(sum(row.get(name, 0.0) for row in updates)) for name in PHASES},
         "step_s": rounded(median([row["time/step_s"] for row in updates if "time/step_s" in row])),
         "curve": curve(updates, tokens),
         "evaluations": evaluations,
     }
+
+
+def reward_calls(directory: Path, updates: Sequence[Mapping[str, float]]) -> float:
+    """Return how many joint actions were judged. Runs of one turn do not log it: their updates have equally many."""
+    if any("env_steps" in row for row in updates):
+        return sum(row.get("env_steps", 0.0) for row in updates)
+    with gzip.open(directory / "completions.jsonl.gz", "rt", encoding="utf-8") as file:
+        records = map(json.loads, file)
+        rewards = next(record["turns"][0]["rewards"] for record in records if record["kind"] == "train")
+    return float(len(updates) * len(rewards) * len(rewards[0]))
 
 
 def curve(updates: Sequence[Mapping[str, float]], tokens: Mapping[int, float]) -> dict[str, list[float]]:
