@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from experiments.evidence.record import RESULTS
+from experiments.evidence.statistics import stratified_interval, tokens_to
 from experiments.tables import markdown_table, pyplot, write_table
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.report.comparison import half_of, holm, mean_of, text_of, welch
@@ -80,12 +81,50 @@ def plan_table(plan: Plan) -> str:
     """Return what is planned and what is done."""
     rows = []
     for claim, own in plan.items():
+        if "tasks" in own:  # it has no runs of its own
+            continue
         runs = [run for group in load(claim).values() for run in group]
         spent = sum(run["cpu_seconds"] for run in runs) / 120  # on two cores
         rows.append(
             [f"`{claim}`", own["question"], f"{own['minutes']}", f"{spent:.0f}", str(len(runs)), own["budget"], own["stop"]]
         )
     return markdown_table(["claim", "question", "minutes planned", "spent", "runs", "budget", "ends"], rows)
+
+
+def aggregate_table(plan: Mapping[str, Any]) -> str:
+    """Return the table of conditions over several tasks: the interquartile mean of all runs, and of each task the mean of the
+    runs and the tokens after which their mean curve has made 80 % of the way of the best condition."""
+    tasks = {task: {name: runs for name, runs in load(task).items() if runs} for task in plan["tasks"]}
+    names = [name for name in next(iter(tasks.values())) if all(name in records for records in tasks.values())]
+    rows = []
+    for name in names:
+        runs = [records[name] for records in tasks.values()]
+        count = min(map(len, runs))
+        scores = np.array(
+            [[value(run, column) for run in own[:count]] for own, column in zip(runs, plan["columns"], strict=True)]
+        )
+        mean, low, high = stratified_interval(scores.T)
+        cells = [
+            f"{np.mean(x):.2f} ({tokens_to_goal(records, name):,.0f})"
+            for x, records in zip(scores, tasks.values(), strict=True)
+        ]
+        minutes = np.mean([run["cpu_seconds"] for own in runs for run in own]) / 60
+        rows.append((mean, [f"`{name}`", str(count), f"{mean:.3f} ({low:.3f} to {high:.3f})", *cells, f"{minutes:.1f}"]))
+    head = ["", "seeds", "interquartile mean", *(f"{task} (tokens)" for task in tasks), "CPU min"]
+    return markdown_table(head, [row for _, row in sorted(rows, key=lambda row: -row[0])])
+
+
+def tokens_to_goal(records: Mapping[str, list[Record]], name: str) -> float:
+    """Return the tokens after which the mean curve of a condition has made 80 % of the way of the best condition."""
+    curves = {own: mean_curve(runs) for own, runs in records.items()}
+    start, best = (pick(rewards[index] for _, rewards in curves.values()) for pick, index in ((min, 0), (max, -1)))
+    return tokens_to(start + 0.8 * (best - start), *curves[name])
+
+
+def mean_curve(runs: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of the first run, and the mean reward of all runs after so many."""
+    tokens = np.array(runs[0]["curve"]["tokens"])
+    return tokens, np.mean([np.interp(tokens, run["curve"]["tokens"], run["curve"]["reward/mean"]) for run in runs], 0)
 
 
 def draw(claim: str, plan: Mapping[str, Any]) -> None:
@@ -114,7 +153,10 @@ def write(plan: Plan, claims: Sequence[str] = ()) -> None:
     (HERE / "figures").mkdir(exist_ok=True)
     write_table("plan", plan_table(plan), PAGE)
     for claim in claims or plan:
-        if any(load(claim).values()):
+        if "tasks" in plan[claim]:
+            if all(any(load(task).values()) for task in plan[claim]["tasks"]):
+                write_table(claim, aggregate_table(plan[claim]), PAGE)
+        elif any(load(claim).values()):
             write_table(claim, claim_table(claim, plan[claim]), PAGE)
             draw(claim, plan[claim])
             print(f"wrote the table and the figure of {claim}", flush=True)

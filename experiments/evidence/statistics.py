@@ -1,4 +1,4 @@
-"""Means over seeds with intervals, differences between conditions, and the interquartile mean over tasks. Not an experiment."""
+"""The interquartile mean over runs and tasks with its interval, and tokens until a reward is reached. Not an experiment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
 
 def interquartile_mean(scores: np.ndarray) -> float:
     """Return the mean of the middle half of all scores of an algorithm, of all runs and tasks."""
-    return float(stats.trim_mean(scores, 0.25, axis=None))
+    return float(stats.trim_mean(scores.ravel(), 0.25))
 
 
 def stratified_interval(scores: Float[np.ndarray, "run task"], samples: int = 10_000, seed: int = 0) -> Estimate:
@@ -33,7 +33,6 @@ def stratified_interval(scores: Float[np.ndarray, "run task"], samples: int = 10
     return Estimate(interquartile_mean(scores), float(low), float(high))
 
 
-def tokens_to(share: float, tokens: Sequence[float], rewards: Sequence[float], best: float, start: float) -> float:
-    """Return the tokens after which a curve first reaches `share` of the way from `start` to `best`; NaN if it never does."""
-    goal = start + share * (best - start)
+def tokens_to(goal: float, tokens: Sequence[float], rewards: Sequence[float]) -> float:
+    """Return the tokens after which a curve first reaches a reward; NaN if it never does."""
     return next((x for x, reward in zip(tokens, rewards, strict=True) if reward >= goal), float("nan"))
