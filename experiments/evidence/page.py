@@ -25,13 +25,12 @@ Record = dict[str, Any]
 Plan = Mapping[str, Mapping[str, Any]]
 
 
-def load(claim: str, first_seed: int = 0) -> dict[str, list[Record]]:
+def load(claim: str) -> dict[str, list[Record]]:
     """Return the records of each condition of a claim, one for each seed, in the order of its YAML file."""
     records: dict[str, list[Record]] = {}
     for condition in conditions(claim):
         files = (RESULTS / claim).glob(f"{condition}/*.json")
-        wanted = [file for file in sorted(files) if int(file.stem.removeprefix("seed_")) >= first_seed]
-        records[condition.partition("=")[2]] = [json.loads(file.read_text(encoding="utf-8")) for file in wanted]
+        records[condition.partition("=")[2]] = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(files)]
     return records
 
 
@@ -57,7 +56,7 @@ def value(record: Record, column: str, updates: float = math.inf) -> float:
 
 def claim_table(claim: str, plan: Mapping[str, Any]) -> str:
     """Return the table of a claim: the means of each condition over seeds, with 95 % intervals and the p of a difference."""
-    records, against = load(claim, plan.get("first_seed", 0)), plan["against"]
+    records, against = load(claim), plan["against"]
     budget = plan.get("updates", math.inf)
     rows = [[name, str(len(runs))] for name, runs in records.items()]
     for column in plan["columns"]:
@@ -116,32 +115,34 @@ def aggregate_table(plan: Mapping[str, Any]) -> str:
 
 def tokens_to_goal(records: Mapping[str, list[Record]], name: str) -> float:
     """Return the tokens after which the mean curve of a condition has made 80 % of the way of the best condition."""
-    curves = {own: mean_curve(runs) for own, runs in records.items()}
-    start, best = (pick(rewards[index] for _, rewards in curves.values()) for pick, index in ((min, 0), (max, -1)))
-    return tokens_to(start + 0.8 * (best - start), *curves[name])
+    means = {
+        own: (tokens, rewards.mean(0)) for own, (tokens, rewards) in ((own, curves(runs)) for own, runs in records.items())
+    }
+    start, best = (pick(rewards[index] for _, rewards in means.values()) for pick, index in ((min, 0), (max, -1)))
+    return tokens_to(start + 0.8 * (best - start), *means[name])
 
 
-def mean_curve(runs: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of the first run, and the mean reward of all runs after so many."""
-    tokens = np.array(runs[0]["curve"]["tokens"])
-    return tokens, np.mean([np.interp(tokens, run["curve"]["tokens"], run["curve"]["reward/mean"]) for run in runs], 0)
+def curves(runs: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens, between those after which all runs have begun and the first of them has ended, and the reward of each run
+    after so many [run, point]."""
+    own = [run["curve"]["tokens"] for run in runs]
+    tokens = np.linspace(max(x[0] for x in own), min(x[-1] for x in own), max(map(len, own)))
+    rewards = [next(values for name, values in run["curve"].items() if name != "tokens") for run in runs]
+    return tokens, np.array([np.interp(tokens, *points) for points in zip(own, rewards, strict=True)])
 
 
 def draw(claim: str, plan: Mapping[str, Any]) -> None:
     """Draw the learning curves of a claim over tokens: means over seeds, with 95 % intervals."""
-    figure, axes = pyplot().subplots(figsize=(6, 3.6), constrained_layout=True)
-    for i, (name, runs) in enumerate(load(claim, plan.get("first_seed", 0)).items()):
+    figure, axes = pyplot().subplots(figsize=(6.4, 3.6), constrained_layout=True)
+    for i, (name, runs) in enumerate(load(claim).items()):
         if not runs:
             continue
-        tokens = np.array(runs[0]["curve"]["tokens"])
-        lines = []
-        for run in runs:
-            (rewards,) = (values for key, values in run["curve"].items() if key != "tokens")
-            lines.append(np.interp(tokens, run["curve"]["tokens"], rewards))
-        mean, interval = mean_and_interval(np.array(lines).T)
-        axes.plot(tokens, mean, color=f"C{i}", label=f"{name} ({len(runs)})")
+        tokens, rewards = curves(runs)
+        mean, interval = mean_and_interval(rewards.T)
+        axes.plot(tokens, mean, color=f"C{i}", label=f"{name} ({len(runs)} seeds)")
         axes.fill_between(tokens, mean - interval, mean + interval, color=f"C{i}", alpha=0.2, linewidth=0)
-    axes.set(xlabel="tokens that all agents wrote", ylabel="reward in training", title=plan["question"])
+    axes.set(xlabel="tokens that all agents wrote", ylabel="reward in training")
+    axes.set_title(plan["question"], fontsize=9)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     figure.savefig(HERE / "figures" / f"{claim}.png", dpi=110)
