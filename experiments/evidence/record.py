@@ -91,8 +91,8 @@ def curve(updates: Sequence[Mapping[str, float]], tokens: Mapping[int, float]) -
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
     """Return a digest of the settings of a run without those that neither its seed nor its place change."""
-    kept = {name: value for name, value in leaves(settings).items() if name not in NOT_HASHED}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    compared = {name: value for name, value in leaves(settings).items() if name not in NOT_HASHED}
+    return hashlib.sha256(json.dumps(compared, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def checked_out() -> str:
