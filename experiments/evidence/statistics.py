@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,6 @@ def stratified_interval(scores: Float[np.ndarray, "run task"], samples: int = 10
     return Estimate(interquartile_mean(scores), float(low), float(high))
 
 
-def tokens_to(goal: float, tokens: Sequence[float], rewards: Sequence[float]) -> float:
+def tokens_to(goal: float, tokens: Iterable[float], rewards: Iterable[float]) -> float:
     """Return the tokens after which a curve first reaches a reward; NaN if it never does."""
     return next((x for x, reward in zip(tokens, rewards, strict=True) if reward >= goal), float("nan"))
