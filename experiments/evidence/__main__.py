@@ -183,7 +183,7 @@ def main(cfg: Evidence) -> int:
     if cfg.command == "plan":
         print(page.plan_table(plan()))
     else:
-        page.write(plan())
+        page.write(plan(), cfg.claims)
     return 0
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,7 +53,8 @@ def summary(directory: Path) -> dict[str, Any]:
         for row in rows
         if "eval/updates" in row
     ]
-    start = json.loads(sorted(directory.glob("attempts/*/start.json"))[-1].read_text(encoding="utf-8"))
+    newest = max(directory.glob("attempts/*/start.json"), key=lambda file: int(file.parent.name))
+    start = json.loads(newest.read_text(encoding="utf-8"))
     return {
         "settings": settings_hash(start["settings"]),
         "versions": {name: x for name, x in start["versions"].items() if name in ("jax", "flax", "optax")},
@@ -61,7 +63,7 @@ def summary(directory: Path) -> dict[str, Any]:
         "tokens": tokens[len(updates)],
         "reward_calls": reward_calls(directory, updates),
         "seconds": {name.removeprefix("time/"): rounded(sum(row.get(name, 0.0) for row in updates)) for name in PHASES},
-        "step_s": rounded(median([row["time/step_s"] for row in updates if "time/step_s" in row])),
+        "step_s": rounded(statistics.median([row["time/step_s"] for row in updates if "time/step_s" in row] or [0.0])),
         "curve": curve(updates, tokens),
         "evaluations": evaluations,
     }
@@ -90,7 +92,7 @@ def curve(updates: Sequence[Mapping[str, float]], tokens: Mapping[int, float]) -
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
-    """Return a digest of the settings of a run without those that neither its seed nor its place change."""
+    """Return a digest of the settings of a run that decide what is learned, without its seed."""
     compared = {name: value for name, value in leaves(settings).items() if name not in NOT_HASHED}
     return hashlib.sha256(json.dumps(compared, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
@@ -101,12 +103,6 @@ def checked_out() -> str:
     return subprocess.check_output(
         ["git", "describe", "--always", "--abbrev=10", "--dirty=+"], cwd=here, encoding="utf-8"
     ).strip()
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median; 0 without values."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2] if ordered else 0.0
 
 
 def rounded(value: float) -> float:

@@ -76,7 +76,8 @@ def checked_run(cfg: ExperimentConfig) -> list[str]:
 
 def checked_sweep(points: Sequence[Point]) -> list[str]:
     """Check all runs of a sweep. Returns lines with the settings of the first one, and the directories of all."""
-    first, *_ = [checked_run(point.cfg) for point in {point.label: point for point in reversed(points)}.values()][::-1]
+    one_of_each = {point.label: point for point in reversed(points)}  # the first seed of each combination
+    *_, first = [checked_run(point.cfg) for point in one_of_each.values()]
     directories = [str(directory) for point in points for directory in point.directories]
     end = "dry run: all checks passed, nothing was trained or written; above is the first run, and the sweep would write to"
     return [*first[:-1], end, *directories]
