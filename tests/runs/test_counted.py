@@ -15,7 +15,7 @@ from jmarl.config import TrainConfig
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
-from jmarl.evaluation.evaluate import Evaluation, numbers, summarize
+from jmarl.evaluation.evaluate import Evaluation, choices_of, numbers, summarize
 from jmarl.rl.losses import policy_gradient, preference
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.runs.checks import check_fit, check_settings
@@ -202,3 +202,10 @@ def test_figures_of_k_cross_joint_actions_are_of_those_that_share_no_completion(
     row = numbers(result._replace(rollout=result.rollout._replace(turns=(turn,))))
     assert (row["eval/reward"], row["eval/best@2"], row["eval/pass@1"], row["eval/majority@2"]) == (5.5, 3, 0.5, 0.5)
     assert "eval/best@4" not in row
+
+
+def test_episodes_chose_the_same_if_all_their_turns_are_equal():
+    first = evaluation([[0, 0, 0, 0, 0]], {}, {}, [["x", "x ", "y", "y", "x"]]).rollout
+    later = dict(texts=[[["a"], ["b"], ["a"], ["a"]]], joint=np.array([[0]]), items=np.zeros(4, int), parents=np.arange(4))
+    choices = choices_of(first._replace(turns=(first.turns[0], first.turns[0]._replace(**later)))).ravel().tolist()
+    assert [[i for i, y in enumerate(choices) if y == x] for x in choices] == [[0], [1], [2, 3], [2, 3], [4]], "4 has ended"
