@@ -11,7 +11,7 @@ from scipy import stats
 
 from experiments.evidence import page, record, roles, worlds
 from experiments.evidence.__main__ import jobs_of, plan
-from experiments.evidence.statistics import stratified_interval, tokens_to
+from experiments.evidence.estimates import stratified_interval, tokens_to
 from jmarl.envs.games.grid import distances
 
 CLAIMS = [claim for claim, own in plan().items() if "tasks" not in own]
