@@ -28,6 +28,9 @@ class _ThreadLoop(threading.local):
     holder: _Holder  # lives as long as the thread
 
 
+FINISHED = FIXED | {list, tuple, dict}  # types that are not awaitable, of which most values are
+
+
 class _Holder:
     """Closes a loop when it is deleted, or when the process ends."""
 
@@ -55,7 +58,7 @@ def needs_waiting(value: Any) -> bool:
     if type(value) in FIXED:
         return False
     if isinstance(value, list | tuple):
-        return any(inspect.isawaitable(entry) for entry in value)
+        return any(type(entry) not in FINISHED and inspect.isawaitable(entry) for entry in value)
     return inspect.isawaitable(value) or isinstance(value, AsyncIterable)
 
 
