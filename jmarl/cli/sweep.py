@@ -51,7 +51,7 @@ COMPARE = ("columns", "against")  # keys of `compare`
 class Point(NamedTuple):
     """One run of a sweep, or several seeds in one program."""
 
-    values: dict[str, Any]  # the settings that are varied
+    columns: dict[str, Any]  # of the table: the settings that are varied, or the names of several that change together
     cfg: ExperimentConfig
     seeds: tuple[int, ...]
     together: bool  # whether all seeds are one run
@@ -149,17 +149,17 @@ def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Po
     seeds = tuple(lists.pop("seeds", ()) or ())
     root, points = configuration.experiment.train.run.output_dir, []
     for choices in itertools.product(*(choices_of(name, values) for name, values in lists.items())):
-        point = settings_of(choices)
+        settings, columns = settings_of(choices), {name: x for choice in choices for name, x in choice.columns.items()}
         label = re.sub(r"[^\w.=,+-]+", "_", ",".join(choice.label for choice in choices))[:150]
         directory = f"{root}/{label}" if choices else root
         group = label or Path(root).absolute().name
-        cfg = read_configuration(args, point | {"output_dir": directory, "resume": False, "resume_step": None}).experiment
+        cfg = read_configuration(args, settings | {"output_dir": directory, "resume": False, "resume_step": None}).experiment
         if together and len(seeds) > 1 and find_row(cfg.train.algorithm).data == "rollouts" and not cfg.wandb:
-            points.append(Point(point, cfg.replace(seeds=seeds), seeds, True, group))
+            points.append(Point(columns, cfg.replace(seeds=seeds), seeds, True, group))
             continue
         for seed in seeds or (cfg.train.run.seed,):
             own = cfg.replace(seed=seed, output_dir=f"{directory}/seed_{seed}")
-            points.append(Point(point, own, (seed,), False, group))
+            points.append(Point(columns, own, (seed,), False, group))
     directories = [str(directory) for point in points for directory in point.directories]
     if twice := next((directory for directory in directories if directories.count(directory) > 1), ""):
         raise ValueError(f"sweep: two runs would write to {twice}: give each value once")
@@ -206,6 +206,7 @@ class Choice(NamedTuple):
     key: str
     settings: dict[str, Any]  # that it sets: one, or all of a mapping under a free name
     label: str  # in the name of the directory, such as learning_rate=1e-05, or team=large+brevity
+    columns: dict[str, Any]  # of the table: the settings, or the name under which they change together
 
 
 def are_named(values: Any) -> bool:
@@ -217,13 +218,14 @@ def choices_of(key: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Choi
     """Return the values of a key: of a setting, or mappings of settings that change together under a free name."""
     name = key.rpartition(".")[2]
     if isinstance(values, Mapping):
-        return [Choice(key, dict(value), f"{name}={label}") for label, value in values.items()]
+        return [Choice(key, dict(value), f"{name}={label}", {name: label}) for label, value in values.items()]
     if key in (*TREES, *TOP_KEYS) or not all(isinstance(value, Mapping) and value for value in values):
-        return [Choice(key, {key: value}, f"{name}={value}") for value in values]
+        return [Choice(key, {key: value}, f"{name}={value}", {key: value}) for value in values]
     short = ["+".join(map(short_text, value.values())) for value in values]
     unique = len(set(short)) == len(values)
     long = [",".join(f"{setting}={x}" for setting, x in value.items()) for value in values]
-    return [Choice(key, dict(value), f"{name}={x}") for value, x in zip(values, short if unique else long, strict=True)]
+    labels = [f"{name}={x}" for x in (short if unique else long)]
+    return [Choice(key, dict(value), label, dict(value)) for value, label in zip(values, labels, strict=True)]
 
 
 def short_text(value: Any) -> str:
@@ -309,7 +311,7 @@ def result_row(point: Point, seed: int, directory: Path, failed: Mapping[str, st
     updates, evaluations = ([row for row in rows if ("eval/updates" in row) == held_out] for held_out in (False, True))
     tag = LOSS_TAG if any(LOSS_TAG in row for row in updates) and not any(REWARD_TAG in row for row in updates) else REWARD_TAG
     held_out = "eval/reward" if tag == REWARD_TAG else "eval/loss"
-    row: dict[str, Any] = {**point.values, "seed": seed, "updates": len(updates)}
+    row: dict[str, Any] = {**point.columns, "seed": seed, "updates": len(updates)}
     last = min(LAST, run.num_updates)
     if values := [row[tag] for row in updates[-last:] if tag in row]:
         row[f"{tag.partition('/')[0]} of the last {last}"] = statistics.fmean(values)

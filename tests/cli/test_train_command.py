@@ -444,16 +444,16 @@ def test_settings_of_a_sweep_change_together_under_a_free_name():
         for rate in (0.001, 0.01)
     ]
     assert [(p.cfg.team.size, p.cfg.task.reward) for p in made] == [(1, rewards[0])] * 2 + [(2, rewards[1])] * 2
-    assert made[3].values == {"models": [model, model], "reward": rewards[1], "learning_rate": 0.01}
+    assert made[3].columns == {"models": [model, model], "reward": rewards[1], "learning_rate": 0.01}
     equal = points("sweep.a=[{top_k: 1, num_prompts: 2}, {num_prompts: 1, top_k: 2}]")
     assert [point.directories[0].parts[1] for point in equal] == ["a=top_k=1,num_prompts=2", "a=num_prompts=1,top_k=2"]
     named = points("sweep.a={short: {top_k: 1, num_prompts: 2}, long: {top_k: 2}}", "sweep.learning_rate=[1e-3]")
     assert [point.label for point in named] == ["a=short,learning_rate=0.001", "a=long,learning_rate=0.001"]
-    assert named[1].values == {"top_k": 2, "learning_rate": 0.001}
+    assert named[1].columns == {"a": "long", "learning_rate": 0.001} and named[1].cfg.train.sampling.top_k == 2
     with pytest.raises(ValueError, match="no list of values"):
         points("sweep.optimizer={learning_rate: [1e-3]}")
     trees = points("sweep.chat_template_kwargs=[{a: 1}, {b: 2}]")  # a setting whose values are mappings
-    assert trees[1].values == {"chat_template_kwargs": {"b": 2}}
+    assert trees[1].columns == {"chat_template_kwargs": {"b": 2}}
 
 
 @pytest.mark.long
