@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from experiments.evidence.record import RESULTS
 from experiments.evidence.estimates import stratified_interval, tokens_to
+from experiments.evidence.record import RESULTS
 from experiments.tables import markdown_table, pyplot, write_table
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.report.comparison import half_of, holm, mean_of, text_of, welch
