@@ -36,6 +36,8 @@ def load(claim: str) -> dict[str, list[Record]]:
 
 def conditions(claim: str) -> list[str]:
     """Return the directories of the conditions of a claim, such as way=team."""
+    if not (HERE / f"{claim}.yaml").is_file():  # pairs of agents of other runs
+        return sorted(path.name for path in (RESULTS / claim).glob("*"))
     sweep = yaml.safe_load((HERE / f"{claim}.yaml").read_text(encoding="utf-8"))["sweep"]
     varied = [name for name in sweep if name not in ("seeds", "together", "compare")]
     assert len(varied) == 1, f"{claim}.yaml: a claim varies one thing, not {', '.join(varied)}"
@@ -80,7 +82,7 @@ def plan_table(plan: Plan) -> str:
     """Return what is planned and what is done."""
     rows = []
     for claim, own in plan.items():
-        if "tasks" in own:  # it has no runs of its own
+        if "minutes" not in own:  # it has no runs of its own
             continue
         runs = [run for group in load(claim).values() for run in group]
         spent = sum(run["cpu_seconds"] for run in runs) / 120  # on two cores
@@ -159,5 +161,6 @@ def write(plan: Plan, claims: Sequence[str] = ()) -> None:
                 write_table(claim, aggregate_table(plan[claim]), PAGE)
         elif any(load(claim).values()):
             write_table(claim, claim_table(claim, plan[claim]), PAGE)
-            draw(claim, plan[claim])
+            if "minutes" in plan[claim]:
+                draw(claim, plan[claim])
             print(f"wrote the table and the figure of {claim}", flush=True)

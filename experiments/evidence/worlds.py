@@ -1,5 +1,5 @@
-"""Games in which each agent has a reward of its own, a game for an agent without its team, and one in which one agent decides.
-Not an experiment.
+"""Games in which each agent has a reward of its own, tasks for an agent without its team, and a game in which one agent
+decides. Not an experiment.
 
 `environment: worlds.py:NAME` in a YAML file beside this one. The reward of the team can still be seen in the measures: on the
 grid `closeness` is the return of the team, in Sudoku it is `0.5 * right + 0.5 * solved`, in `Letters` it is `team`.
@@ -8,7 +8,10 @@ grid `closeness` is the return of the team, in Sudoku it is `0.5 * right + 0.5 *
 from __future__ import annotations
 
 import itertools
+import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,9 @@ import numpy as np
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.games.grid import GridPlanning, WalkState, distances
 from jmarl.envs.games.sudoku import Sudoku, SudokuState
+from jmarl.envs.writing.story import Story
+from jmarl.envs.writing.tldr_arxiv import Tldr
+from jmarl.envs.writing.two_texts import SEPARATOR, TwoTexts, WritingState
 
 
 class OwnGrid(GridPlanning):
@@ -62,6 +68,39 @@ class LoneChecker(TextEnvironment):
     def step(self, state: SudokuState, messages: Sequence[str], rng: np.random.Generator) -> Step:
         after = self.game.step(state, ["", messages[0]], rng).state
         return Step(after, [""], right_verdicts(after), True)
+
+
+class OneWriter(TwoTexts):
+    """One agent writes both texts: its first sentence is text 1, and what follows text 2. A small model writes no separator."""
+
+    def __init__(self, **options: Any):
+        super().__init__(single=True, **options)
+
+    def prompts(self, source: str) -> tuple[str, str, str]:
+        first, second, both = super().prompts(source)
+        for separated, plain in ((f"write {SEPARATOR}, and behind it tell", "tell"), (f"{SEPARATOR}, and behind it ", "")):
+            both = both.replace(separated, plain)
+        return first, second, both
+
+    def step(self, state: WritingState, messages: Sequence[str], rng: np.random.Generator) -> Step:
+        text = messages[0].strip().replace(SEPARATOR, "")
+        return super().step(state, [re.sub(r"(?<=[.!?])\s+|\n+", SEPARATOR, text, count=1)], rng)
+
+
+class OneStory(OneWriter, Story):
+    """The story of one writer."""
+
+
+class SampleTldr(Tldr):
+    """Summaries of the 65 posts of the data set that the tests use."""
+
+    def __init__(self, **options: Any):
+        posts = Path(os.environ["JMARL_DATA"]) / "tldr" / "train.jsonl.gz"
+        super().__init__(data=posts, substring=True, **options)
+
+
+class OneTldr(OneWriter, SampleTldr):
+    """The summaries of one writer."""
 
 
 class Letters(TextEnvironment):
