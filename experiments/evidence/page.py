@@ -47,8 +47,7 @@ def conditions(claim: str) -> list[str]:
 def value(record: Record, column: str, updates: float = math.inf) -> float:
     """Return a number of a run: `reward`, the mean of the last points of its curve, or a column of its last evaluation after at
     most so many updates."""
-    if column == "reward":
-        curve = record["curve"]
+    if column == "reward" and (curve := record["curve"])["tokens"]:
         (rewards,) = (values for name, values in curve.items() if name != "tokens")
         known = rewards[: math.ceil(len(rewards) * min(1, updates / record["updates"]))]
         return float(np.mean(known[-LAST:])) if known else math.nan

@@ -10,6 +10,7 @@ import math
 import os
 import statistics
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,25 @@ def write_record(claim: str, name: str, directory: Path, seconds: float, commit:
     text = json.dumps(where | summary(directory), allow_nan=False)
     file.write_text(text.replace('], "', '],\n "').replace('}, "', '},\n "') + "\n", encoding="utf-8")
     return file
+
+
+def write_evaluation(claim: str, name: str, agents: Sequence[Path], flags: Sequence[str], cpu_seconds: float = 0) -> float:
+    """Evaluate agents by `jmarl eval`, write their numbers to results/CLAIM/NAME.json, and return their mean reward. Without
+    agents those of the flags are evaluated before training. cpu_seconds: of their training."""
+    file = RESULTS / claim / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    models = ["--model", *map(str, agents)] if agents else []
+    command = [sys.executable, "-m", "jmarl", "eval", *models, *flags, "--output", str(file)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    result = json.loads(file.read_text(encoding="utf-8"))
+    measures = {f"measures/{measure}": numbers["mean"] for measure, numbers in result["measures"].items()}
+    record = {
+        "claim": claim, "run": name, "commit": checked_out(), "cpu_seconds": cpu_seconds or result["seconds"], "updates": 0,
+        "tokens": 0, "reward_calls": result["episodes"], "curve": {"tokens": [], "reward/mean": []},
+        "evaluations": [{"updates": 0, "tokens": 0, "reward": result["mean"], **measures}],
+    }  # fmt: skip
+    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    return result["mean"]
 
 
 def summary(directory: Path) -> dict[str, Any]:

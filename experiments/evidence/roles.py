@@ -9,13 +9,11 @@ Each is `jmarl eval` on held-out tasks; its numbers become a record as that of a
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.evidence.record import RESULTS, checked_out
+from experiments.evidence.record import write_evaluation
 
 HERE = Path(__file__).parent
 ROOT = Path("runs/evidence")
@@ -38,24 +36,6 @@ def pairs_of(claim: str, seed: int) -> Iterator[tuple[str, list[Path]]]:
     yield "one_alone", [agent("team", 0, seed), partner]
 
 
-def evaluate(claim: str, name: str, seed: int, agents: list[Path]) -> None:
-    """Evaluate a pair of agents, and write its record."""
-    file = RESULTS / f"{claim}_pairs" / f"pair={name}" / f"seed_{seed}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    command = ["eval", "--config", str(HERE / f"{claim}.yaml"), "--model", *map(str, agents), "--output", str(file)]
-    flags = ["-n", "2000", "--num-generations", "8", "--batch-size", "250"]
-    subprocess.run([sys.executable, "-m", "jmarl", *command, *flags], check=True, stdout=subprocess.DEVNULL)
-    result = json.loads(file.read_text(encoding="utf-8"))
-    measures = {f"measures/{measure}": numbers["mean"] for measure, numbers in result["measures"].items()}
-    record = {
-        "claim": f"{claim}_pairs", "run": f"pair={name}/seed_{seed}", "commit": checked_out(), "cpu_seconds": result["seconds"],
-        "updates": 0, "tokens": 0, "reward_calls": result["episodes"], "curve": {"tokens": [], "reward/mean": []},
-        "evaluations": [{"updates": 0, "tokens": 0, "reward": result["mean"], **measures}],
-    }  # fmt: skip
-    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    print(f"{claim} {name} {seed}: {result['mean']:.3f}", flush=True)
-
-
 def main(claims: list[str]) -> None:
     unknown = {*claims} - {*ALONE}
     if unknown or not claims:
@@ -63,7 +43,9 @@ def main(claims: list[str]) -> None:
     for claim in claims:
         for seed in range(SEEDS):
             for name, agents in pairs_of(claim, seed):
-                evaluate(claim, name, seed, agents)
+                flags = ["--config", str(HERE / f"{claim}.yaml"), "-n", "2000", "--num-generations", "8", "--batch-size", "250"]
+                reward = write_evaluation(f"{claim}_pairs", f"pair={name}/seed_{seed}", agents, flags)
+                print(f"{claim} {name} {seed}: {reward:.3f}", flush=True)
 
 
 if __name__ == "__main__":
