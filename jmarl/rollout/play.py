@@ -206,7 +206,7 @@ def requests_of_turn(game: Game, nodes: Nodes, t: int, group: int) -> tuple[Enco
             turn=t,
             past=nodes.past and nodes.past.take(padded),
             keep_cache=keeps,
-            acts=None if np.all(np.any(acts, 1)) else np.any(acts, 1),
+            acts=None if acts.all() else acts[:, padded[part]],
         )
         for part in parts
     ]

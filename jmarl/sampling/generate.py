@@ -61,7 +61,9 @@ class SampleRequest(NamedTuple):
     turn: int = 0
     past: Past | None = None
     keep_cache: bool = False  # whether the next turn continues from the caches of this one
-    acts: Bool[np.ndarray, " team_agent"] | None = None  # agents to sample; completions of the others are ignored. None: all
+    acts: Bool[np.ndarray, "team_agent prompt"] | None = (
+        None  # who acts where; others are not sampled. None: all, everywhere
+    )
     meanwhile: Callable[[], None] | None = None  # work of the host while the device samples, called once
 
 
@@ -175,16 +177,31 @@ def on_host(completions: Completions) -> Completions:
     return to_host(completions._replace(cache=None))._replace(cache=completions.cache)
 
 
-def choose_acting(spec: StackSpec, acts: Bool[np.ndarray, " team_agent"]) -> Acting | None:
-    """Return the parameter sets and roles of a stack that include all acting agents; None if these are all.
+def choose_acting(spec: StackSpec, acts: Bool[np.ndarray, "team_agent prompt"]) -> Acting | None:
+    """Return the parameter sets and roles of a stack that include all acting agents, and their rows if fewer than all act;
+    None: all are sampled.
 
     If parameter sets are spread over devices, all sets are included: the devices of the others would be idle anyway.
     """
-    active = acts[np.array(spec.members)]  # [A, R]
-    sets, roles = np.flatnonzero(active.any(1)), np.flatnonzero(active.any(0))
+    active = acts[np.array(spec.members)]  # [A, R, P]
+    sets, roles = np.flatnonzero(active.any((1, 2))), np.flatnonzero(active.any((0, 2)))
     if len(roles) and spec.mesh is not None and spec.mesh.shape["agent"] > 1:
         sets = np.arange(len(active))
-    return None if (len(sets), len(roles)) == active.shape else (sets, roles)
+    rows = active[sets][:, roles].reshape(len(sets), -1) if len(roles) else active.reshape(len(active), -1)
+    chosen = fewer_rows(rows)
+    return None if chosen is None and (len(sets), len(roles)) == active.shape[:2] else Acting(sets, roles, chosen)
+
+
+def fewer_rows(active: Bool[np.ndarray, "set row"]) -> Int[np.ndarray, "set size"] | None:
+    """Return which rows of each set to sample, so many as most of the sets need, in quarters of a power of two, since each size
+    is a program. Those of other sets are repeated. None: all rows."""
+    counts = active.sum(1)
+    unit = max(1, bucket(int(counts.max(initial=1)), 1) // 4)
+    size = -(-int(counts.max(initial=1)) // unit) * unit
+    if size >= active.shape[1]:
+        return None
+    first = np.argsort(~active, 1, kind="stable")
+    return np.take_along_axis(first, np.arange(size) % np.maximum(counts, 1)[:, None], 1)
 
 
 def pad(team: Team, rows: Rows) -> Encoded:

@@ -41,8 +41,13 @@ class RowIds(NamedTuple):
     purpose: Numbers  # [], see `jmarl.randomness`
     stack: Numbers  # [] number of the stack in its team, or [A] (with R = 1) if agents belong to several teams
     agents: Int[Array | np.ndarray, "*agent_role"]  # numbers of the agents in their team; [A] where each has one role
-    prompt_ids: Integer[Array | np.ndarray, " prompt"]
+    prompt_ids: Integer[
+        Array | np.ndarray, "... prompt"
+    ]  # [P], or [A * R, P] if they differ by agent
     turn: Numbers = 0  # []
+    alike: Bool[Array | np.ndarray, " agent_role"] | None = (
+        None  # completions of a prompt have one key; None: nobody's
+    )
 
 
 class SampleInputs(NamedTuple):
@@ -263,6 +268,9 @@ def row_keys(ids: RowIds, group: int) -> Key[Array, "agent prompt {group}"]:
     for numbers in (stacks, agents):
         keys = jax.vmap(jax.random.fold_in)(keys, numbers)
     fold = jax.vmap(jax.random.fold_in, (None, 0))
-    keys = jax.vmap(lambda k: fold(k, jnp.asarray(ids.prompt_ids)))(keys)
-    keys = jax.vmap(jax.vmap(lambda k: fold(k, jnp.arange(group))))(keys)
+    prompts, completions = jnp.asarray(ids.prompt_ids), jnp.arange(group)
+    if ids.alike is not None:
+        completions = jnp.where(jnp.asarray(ids.alike)[:, None], 0, completions)
+    keys = jax.vmap(fold)(keys, jnp.broadcast_to(prompts, (len(keys), prompts.shape[-1])))
+    keys = jax.vmap(jax.vmap(fold, (0, None)))(keys, jnp.broadcast_to(completions, (len(keys), group)))
     return keys.reshape(ids.agents.shape[0], -1, group)

@@ -27,8 +27,15 @@ from jmarl.types import PLAIN, TRACES, Completions, Vocabulary
 Ids = Int[Array | np.ndarray, "agent row prompt_token"]  # row: all prompts of the agent's first role, then those of the next
 Lengths = Int[Array | np.ndarray, "agent row"]
 Prompts = tuple[Ids, Lengths]  # of a stack: token ids, padded on the right, and their number
-# What to sample of a stack if not all of its agents act: indices into the agent axis, and of the roles of all these sets
-Acting = tuple[Int[Array | np.ndarray, " set"], Int[Array | np.ndarray, " acting_role"]]
+
+
+class Acting(NamedTuple):
+    """What to sample of a stack if not all of its agents act, or not everywhere."""
+
+    sets: Int[Array | np.ndarray, " set"]  # indices into the agent axis
+    roles: Int[Array | np.ndarray, " acting_role"]  # of all these sets
+    rows: Int[Array | np.ndarray, "set row"] | None = None  # of those of these roles; None: all. A row may be there twice
+
 
 # How a mesh divides what is sampled
 _ROWS, _KEYS, _STATES = spec_of("agent", "row"), spec_of("agent", None, "K", "row"), spec_of("agent", None, "row")
@@ -85,7 +92,7 @@ def sample_stack(
     keys = row_keys(row_ids, program.group)
     stop = stop_of_prompts(stop, *ids.shape[:2])
     empty = empty_completions((*keys.shape, program.settings.max_new_tokens), stop)
-    if acting is not None and not min(map(len, acting)):
+    if acting is not None and not min(len(acting.sets), len(acting.roles)):
         return empty
     if acting is not None:
         params, ids, lengths, keys, stop = _take_acting(params, (ids, lengths, keys, stop), program.roles, acting)
@@ -136,22 +143,26 @@ def stop_of_prompts(
 
 
 def _take_acting(params: Params, rows: tuple[Any, ...], num_roles: int, acting: Acting) -> tuple[Any, ...]:
-    """Return the parameters of the acting sets, and of arrays [A, R * P, ...] the rows of the acting sets and roles."""
-    sets, roles = acting
+    """Return the parameters of the acting sets, and of arrays [A, R * P, ...] the rows that act."""
+    sets, roles, acting_rows = acting
     if len(sets) < len(rows[0]):  # slices, because XLA for CPUs runs a gather element by element
         numbers = range(len(sets))
         params = map_own(lambda x: jnp.concatenate([lax.dynamic_slice_in_dim(x, sets[i], 1) for i in numbers]), params)
     by_role = [x.reshape(len(x), num_roles, -1, *x.shape[2:])[sets][:, roles] for x in rows]
-    return params, *(x.reshape(len(sets), -1, *x.shape[3:]) for x in by_role)
+    taken = [x.reshape(len(sets), -1, *x.shape[3:]) for x in by_role]
+    return params, *(taken if acting_rows is None else [jax.vmap(lambda own, i: own[i])(x, acting_rows) for x in taken])
 
 
 def _place_acting(sampled: Completions, empty: Completions, num_roles: int, acting: Acting) -> Completions:
-    """Return the completions of all sets and roles: `sampled` for those that act, `empty` for the others."""
-    sets, roles = acting
+    """Return the completions of all sets and roles: `sampled` for rows that act, `empty` for the others."""
+    sets, roles, rows = acting
 
     def place(x: Array, y: Array) -> Array:
         by_role = y.reshape(len(y), num_roles, -1, *y.shape[2:])
+        if rows is not None:
+            others = by_role[sets[:, None], roles].reshape(len(sets), -1, *y.shape[2:])
+            x = jax.vmap(lambda to, i, own: to.at[i].set(own))(others, rows, x)
         return by_role.at[sets[:, None], roles].set(x.reshape(len(sets), len(roles), *by_role.shape[2:])).reshape(y.shape)
 
-    rows = jax.tree.map(place, sampled._replace(steps=None), empty._replace(steps=None))
-    return rows._replace(steps=empty.steps.at[sets].set(sampled.steps))
+    placed = jax.tree.map(place, sampled._replace(steps=None), empty._replace(steps=None))
+    return placed._replace(steps=empty.steps.at[sets].set(sampled.steps))

@@ -23,7 +23,7 @@ from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
 from jmarl.runs.kinds.seeds import join_requests
 from jmarl.runs.train import train
-from jmarl.sampling.generate import SampleRequest, pad, sample_team, tokenize
+from jmarl.sampling.generate import SampleRequest, choose_acting, fewer_rows, pad, sample_team, tokenize
 from jmarl.team import Team, make_team
 from tests.batches import update_stack
 from tests.envs.in_turns import Pass, Relay, Scaled, Silent
@@ -150,7 +150,7 @@ def test_inactive_agents_are_not_sampled(agents, pair, shared):
     request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 3, np.arange(2))
     whole = sample_team(team, params, request)[0]
     for agent in range(2):
-        done = sample_team(team, params, request._replace(acts=np.arange(2) == agent))[0]
+        done = sample_team(team, params, request._replace(acts=np.repeat(np.arange(2)[:, None] == agent, 2, 1)))[0]
         own, other = (np.reshape(done.action_mask, (2, 2, 3, -1))[n] for n in (agent, 1 - agent))
         assert not other.any() and own.any(-1).all()
         assert shared or np.asarray(done.steps).tolist()[1 - agent] == 0  # and not sampled and then masked
@@ -159,18 +159,42 @@ def test_inactive_agents_are_not_sampled(agents, pair, shared):
             assert (both[0] == both[1]).all(), name
         logprobs = [np.reshape(completions.logprobs, (2, 2, 3, -1))[agent] for completions in (done, whole)]
         np.testing.assert_allclose(*logprobs, atol=1e-5)
-    nobody = sample_team(team, params, request._replace(acts=np.zeros(2, bool)))[0]
+    nobody = sample_team(team, params, request._replace(acts=np.zeros((2, 2), bool)))[0]
     assert not np.asarray(nobody.action_mask).any() and nobody.tokens.shape == whole.tokens.shape
+    acts = np.eye(2, dtype=bool)  # each at one prompt
+    rows = sample_team(team, params, request._replace(acts=acts))[0]
+    assert choose_acting(team.stacks[0], acts).rows.shape == ((1, 2) if shared else (2, 1))
+    for name in ("tokens", "action_mask", "ended"):
+        one, both = (np.reshape(getattr(completions, name), (2, 2, 3, -1)) for completions in (rows, whole))
+        assert (one[acts] == both[acts]).all(), name
+    assert not np.reshape(rows.action_mask, (2, 2, 3, -1))[~acts].any()
+
+
+def test_rows_that_act_are_sampled_in_few_sizes():
+    rng = np.random.default_rng(0)
+    for count in range(1, 65):
+        active = np.array([rng.permutation(np.arange(64) < n) for n in (count, count // 2, 0)])
+        if (rows := fewer_rows(active)) is None:
+            assert count > 48
+            continue
+        assert rows.shape[1] in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+        for own, chosen in zip(active, rows, strict=True):
+            assert set(chosen[: own.sum()]) == set(np.flatnonzero(own))
+            assert own[chosen].all() or not own.any()
 
 
 def test_a_joined_request_samples_every_agent_that_acts_in_any_run(pair):
     team, _ = pair
     encoded = pad(team, tokenize(team, [["you first", "or you"]] * 2, SETTINGS, chat=False))
     request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 3, np.arange(2))
-    writes = [None if acts is None else np.array(acts) for acts in ([True, False], [False, True], [True, False], None)]
+    writes = [
+        None if acts is None else np.array(acts) for acts in ([[True], [False]], [[False], [True]], [[True], [False]], None)
+    ]
     requests = [request._replace(acts=acts) for acts in writes]
-    assert join_requests(requests[:2], None).acts.tolist() == [True, True] and join_requests(requests[2:], None).acts is None
-    assert join_requests([requests[0], requests[2]], None).acts.tolist() == [True, False]
+    assert (
+        join_requests(requests[:2], None).acts.tolist() == [[True], [True]] and join_requests(requests[2:], None).acts is None
+    )
+    assert join_requests([requests[0], requests[2]], None).acts.tolist() == [[True], [False]]
 
 
 # --- training ------------------------------------------------------------------------------------------------------------
