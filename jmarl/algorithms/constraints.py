@@ -20,7 +20,7 @@ PER_AGENT = ("learning_rate", "max_grad_norm", "weight_decay")  # settings with 
 OFF = flat(TrainConfig())  # values of settings that are not given
 ONLY_ROLLOUTS = (  # settings of rows that learn from rollouts
     *("advantage_scale", "loss_aggregation", "importance_cap", "old_logprobs", "kl_coef", "entropy_coef", "num_epochs"),
-    *("num_minibatches", "dynamic_sampling", "async_steps"),
+    *("num_minibatches", "dynamic_sampling", "async_steps", "snapshots"),
 )
 USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "long_prompts", "compute_dtype"}  # of episodes and sampling
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
@@ -161,6 +161,24 @@ LEARNS: list[Constraint] = [
                + ", ".join(name for name, row in ALGORITHMS.items() if row.compares_group)),
 ]
 
+LEAGUE: list[Constraint] = [
+    (name, lambda s, x=name, y=value: not s.snapshots or getattr(s, x) == y,
+     f"{name}={{s.{name}!r}} does not go with a league (snapshots={{s.snapshots}}), {why}: set {name}={value}")
+    for name, value, why in (
+        ("joint_mode", "aligned", "whose opponents write one text for all completions of a group"),
+        ("history", "none", "in which agents do not act where another holds their seat"),
+        ("async_steps", 0, "whose opponents are drawn anew in each step"),
+        ("sample_parts", 1, "whose items are sampled at once"),
+        ("dynamic_sampling", 0, "whose opponents are drawn for the first prompts of a step"),
+    )
+] + [
+    ("branching", lambda s: not s.snapshots or s.num_turns == 1 or s.branching == "chain",
+     "branching={s.branching!r} does not go with a league (snapshots={s.snapshots}) over several turns: set branching='chain'"),
+    ("algorithm", lambda s: not s.snapshots or s.row.data == "rollouts" and s.row.baseline != "greedy",
+     "algorithm={s.algorithm!r} does not go with a league (snapshots={s.snapshots}): choose one that learns from rollouts and "
+     "has no greedy baseline, such as magrpo or grpo"),
+]  # fmt: skip
+
 CENTRAL: list[Constraint] = [  # what a central critic has one of
     (name, lambda s, x=name, y=own: (
         s.row.critic != "central" or len({*per_agent_values(getattr(s, x))}) <= 1 or (y and getattr(s, y) is not None)),
@@ -219,6 +237,10 @@ TEAM: list[Constraint] = [
     ("async_steps", lambda s: not s.async_steps or not s.divides_agents,
      "async_steps=1 does not go with mesh={s.mesh!r}, which divides an agent: which rows begin early would follow from the "
      "slots of each device, and the tokens with them; spread whole agents (mesh=auto)"),
+    ("snapshots", lambda s: not s.snapshots or s.num_agents > 1,
+     "snapshots={s.snapshots} needs another seat than that of the opponent, and this team has one agent: set snapshots=0"),
+    ("snapshots", lambda s: not s.snapshots or s.processes == 1,
+     "a league (snapshots={s.snapshots}) needs one process, and this run has {s.processes}: set snapshots=0"),
     ("async_steps", lambda s: not s.async_steps or s.processes == 1,
      "async_steps=1 needs one process, and this run has {s.processes}: set async_steps=0"),
     ("micro_batches", lambda s: not s.lora_dropout or not s.divides_rows or s.micro_batches in (1, "auto"),
@@ -275,6 +297,8 @@ SEEDS: list[Constraint] = [
     ("algorithm", lambda s: s.row.data == "rollouts",
      "algorithm={s.algorithm!r} learns from pairs in rounds, and only algorithms on rollouts (magrpo, ippo, c3, ...) train "
      "several seeds together: call train once per seed"),
+    ("snapshots", lambda s: not s.snapshots,
+     "a league (snapshots={s.snapshots}) is for one seed in a program: call train once per seed (together: false in a sweep)"),
     ("async_steps", lambda s: not s.async_steps,
      "async_steps=1 is for one seed in a program: call train once per seed, or set async_steps=0"),
     ("save_total_limit", lambda s: not s.saves or s.save_total_limit >= 2,

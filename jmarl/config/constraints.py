@@ -136,6 +136,11 @@ OPTIMIZER: list[Constraint] = [
     off_unless("target_kl", None, lambda s: s.num_epochs * s.num_minibatches > 1, "where a batch is one optimizer step"),
 ]
 
+LEAGUE: list[Constraint] = [
+    off_unless(name, default, lambda s: s.snapshots, "where snapshots=0, which is no league")
+    for name, default in (("snapshot_every", 10), ("opponents", "uniform"), ("opponent_share", 0.5), ("opponents_at_once", 1))
+]
+
 LORA: list[Constraint] = [
     ("lora_targets", lambda s: {*s.target_names} <= {*LORA_TARGETS} and len({*s.target_names}) == len(s.target_names),
      f"must be all, or some of {','.join(LORA_TARGETS)}, each once"),

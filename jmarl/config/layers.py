@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jmarl.config.aliases import CONVERSIONS, OTHER_NAMES
 from jmarl.config.experiment import MODULES, PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
-from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
+from jmarl.config.train_config import SECTION_OF, SECTIONS, SHORT, by_field
 from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import Given, KeyPath, YamlFile, put
 
@@ -93,7 +93,7 @@ class Layers:
                 if SECTION_OF.get(OTHER_NAMES.get(field, str(field))) not in (name, None):
                     fields = [field for field, section in SECTION_OF.items() if section == name]
                     raise unknown_key(field, name, fields, source, (*path, field))
-                self._read_setting("train", field, x, source, (*path, field))
+                self._read_setting("train", SHORT.get(name, {}).get(field, field), x, source, (*path, field))
         else:
             self._read_setting(part, name, value, source, path)
 

@@ -10,7 +10,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from jmarl.config.constraints import EPISODES, LORA, LORA_TARGETS, LOSS, OPTIMIZER, SAMPLING, Constraint, require
+from jmarl.config.constraints import EPISODES, LEAGUE, LORA, LORA_TARGETS, LOSS, OPTIMIZER, SAMPLING, Constraint, require
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import Count, CountOrAuto, CountOrOff, NotNegative, Positive, Range, Share, check_fields
 
@@ -326,6 +326,26 @@ class Optimizer(Section):
     def micro_batches_of(self, rows: int) -> int | Literal["auto"]:
         """Return micro_batches for another run whose optimizer steps have this number of rows."""
         return "auto" if self.micro_batches == "auto" else min(self.micro_batches, rows)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class League(Section):
+    """Episodes against frozen copies of the team's past, in games in which each agent has a reward of its own."""
+
+    constraints = LEAGUE
+
+    snapshots: Annotated[int, Range(0, note="0: no league")] = 0
+    """Slots with past weights; 0: no league. Each takes as much memory of the host, and of a checkpoint, as the weights that
+    are trained (with LoRA the adapters)."""
+    snapshot_every: Count = 10
+    """Updates from one snapshot to the next, which takes the place of the oldest."""
+    opponents: Literal["latest", "uniform", "winrate"] = "uniform"
+    """Which slots a step meets. latest: the newest. uniform: all alike. winrate: by (1 - p)^2, with p how often the team wins
+    against it (AlphaStar's PFSP); slots that it never met come first."""
+    opponent_share: Annotated[float, Range(0, 1, low_open=True)] = 0.5
+    """Share of the items of a step that are played against a slot, which holds one seat; the team plays the others alone."""
+    opponents_at_once: Count = 1
+    """Slots that are drawn for a step. Each is sampled as one more copy of the team."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ from jmarl.config.aliases import BY_VALUE, CONVERSIONS, OTHER_NAMES, OTHER_VALUE
 from jmarl.config.constraints import EPISODES_OF, TRAIN, require
 from jmarl.config.preference import Preference
 from jmarl.config.run import Run
-from jmarl.config.sections import Critic, Episodes, LoRA, Loss, Optimizer, Sampling, Section
+from jmarl.config.sections import Critic, Episodes, League, LoRA, Loss, Optimizer, Sampling, Section
 from jmarl.config.validation import check_names, did_you_mean, explain
 
 C = TypeVar("C")
@@ -27,7 +27,11 @@ SECTIONS: dict[str, type] = {
     "optimizer": Optimizer,
     "lora": LoRA,
     "preference": Preference,
+    "league": League,
     "run": Run,
+}
+SHORT: dict[str, dict[str, str]] = {  # names that are settings inside their section only
+    "league": {"every": "snapshot_every", "sample": "opponents", "share": "opponent_share"}
 }
 SECTION_OF: dict[str, str] = {field.name: name for name, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
 
@@ -81,6 +85,7 @@ class TrainConfig:
     optimizer: Optimizer = Optimizer()
     lora: LoRA = LoRA()
     preference: Preference = Preference()
+    league: League = League()
     run: Run = Run()
 
     __repr__ = Section.__repr__
@@ -156,6 +161,8 @@ def without_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
     dicts = {name: value for name, value in settings.items() if name in SECTIONS and isinstance(value, Mapping)}
     merged = {name: value for name, value in settings.items() if name not in dicts}
     for section, values in dicts.items():
+        short = SHORT.get(section, {})
+        values = {short.get(str(name), str(name)): value for name, value in values.items()}
         names = [field for field, owner in SECTION_OF.items() if owner == section]
         aliases = [name for name, field in OTHER_NAMES.items() if field in names]
         check_names(SECTIONS[section], values, [*aliases, *BY_VALUE])

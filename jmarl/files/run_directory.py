@@ -275,7 +275,7 @@ def resume(
             raise CannotGoOn(f"there is nothing to resume: all checkpoints in {saved.directory} are damaged")
         old, step = saved.read_meta(step)
         changes = check_changes(cfg, old, meta, step)
-        drops_pending = bool(state.pending) and not changes.keys().isdisjoint(CHANGES_PENDING)
+        drops_pending = bool(cfg.episodes.async_steps) and not changes.keys().isdisjoint(CHANGES_PENDING)
         replaced = to_checkpoint(state)._replace(pending=() if drops_pending else state.pending)
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), replaced

@@ -133,7 +133,9 @@ def programs_of_run(
 
     settings = cfg.sampling, cfg.episodes.num_generations, TRAIN
     request = request_of(tasks, *settings)
-    if state.pending:
+    if cfg.league.snapshots:  # another program, which the first step compiles
+        lowered = ()
+    elif state.pending:
         lowered = EARLY["lower"](team, state, request, request_of(following, *settings))
     else:
         lowered = lower_samplers(team, params, request)

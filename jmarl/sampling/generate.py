@@ -57,14 +57,13 @@ class SampleRequest(NamedTuple):
     settings: Sampling
     randomness: Randomness
     group: int
-    prompt_ids: Integer[np.ndarray, " prompt"]  # numbers that distinguish the prompts in the random keys
+    prompt_ids: Integer[np.ndarray, "... prompt"]  # [P], or [N, P], that distinguish the prompts in the random keys
     turn: int = 0
     past: Past | None = None
     keep_cache: bool = False  # whether the next turn continues from the caches of this one
-    acts: Bool[np.ndarray, "team_agent prompt"] | None = (
-        None  # who acts where; others are not sampled. None: all, everywhere
-    )
+    acts: Bool[np.ndarray, "team_agent prompt"] | None = None  # who acts where; others are not sampled. None: all, everywhere
     meanwhile: Callable[[], None] | None = None  # work of the host while the device samples, called once
+    alike: Bool[np.ndarray, " team_agent"] | None = None  # whose completions of a prompt have one key; None: nobody's
 
 
 Sampler = Callable[[SampleRequest], tuple[Completions, ...]]  # returns the completions of each stack
@@ -107,6 +106,10 @@ class StepSampler:
     def put_back(self, state: TeamState) -> TeamState:
         """Return a state with the rows that have begun, for a checkpoint."""
         return state
+
+    def begin(self, step: int, params: Sequence[Any]) -> None:
+        """Begin a step. params: [A, ...] of each stack, which it samples with."""
+        del step, params
 
     def at(self, step: int) -> Sequence[Any]:
         """Return the rows of a step that have begun, and free those of earlier ones, whose updates are made."""
@@ -168,7 +171,9 @@ def stack_program(i: int, spec: StackSpec, weights: Any, request: SampleRequest)
     """Return the static settings of the program that samples stack `i`, and what its random keys follow from."""
     agents, (seed, step, purpose, *_) = np.array(spec.members), request.randomness
     seed = np.repeat(seed, agents.size // np.size(seed)) if np.ndim(seed) else seed
-    row_ids = RowIds(seed, step, purpose, i, agents, request.prompt_ids, request.turn)
+    ids = request.prompt_ids if request.prompt_ids.ndim == 1 else request.prompt_ids[spec.order]
+    alike = None if request.alike is None else request.alike[spec.order]
+    row_ids = RowIds(seed, step, purpose, i, agents, ids, request.turn, alike)
     return SampleProgram.of(spec, request.settings, request.group, weights, request.keep_cache), row_ids
 
 

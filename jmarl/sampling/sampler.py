@@ -41,13 +41,9 @@ class RowIds(NamedTuple):
     purpose: Numbers  # [], see `jmarl.randomness`
     stack: Numbers  # [] number of the stack in its team, or [A] (with R = 1) if agents belong to several teams
     agents: Int[Array | np.ndarray, "*agent_role"]  # numbers of the agents in their team; [A] where each has one role
-    prompt_ids: Integer[
-        Array | np.ndarray, "... prompt"
-    ]  # [P], or [A * R, P] if they differ by agent
+    prompt_ids: Integer[Array | np.ndarray, "... prompt"]  # [P], or [A * R, P] if they differ by agent
     turn: Numbers = 0  # []
-    alike: Bool[Array | np.ndarray, " agent_role"] | None = (
-        None  # completions of a prompt have one key; None: nobody's
-    )
+    alike: Bool[Array | np.ndarray, " agent_role"] | None = None  # completions of a prompt have one key; None: nobody's
 
 
 class SampleInputs(NamedTuple):

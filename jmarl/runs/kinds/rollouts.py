@@ -16,6 +16,7 @@ from jmarl.envs.base import Environment
 from jmarl.envs.calls.user_code import calling
 from jmarl.envs.rows import read_rows
 from jmarl.evaluation.evaluate import Evaluation, evaluation_of
+from jmarl.lazy import Table
 from jmarl.learning.setup import Setup
 from jmarl.logs.goodput import timed, timed_sampler
 from jmarl.logs.rollout_log import RolloutLog
@@ -39,6 +40,8 @@ from jmarl.runs.start import in_chosen_context, start
 from jmarl.sampling.generate import Sampler, SampleRequest, StepSampler
 from jmarl.team import Team
 from jmarl.types import TeamState
+
+LEAGUE = Table[Any]({"sampler": "jmarl.league.league:League", "slots": "jmarl.league.league:empty_slots"})
 
 
 def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, dict[str, Any], TrainConfig]:
@@ -83,7 +86,10 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
     """
     items, eval_items, evaluate = task.items, task.held_out, evaluation_on(setup, task)
     cfg = setup.cfg
-    early: StepSampler = (EARLY["sampler"] if cfg.episodes.async_steps else StepSampler)(setup.team)
+    early: StepSampler = LEAGUE["sampler"](setup) if cfg.league.snapshots else StepSampler(setup.team)
+    if cfg.episodes.async_steps:
+        early = EARLY["sampler"](setup.team)
+    playing = early.play if cfg.league.snapshots else play  # type: ignore[attr-defined]
 
     def compile_programs(state: TeamState) -> TeamState:
         if (step := int(state.step)) < cfg.run.num_updates:
@@ -98,9 +104,10 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
     def play_episodes(step: int, state: TeamState) -> Rollout:
         tasks, params = partial(tasks_at, items, cfg, step), params_of(state)
         following = request_of(setup, items, env, step + 1) if cfg.episodes.async_steps else None
+        early.begin(step, params)
         sample = timed(partial(early.sample, params, step, following), params)
         with calling(f"update {step + 1}"):
-            rollout = play_step(sample, setup, tasks(), env, step, tasks)
+            rollout = play_step(sample, setup, tasks(), env, step, tasks, playing)
         rollout = rollout._replace(notes={**rollout.notes, **early.notes(step, rollout.turns[0].completions)})
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
@@ -121,8 +128,11 @@ def request_of(setup: Setup, items: Sequence[dict], env: Environment, step: int)
 
 
 def start_with_empty_rows(team: Team, params: Sequence[Any], cfg: TrainConfig, task: Task) -> tuple[Setup, TeamState]:
-    """Return setup and state before the first step; with async_steps no completion of it has begun. See `Kind.start`."""
+    """Return setup and state before the first step; with async_steps no completion of it has begun, and the slots of a
+    league are empty. See `Kind.start`."""
     setup, state = start(team, params, cfg)
+    if cfg.league.snapshots:
+        return setup, state._replace(pending=tuple(LEAGUE["slots"](params_of(state), cfg.league.snapshots)))
     if not cfg.episodes.async_steps:
         return setup, state
     rows = EARLY["rows"](setup.team, request_of(setup, task.items, task.env, 0), platform_of(state.stacks))
@@ -154,6 +164,7 @@ def play_step(
     env: Environment,
     step: int,
     further: Callable[[int], Sequence[dict]] | None = None,
+    playing: Callable[..., Rollout] = play,
 ) -> Rollout:
     """Play the episodes of one training step.
 
@@ -161,20 +172,21 @@ def play_step(
         sample: see `play`.
         tasks: the tasks of the step.
         further: round of dynamic sampling (1, 2, ...) -> its tasks; None: no dynamic sampling.
+        playing: `play`, or another function with its arguments.
     """
     team, algorithm, cfg = setup.team, setup.algorithm, setup.cfg
 
     def play_round(draw: int) -> Rollout:
         round_tasks = further(draw) if further and draw else tasks
         randomness = Randomness(cfg.run.seed, step, draw=draw)
-        return play(sample, team, round_tasks, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness)
+        return playing(sample, team, round_tasks, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness)
 
     rollout = play_round(0)
     if cfg.episodes.dynamic_sampling and further:
         rollout = replace_uninformative(team, rollout, play_round, cfg.episodes.dynamic_sampling, algorithm.row.grouping)
     if algorithm.has_greedy_baseline:
         rollout = rollout._replace(expected=VALUES["greedy"](sample, team, tasks, env, cfg, step, rollout))
-    return rollout._replace(tasks=tasks)
+    return rollout._replace(tasks=rollout.tasks or tasks)
 
 
 def check_valid(first: Rollout) -> None:

@@ -1,0 +1,204 @@
+"""The league of a run: frozen copies of the team's weights in slots, and the episodes against them.
+
+Every `snapshot_every` updates the next slot takes the present weights (with LoRA the adapters), before the step's episodes. A
+step draws `opponents_at_once` slots by `opponents`, and for `opponent_share` of its items one of them and a seat: all
+completions of an item meet the same opponent in the same seat, whose texts have the same random keys, so that their comparison
+says nothing about the opponent. The opponent's parameters are further sets of the stack that is sampled: one program, whatever
+is drawn. Slots are on the host, and in checkpoints as `TeamState.pending`.
+
+Left out: episodes that branch at every turn, and joint actions of completions with each other (`joint_mode=cross`), in which
+players who do not sit at a table would multiply.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmarl.config import Episodes, Sampling
+from jmarl.envs.base import Environment
+from jmarl.league.choice import probabilities, win_rates
+from jmarl.league.seats import Seat, Seated, narrowed, players_of
+from jmarl.learning.setup import Setup
+from jmarl.models.stack import to_host
+from jmarl.randomness import LEAGUE, Randomness
+from jmarl.rollout.play import play
+from jmarl.rollout.turns import Rollout
+from jmarl.sampling.generate import Sampler, SampleRequest, StepSampler, sample_team
+from jmarl.team import Team
+from jmarl.types import Completions, Shared, TeamState
+
+Weights = tuple[tuple[Any, ...], ...]  # of a slot: of each stack the arrays [A, ...] that agents do not share
+
+
+class Slots(NamedTuple):
+    """What a league knows before a step."""
+
+    weights: tuple[Weights, ...]  # of each slot, on the host; zeros if nothing was taken yet
+    ages: np.ndarray  # [K] the update at which each was taken; -1: not yet
+    won: np.ndarray  # [K] games that the team won against it, a draw as half
+    games: np.ndarray  # [K] games against it, a float like `won`
+
+    def taking(self, k: int, weights: Weights, step: int) -> Slots:
+        """Return these slots after slot k has taken weights."""
+        ages, won, games = (np.array(x) for x in self[1:])
+        ages[k], won[k], games[k] = step, 0, 0
+        return Slots((*self.weights[:k], weights, *self.weights[k + 1 :]), ages, won, games)
+
+
+def empty_slots(params: Sequence[Any], count: int) -> Slots:
+    """Return slots before the first step. params: of each stack, [A, ...]."""
+    zeros = tuple(tuple(np.zeros(x.shape, x.dtype) for x in own_arrays(stack)) for stack in params)
+    return in_memory_of_host(Slots((zeros,) * count, np.full(count, -1, np.int32), np.zeros(count), np.zeros(count)))
+
+
+def in_memory_of_host(slots: Slots) -> Slots:
+    """Return slots as arrays of jax, which checkpoints save, in the memory of the host where jax can use it."""
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
+        device = None
+    return jax.device_put(slots, device)
+
+
+def own_arrays(params: Any) -> list[Any]:
+    """Return the arrays of parameters that the agents of a stack do not share."""
+    return [x for x in leaves_of(params)[0] if not isinstance(x, Shared)]
+
+
+def leaves_of(params: Any) -> tuple[list[Any], Any]:
+    """Return arrays, and what all agents of a stack share as one leaf, and their structure."""
+    return jax.tree.flatten(params, is_leaf=lambda x: isinstance(x, Shared))
+
+
+def joined(params: Any, opponents: Sequence[Sequence[np.ndarray]]) -> Any:
+    """Return the parameters of a stack and behind them the arrays of its opponents, along the agent axis."""
+    leaves, tree = leaves_of(params)
+    others = iter(zip(*opponents, strict=True))
+    return jax.tree.unflatten(tree, [x if isinstance(x, Shared) else jnp.concatenate([x, *next(others)]) for x in leaves])
+
+
+class League(StepSampler):
+    """The sampler of a run whose team also plays against its past."""
+
+    def __init__(self, setup: Setup):
+        super().__init__(setup.team)
+        self.settings, self.seed = setup.cfg.league, setup.cfg.run.seed
+        self.players = players_of(setup.team, self.settings.opponents_at_once)
+        self.slots: dict[int, Slots] = {}  # before each step whose update is not made yet
+        self.group = setup.cfg.episodes.num_generations
+        self.drawn = np.zeros(0, int)  # slots that the step meets
+        self.columns: dict[str, float] = {}
+
+    # --- the state, see `StepSampler`
+
+    def take(self, state: TeamState) -> TeamState:
+        self.slots = {int(state.step): Slots(*jax.tree.map(np.asarray, tuple(state.pending)))}
+        return state._replace(pending=())
+
+    def put_back(self, state: TeamState) -> TeamState:
+        return state._replace(pending=tuple(in_memory_of_host(self.before(int(state.step)))))
+
+    def at(self, step: int) -> Sequence[Any]:
+        self.before(step)
+        return ()
+
+    def before(self, step: int) -> Slots:
+        """Return the slots before a step, and forget those of earlier ones."""
+        self.slots = {number: slots for number, slots in self.slots.items() if number >= step}
+        return self.slots[step]
+
+    # --- a step
+
+    def begin(self, step: int, params: Sequence[Any]) -> None:
+        """Take a snapshot if it is time, and draw the slots that the step meets."""
+        slots = self.before(step)
+        if step % self.settings.snapshot_every == 0:
+            k = step // self.settings.snapshot_every % self.settings.snapshots
+            weights = tuple(tuple(map(to_host, own_arrays(stack))) for stack in params)
+            slots = self.slots[step] = slots.taking(k, weights, step)
+        filled = np.flatnonzero(slots.ages >= 0)
+        shares = probabilities(self.settings.opponents, slots.ages[filled], slots.won[filled], slots.games[filled])
+        rng, count = np.random.default_rng((self.seed, step, LEAGUE)), self.settings.opponents_at_once
+        self.drawn = rng.choice(filled, count, replace=True, p=shares)
+
+    def seats(self, count: int, step: int) -> list[Seat]:
+        """Return the seats of the items of a step: seats and opponents by turns, from a place that is drawn."""
+        rng, settings = np.random.default_rng((self.seed, step, LEAGUE, 1)), self.settings
+        number = max(1, round(settings.opponent_share * count))
+        order, start, n = rng.permutation(count)[:number], rng.integers(2**16), self.team.num_agents
+        seats = [Seat(-1)] * count
+        for i, item in enumerate(order):
+            seats[item] = Seat(int(start + i) // n % settings.opponents_at_once, int(start + i) % n)
+        return seats
+
+    def play(
+        self,
+        sample: Sampler,
+        team: Team,
+        items: Sequence[dict],
+        env: Environment,
+        settings: Sampling,
+        episodes: Episodes,
+        group: int,
+        randomness: Randomness,
+    ) -> Rollout:
+        """Play the episodes of a step, some of them against slots. Arguments as of `rollout.play.play`."""
+        step, slots, seats = randomness.step, self.slots[randomness.step], self.seats(len(items), randomness.step)
+        seated = Seated(env, seats, team.num_agents, len(self.drawn))
+        played = play(sample, self.players, items, seated, settings, episodes, group, randomness)
+        self.slots[step + 1] = slots = self.with_results(slots, played, seats)
+        met = [{} if seat.opponent < 0 else self.described(seat, slots) for seat in seats]
+        tasks = [{**item, **opponent} for item, opponent in zip(items, met, strict=True)]
+        self.columns |= {"league/" + name: x for name, x in columns_of(slots).items()}
+        return narrowed(played, team, self.players, seats, seated)._replace(tasks=tasks)
+
+    def described(self, seat: Seat, slots: Slots) -> dict[str, Any]:
+        """Return what the record of an episode says of its opponent."""
+        slot = int(self.drawn[seat.opponent])
+        return {"opponent": {"slot": slot, "update": int(slots.ages[slot]), "seat": seat.seat}}
+
+    def with_results(self, slots: Slots, played: Rollout, seats: Sequence[Seat]) -> Slots:
+        """Return slots with the results of a step: the mean return of the present agents against that of the seat."""
+        won, games, n = np.array(slots.won), np.array(slots.games), self.team.num_agents
+        for seat, returns in zip(seats, played.joint_returns[0], strict=True):  # [J, N]
+            if seat.opponent < 0:
+                continue
+            others = np.delete(returns[:, :n], seat.seat, 1).mean(1) - returns[:, seat.seat]
+            others = others[np.isfinite(others)]
+            slot = self.drawn[seat.opponent]
+            won[slot] += np.sum((np.sign(others) + 1) / 2)
+            games[slot] += len(others)
+        return slots._replace(won=won, games=games)
+
+    def sample(
+        self, params: Sequence[Any], step: int, following: SampleRequest | None, request: SampleRequest
+    ) -> tuple[Completions, ...]:
+        started, slots = time.monotonic(), self.slots[step]
+        weights = [slots.weights[k] for k in self.drawn]
+        stacks = [joined(stack, [own[i] for own in weights]) for i, stack in enumerate(params)]
+        self.columns["league/copy_s"] = time.monotonic() - started
+        self.columns["league/copied_bytes"] = float(sum(x.nbytes for own in weights for stack in own for x in stack))
+        return sample_team(self.players, stacks, self.with_common_keys(request))
+
+    def with_common_keys(self, request: SampleRequest) -> SampleRequest:
+        """Return a request in which the opponents' keys follow from the item alone, not from the completion of a group."""
+        opponents = np.arange(self.players.num_agents) >= self.team.num_agents
+        items = request.prompt_ids // (self.group if request.turn else 1)
+        ids = np.where(opponents[:, None], items, request.prompt_ids).astype(np.uint32)
+        return request._replace(prompt_ids=ids, alike=opponents)
+
+    def notes(self, step: int, completions: Sequence[Completions]) -> dict[str, float]:
+        return self.columns
+
+
+def columns_of(slots: Slots) -> dict[str, float]:
+    """Return the columns of the log: how often the team wins against each slot, and against all."""
+    rates = win_rates(slots.won, slots.games)
+    own = {f"slot_{k}/winrate": float(rate) for k, rate in enumerate(rates) if np.isfinite(rate)}
+    return own | {"winrate": float(np.nanmean(rates))} if own else own
