@@ -49,6 +49,7 @@ ORDER = [
     "evaluation",
     "logs",
     "files",
+    "league",
     "preferences",
     "runs",
     "serving",
@@ -92,7 +93,7 @@ HOST_MAY_USE = HOST | {"lazy", "columns", "randomness", "config", "models.config
 GUESTS = {
     "sandbox", "envs.code", "envs.debate", "envs.games", "envs.math", "envs.tools", "envs.writing",
     "remote", "serving", "plan", "report", "comlrl", "mrlm", "cli",
-    "preferences", "runs.kinds.given", "runs.kinds.rounds", "runs.kinds.learned",
+    "preferences", "league", "runs.kinds.given", "runs.kinds.rounds", "runs.kinds.learned",
     "evaluation.cross_play", "evaluation.zero_shot", "processes.launch", "processes.children",
 }  # fmt: skip
 FACES = {"sandbox", "preferences", "plan", "report", "remote", "serving"}  # others import them through __init__ alone

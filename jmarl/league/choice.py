@@ -12,20 +12,20 @@ def win_rates(won: Float[np.ndarray, " slot"], games: Float[np.ndarray, " slot"]
 
 
 def probabilities(
-    how: str, ages: Int[np.ndarray, " slot"], won: Float[np.ndarray, " slot"], games: Float[np.ndarray, " slot"]
+    rule: str, ages: Int[np.ndarray, " slot"], won: Float[np.ndarray, " slot"], games: Float[np.ndarray, " slot"]
 ) -> Float[np.ndarray, " slot"]:
     """Return how probably each filled slot is drawn.
 
     Args:
-        how: `latest`: the newest slot alone. `uniform`: all alike. `winrate`: by (1 - p)^2, where p is how often the team wins
+        rule: `latest`: the newest slot alone. `uniform`: all alike. `winrate`: by (1 - p)^2, where p is how often the team wins
             against the slot (PFSP of AlphaStar, Nature 575); slots that it never met come first.
         ages: the update at which each slot was taken.
         won: games that the team won against each, a draw as half.
         games: games against each.
     """
-    if how == "latest":
+    if rule == "latest":
         weights = (ages == ages.max()).astype(float)
-    elif how == "winrate":
+    elif rule == "winrate":
         rates = win_rates(won, games)
         weights = np.isnan(rates).astype(float) if np.isnan(rates).any() else (1 - rates) ** 2
     else:

@@ -4,13 +4,11 @@ Every `snapshot_every` updates the next slot takes the present weights (with LoR
 step draws `opponents_at_once` slots by `opponents`, and for `opponent_share` of its items one of them and a seat: all
 completions of an item meet the same opponent in the same seat, whose texts have the same random keys, so that their comparison
 says nothing about the opponent. The opponent's parameters are further sets of the stack that is sampled: one program, whatever
-is drawn. Slots are on the host, and in checkpoints as `TeamState.pending`.
+is drawn. Snapshots are on the host, and in checkpoints as `TeamState.pending`.
 
 Left out: episodes that branch at every turn, and joint actions of completions with each other (`joint_mode=cross`), in which
 players who do not sit at a table would multiply.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Sequence
@@ -22,9 +20,11 @@ import numpy as np
 
 from jmarl.config import Episodes, Sampling
 from jmarl.envs.base import Environment
+from jmarl.files.saving import gib
 from jmarl.league.choice import probabilities, win_rates
-from jmarl.league.seats import Seat, Seated, narrowed, players_of
+from jmarl.league.seats import Seated, Seating, narrowed, players_of
 from jmarl.learning.setup import Setup
+from jmarl.logs.terminal import say
 from jmarl.models.stack import to_host
 from jmarl.randomness import LEAGUE, Randomness
 from jmarl.rollout.play import play
@@ -36,7 +36,7 @@ from jmarl.types import Completions, Shared, TeamState
 Weights = tuple[tuple[Any, ...], ...]  # of a slot: of each stack the arrays [A, ...] that agents do not share
 
 
-class Slots(NamedTuple):
+class Snapshots(NamedTuple):
     """What a league knows before a step."""
 
     weights: tuple[Weights, ...]  # of each slot, on the host; zeros if nothing was taken yet
@@ -44,20 +44,20 @@ class Slots(NamedTuple):
     won: np.ndarray  # [K] games that the team won against it, a draw as half
     games: np.ndarray  # [K] games against it, a float like `won`
 
-    def taking(self, k: int, weights: Weights, step: int) -> Slots:
+    def taking(self, k: int, weights: Weights, step: int) -> "Snapshots":
         """Return these slots after slot k has taken weights."""
         ages, won, games = (np.array(x) for x in self[1:])
         ages[k], won[k], games[k] = step, 0, 0
-        return Slots((*self.weights[:k], weights, *self.weights[k + 1 :]), ages, won, games)
+        return Snapshots((*self.weights[:k], weights, *self.weights[k + 1 :]), ages, won, games)
 
 
-def empty_slots(params: Sequence[Any], count: int) -> Slots:
+def empty_slots(params: Sequence[Any], count: int) -> Snapshots:
     """Return slots before the first step. params: of each stack, [A, ...]."""
     zeros = tuple(tuple(np.zeros(x.shape, x.dtype) for x in own_arrays(stack)) for stack in params)
-    return in_memory_of_host(Slots((zeros,) * count, np.full(count, -1, np.int32), np.zeros(count), np.zeros(count)))
+    return in_memory_of_host(Snapshots((zeros,) * count, np.full(count, -1, np.int32), np.zeros(count), np.zeros(count)))
 
 
-def in_memory_of_host(slots: Slots) -> Slots:
+def in_memory_of_host(slots: Snapshots) -> Snapshots:
     """Return slots as arrays of jax, which checkpoints save, in the memory of the host where jax can use it."""
     try:
         device = jax.local_devices(backend="cpu")[0]
@@ -83,14 +83,14 @@ def joined(params: Any, opponents: Sequence[Sequence[np.ndarray]]) -> Any:
     return jax.tree.unflatten(tree, [x if isinstance(x, Shared) else jnp.concatenate([x, *next(others)]) for x in leaves])
 
 
-class League(StepSampler):
+class LeagueSampler(StepSampler):
     """The sampler of a run whose team also plays against its past."""
 
     def __init__(self, setup: Setup):
         super().__init__(setup.team)
-        self.settings, self.seed = setup.cfg.league, setup.cfg.run.seed
+        self.settings, self.seed, self.says = setup.cfg.league, setup.cfg.run.seed, setup.cfg.run.progress
         self.players = players_of(setup.team, self.settings.opponents_at_once)
-        self.slots: dict[int, Slots] = {}  # before each step whose update is not made yet
+        self.slots: dict[int, Snapshots] = {}  # before each step whose update is not made yet
         self.group = setup.cfg.episodes.num_generations
         self.drawn = np.zeros(0, int)  # slots that the step meets
         self.columns: dict[str, float] = {}
@@ -98,7 +98,11 @@ class League(StepSampler):
     # --- the state, see `StepSampler`
 
     def take(self, state: TeamState) -> TeamState:
-        self.slots = {int(state.step): Slots(*jax.tree.map(np.asarray, tuple(state.pending)))}
+        slots = Snapshots(*jax.tree.map(np.asarray, tuple(state.pending)))
+        self.slots = {int(state.step): slots}
+        if self.says:
+            size = sum(x.nbytes for x in jax.tree.leaves(slots.weights))
+            say(f"league: {len(slots.weights)} slots take {gib(size)} of the host's memory and of each checkpoint")
         return state._replace(pending=())
 
     def put_back(self, state: TeamState) -> TeamState:
@@ -108,7 +112,7 @@ class League(StepSampler):
         self.before(step)
         return ()
 
-    def before(self, step: int) -> Slots:
+    def before(self, step: int) -> Snapshots:
         """Return the slots before a step, and forget those of earlier ones."""
         self.slots = {number: slots for number, slots in self.slots.items() if number >= step}
         return self.slots[step]
@@ -127,14 +131,14 @@ class League(StepSampler):
         rng, count = np.random.default_rng((self.seed, step, LEAGUE)), self.settings.opponents_at_once
         self.drawn = rng.choice(filled, count, replace=True, p=shares)
 
-    def seats(self, count: int, step: int) -> list[Seat]:
+    def seats(self, count: int, step: int) -> list[Seating]:
         """Return the seats of the items of a step: seats and opponents by turns, from a place that is drawn."""
         rng, settings = np.random.default_rng((self.seed, step, LEAGUE, 1)), self.settings
         number = max(1, round(settings.opponent_share * count))
         order, start, n = rng.permutation(count)[:number], rng.integers(2**16), self.team.num_agents
-        seats = [Seat(-1)] * count
+        seats = [Seating(-1)] * count
         for i, item in enumerate(order):
-            seats[item] = Seat(int(start + i) // n % settings.opponents_at_once, int(start + i) % n)
+            seats[item] = Seating(int(start + i) // n % settings.opponents_at_once, int(start + i) % n)
         return seats
 
     def play(
@@ -158,12 +162,12 @@ class League(StepSampler):
         self.columns |= {"league/" + name: x for name, x in columns_of(slots).items()}
         return narrowed(played, team, self.players, seats, seated)._replace(tasks=tasks)
 
-    def described(self, seat: Seat, slots: Slots) -> dict[str, Any]:
+    def described(self, seat: Seating, slots: Snapshots) -> dict[str, Any]:
         """Return what the record of an episode says of its opponent."""
         slot = int(self.drawn[seat.opponent])
         return {"opponent": {"slot": slot, "update": int(slots.ages[slot]), "seat": seat.seat}}
 
-    def with_results(self, slots: Slots, played: Rollout, seats: Sequence[Seat]) -> Slots:
+    def with_results(self, slots: Snapshots, played: Rollout, seats: Sequence[Seating]) -> Snapshots:
         """Return slots with the results of a step: the mean return of the present agents against that of the seat."""
         won, games, n = np.array(slots.won), np.array(slots.games), self.team.num_agents
         for seat, returns in zip(seats, played.joint_returns[0], strict=True):  # [J, N]
@@ -197,7 +201,7 @@ class League(StepSampler):
         return self.columns
 
 
-def columns_of(slots: Slots) -> dict[str, float]:
+def columns_of(slots: Snapshots) -> dict[str, float]:
     """Return the columns of the log: how often the team wins against each slot, and against all."""
     rates = win_rates(slots.won, slots.games)
     own = {f"slot_{k}/winrate": float(rate) for k, rate in enumerate(rates) if np.isfinite(rate)}

@@ -18,7 +18,7 @@ from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import StackSpec, Team, to_agents, to_stacks
 
 
-class Seat(NamedTuple):
+class Seating(NamedTuple):
     """The opponent of an episode."""
 
     opponent: int  # number among those of the step; -1: there is none
@@ -41,7 +41,7 @@ def players_of(team: Team, opponents: int) -> Team:
 class Seated:
     """An environment in which the items of a step have seats. Its agents are the players of `players_of`."""
 
-    def __init__(self, env: Environment, seats: Sequence[Seat], num_agents: int, opponents: int):
+    def __init__(self, env: Environment, seats: Sequence[Seating], num_agents: int, opponents: int):
         self.env, self.seats, self.num_agents, self.opponents = env, seats, num_agents, opponents
         self.special_tokens = getattr(env, "special_tokens", ())
 
@@ -61,11 +61,11 @@ class Seated:
         states, prompts = self.env.observe(own)
         return [*zip(seats, states, strict=True)], self.widened(prompts, seats)
 
-    def player(self, seat: Seat, agent: int) -> int:
+    def player(self, seat: Seating, agent: int) -> int:
         """Return who plays for an agent."""
         return agent + (seat.opponent + 1) * self.num_agents if seat.opponent >= 0 and seat.seat == agent else agent
 
-    def widened(self, prompts: Sequence[Sequence[Any]], seats: Sequence[Seat]) -> list[list[Any]]:
+    def widened(self, prompts: Sequence[Sequence[Any]], seats: Sequence[Seating]) -> list[list[Any]]:
         """Return what each player reads, from what each agent reads [N][B]."""
         rows: list[list[Any]] = [[None] * len(seats) for _ in range(self.num_agents * (self.opponents + 1))]
         for agent, texts in enumerate(prompts):
@@ -73,12 +73,12 @@ class Seated:
                 rows[self.player(seat, agent)][b] = text
         return rows
 
-    def joined(self, actions: Texts, seats: Sequence[Seat]) -> list[list[str]]:
+    def joined(self, actions: Texts, seats: Sequence[Seating]) -> list[list[str]]:
         """Return what was written for each agent, from what each player wrote."""
         return [[actions[self.player(seat, agent)][b] for b, seat in enumerate(seats)] for agent in range(self.num_agents)]
 
 
-def narrowed(rollout: Rollout, team: Team, players: Team, seats: Sequence[Seat], seated: Seated) -> Rollout:
+def narrowed(rollout: Rollout, team: Team, players: Team, seats: Sequence[Seating], seated: Seated) -> Rollout:
     """Return a rollout of players as one of the present team. What opponents wrote stands in the place of the agents that they
     play for, who do not act there."""
     n = team.num_agents

@@ -12,8 +12,8 @@ from jmarl.config import TrainConfig
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.vector import vectorize
 from jmarl.league.choice import probabilities, win_rates
-from jmarl.league.league import League, empty_slots
-from jmarl.league.seats import Seat, Seated, players_of
+from jmarl.league.league import LeagueSampler, empty_slots
+from jmarl.league.seats import Seated, Seating, players_of
 from jmarl.logs.completions_file import read_completions
 from jmarl.randomness import Randomness
 from jmarl.runs.checks import check_settings
@@ -75,7 +75,7 @@ def whole(tmp_path_factory):
 
 def test_players_sit_where_the_seats_say():
     """Each node is read by one player for each agent that acts; what the opponent writes is what the environment reads."""
-    seats, env = [Seat(-1), Seat(0, 1), Seat(1, 0)], RecordingDuel()
+    seats, env = [Seating(-1), Seating(0, 1), Seating(1, 0)], RecordingDuel()
     seated = Seated(env, seats, 2, 2)
     states, prompts = seated.reset([{"prompt": text} for text in "abc"], np.random.default_rng(0))
     assert prompts == [["a", "b", None], ["a", None, "c"], [None] * 3, [None, "b", None], [None, None, "c"], [None] * 3]
@@ -93,6 +93,9 @@ class RecordingDuel:
     def step(self, states, actions, rng):
         self.read = [list(row) for row in actions]
         return vectorize(Duel()).step([(state["prompt"], "") for state in states], actions, rng)
+
+    def observe(self, after):
+        raise AssertionError("the episodes have one turn")
 
 
 @pytest.mark.parametrize("in_turns", [False, True])
@@ -165,7 +168,7 @@ def league_of(**settings):
     team, params = tiny_team()
     cfg = TrainConfig.of(**BASE, **settings)
     setup, state = start(team, params, cfg)
-    league = League(setup)
+    league = LeagueSampler(setup)
     league.take(state._replace(pending=tuple(empty_slots(params, cfg.league.snapshots))))
     return league
 

@@ -41,7 +41,7 @@ from jmarl.sampling.generate import Sampler, SampleRequest, StepSampler
 from jmarl.team import Team
 from jmarl.types import TeamState
 
-LEAGUE = Table[Any]({"sampler": "jmarl.league.league:League", "slots": "jmarl.league.league:empty_slots"})
+LEAGUE = Table[Any]({"sampler": "jmarl.league.league:LeagueSampler", "slots": "jmarl.league.league:empty_slots"})
 
 
 def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, dict[str, Any], TrainConfig]:
