@@ -127,7 +127,8 @@ class TextEnvironment:
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
         """Return up to `count` tasks of a split, as dicts that JSON can hold.
 
-        Equal seeds give equal tasks. The splits `train` and `eval` have no task in common.
+        Equal seeds give equal tasks. The splits `train` and `eval` have no task in common, unless the environment has only a
+        few tasks and both splits have all of them.
         """
         raise NotImplementedError(f"{self.class_name} has no tasks of its own: pass items to train(...)")
 

@@ -26,6 +26,10 @@ NASTY = [
 ]  # fmt: skip
 
 
+# Games of so few tasks that both splits have all of them; their modules say why.
+NUM_TASKS = {"KuhnPoker": 6, "PrisonersDilemma": 1, "Signals": 8, "TicTacToe": 1}
+
+
 @pytest.fixture(params=sorted(ENVIRONMENTS), scope="module")
 def env(request):
     return make(request.param)
@@ -69,12 +73,16 @@ def test_declarations_are_complete(env):
     pickle.loads(pickle.dumps(env))
 
 
-def test_tasks_follow_from_the_seed_and_splits_are_disjoint(env):
+def test_tasks_follow_from_the_seed_and_splits_are_disjoint_or_complete(env):
     tasks = {split: env.tasks(split, 30, seed=1) for split in SPLITS}
     keys = {split: {json.dumps(task, sort_keys=True) for task in tasks[split]} for split in SPLITS}
     assert tasks["train"] == env.tasks("train", 30, seed=1) and 0 < len(tasks["train"]) <= 30
     assert len(keys["train"]) == len(tasks["train"]), "no task twice"
-    assert not keys["train"] & {json.dumps(task, sort_keys=True) for task in env.tasks("eval", 200, seed=2)}
+    held_out = {json.dumps(task, sort_keys=True) for task in env.tasks("eval", 200, seed=2)}
+    if count := NUM_TASKS.get(type(env).__name__):
+        assert keys["train"] == keys["eval"] == held_out and len(held_out) == count
+    else:
+        assert not keys["train"] & held_out
     with pytest.raises(ValueError, match="split='test': choose train or eval"):
         env.tasks("test", 1)
 

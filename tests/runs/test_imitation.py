@@ -140,7 +140,7 @@ def test_slips_demonstrate_answers_to_mistakes():
 
 def test_environments_without_a_solver_raise():
     without = [name for name in ENVIRONMENTS if type(make(name)).solve is TextEnvironment.solve]
-    assert set(without) == {"story", "tldr", "arxiv", "debate", "debate_scripted"}
+    assert set(without) == {"story", "tldr", "arxiv", "debate", "debate_scripted", "kuhn", "ipd"}
     env = make("story")
     with pytest.raises(NotImplementedError, match="Story.* has no solver of its own: override solve"):
         demonstrate(env, env.tasks(count=1))

@@ -1,8 +1,9 @@
-"""Draw the tasks of a game at random, each in the split that a hash of it decides."""
+"""Draw the tasks of a game at random, each in the split that a hash of it decides; or shuffle all tasks of a small game."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 
 from jmarl.envs.data import check_split, split_of
 
@@ -28,3 +29,13 @@ def draw_tasks(draw: Callable[[], tuple[str, dict] | None], split: str, count: i
         if split_of(key) == split:
             tasks[key] = task
     return list(tasks.values())
+
+
+def all_tasks(tasks: Sequence[dict], split: str, count: int, seed: int) -> list[dict]:
+    """Return up to `count` of all tasks of a game, in an order that the seed decides.
+
+    Both splits have all of them: for games where a policy of one task says nothing of the others, so that tasks held out of
+    training would measure chance.
+    """
+    check_split(split)
+    return random.Random(seed).sample(tasks, min(count, len(tasks)))
