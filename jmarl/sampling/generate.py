@@ -198,11 +198,10 @@ def choose_acting(spec: StackSpec, acts: Bool[np.ndarray, "team_agent prompt"]) 
 
 
 def fewer_rows(active: Bool[np.ndarray, "set row"]) -> Int[np.ndarray, "set size"] | None:
-    """Return which rows of each set to sample, so many as most of the sets need, in quarters of a power of two, since each size
-    is a program. Those of other sets are repeated. None: all rows."""
-    counts = active.sum(1)
-    unit = max(1, bucket(int(counts.max(initial=1)), 1) // 4)
-    size = -(-int(counts.max(initial=1)) // unit) * unit
+    """Return which rows of each set to sample, as many as the busiest needs in quarters of all, since each number is a program
+    of its own; those of other sets are repeated. None: all rows."""
+    counts, unit = active.sum(1), -(-active.shape[1] // 4)
+    size = -(-max(1, *counts.tolist()) // unit) * unit
     if size >= active.shape[1]:
         return None
     first = np.argsort(~active, 1, kind="stable")

@@ -177,7 +177,7 @@ def test_rows_that_act_are_sampled_in_few_sizes():
         if (rows := fewer_rows(active)) is None:
             assert count > 48
             continue
-        assert rows.shape[1] in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+        assert rows.shape[1] in (16, 32, 48)
         for own, chosen in zip(active, rows, strict=True):
             assert set(chosen[: own.sum()]) == set(np.flatnonzero(own))
             assert own[chosen].all() or not own.any()
