@@ -20,7 +20,7 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 import jmarl
 assert jmarl.__file__.startswith(sys.argv[1]), jmarl.__file__
-heavy = {"torch", "tensorflow", "datasets", "wandb", "gguf", "matplotlib", "tensorboard"} & set(sys.modules)
+heavy = {"torch", "tensorflow", "datasets", "wandb", "gguf", "matplotlib", "tensorboard", "textarena"} & set(sys.modules)
 assert not heavy, f"import jmarl imports {sorted(heavy)}"
 """
 

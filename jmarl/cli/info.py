@@ -23,6 +23,7 @@ OPTIONAL = {  # package -> (module to import, what it is for)
     "wandb": ("wandb", "Weights & Biases"),
     "matplotlib": ("matplotlib.pyplot", "figures"),
     "nbclient": ("nbclient", "notebooks"),
+    "textarena": ("textarena", "games of TextArena"),
     "torch": ("torch", "models of transformers as arguments"),
 }
 LEVELS = {  # of the sandbox

@@ -43,13 +43,15 @@ ENVIRONMENTS: dict[str, str] = {  # name -> module:class; the tests of all envir
 own_places: list[str] = []  # directories that come to Python's with the first name of the user's code, and not before
 # Other names for `make`. `code` plays all episodes in one call of the sandbox: the tests of one episode do not cover it.
 OTHER_NAMES = {"code": "jmarl.envs.code.by_name:Code", "tool": ENVIRONMENTS["tools"]}
+# Packages with games of their own: LIBRARY:GAME is the class with the game as its first argument.
+LIBRARIES = {"textarena": "jmarl.envs.games.textarena:TextArena"}
 
 
 def make(name: str, **options: Any) -> Any:
     """Return an environment by its name in ENVIRONMENTS or OTHER_NAMES, or of a class of your own, see `import_object`.
 
     Args:
-        name: see above.
+        name: see above. `textarena:TicTacToe-v0` is a game of a package in LIBRARIES.
         **options: arguments of its constructor, and those that all environments have (see `options`). With `servers` it is
             played there, and `name` is its name on the servers.
 
@@ -72,26 +74,34 @@ def make(name: str, **options: Any) -> Any:
         nearest = [f"{name}:NAME" if last == "py" else f"{package}:{last}"] if package else nearest
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise ValueError(
-            f"unknown environment {name!r}: {hint}choose {', '.join(names)}, or a class as 'module:Class' or 'file.py:Class'"
+            f"unknown environment {name!r}: {hint}choose {', '.join(names)}, {', '.join(f'{x}:GAME' for x in LIBRARIES)}, "
+            "or a class as 'module:Class' or 'file.py:Class'"
         )
     try:
-        cls = import_object(names.get(name, name))
+        cls = import_object(place_of(name))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
     if not isinstance(cls, type):
         raise ValueError(f"environment {name!r} is a {type(cls).__name__}: give a class, such as a TextEnvironment")
-    known = constructor_options(cls)
+    library, _, game = name.partition(":")
+    first = (game,) if library in LIBRARIES else ()
+    known = constructor_options(cls)[len(first) :]
     arguments, general = split_options(cls, options, known)
     try:
-        inspect.signature(cls).bind(**arguments)
+        inspect.signature(cls).bind(*first, **arguments)
     except TypeError as error:
         unknown = [option for option in arguments if option not in known]
         hint = did_you_mean(unknown[0], [*known, *GENERAL]) if unknown else ""
         raise ValueError(f"environment {name!r}: {error}; its options are {', '.join(known) or 'none'}{hint}") from None
-    env = cls(**arguments)
+    env = cls(*first, **arguments)
     if general and not isinstance(env, TextEnvironment | SimulatedEnvironment):
         raise ValueError(f"environment {name!r} has no option {next(iter(general))!r}; its options are {', '.join(known)}")
     return WithOptions(env, general) if general else env
+
+
+def place_of(name: str) -> str:
+    """Return an environment's name as one of `import_object`; one that is in no table is one already."""
+    return (ENVIRONMENTS | OTHER_NAMES).get(name) or LIBRARIES.get(name.partition(":")[0], name)
 
 
 def import_name(setting: str, name: str) -> Any:

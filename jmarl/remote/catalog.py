@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 
 from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import read_yaml
-from jmarl.envs import ENVIRONMENTS, OTHER_NAMES, import_object, make
+from jmarl.envs import import_object, make, place_of
 from jmarl.envs.base import class_name, describe, special_tokens
 from jmarl.envs.calls.awaiting import is_async
 from jmarl.envs.options import WithOptions
@@ -216,7 +216,7 @@ class Catalog:
             if not options:
                 raise
             log.warning("environment %s does not take the options %.200r", name, dict(options), exc_info=True)
-            place = (ENVIRONMENTS | OTHER_NAMES).get(entry.env, entry.env)
+            place = place_of(entry.env)
             is_told = place.startswith("jmarl.") and isinstance(error, ValueError)
             is_told = is_told and not may_read_files(merged) and not is_of_files(error)
             sentence = f"environment {name!r} does not take {', '.join(options)} with these values; the server's log says why"

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from jmarl.envs import ENVIRONMENTS, OTHER_NAMES, import_object
+from jmarl.envs import import_object, place_of
 from jmarl.envs.code.data import SOURCES as CODE_DATA
 from jmarl.envs.code.generation import FEEDBACK_MODES
 from jmarl.envs.math.data import SOURCES as MATH_DATA
@@ -41,7 +41,7 @@ def problem_of(place: str, option: str, value: Any, is_listed: bool, call_second
 
     place: as for `make`. is_listed: whether whoever serves lists it in `client_options`. call_seconds: that a call may take.
     """
-    place = (ENVIRONMENTS | OTHER_NAMES).get(place, place)
+    place = place_of(place)
     is_own = place.startswith("jmarl.")
     annotations = annotations_of(import_object(place))
     if option == "servers":
