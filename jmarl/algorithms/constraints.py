@@ -161,23 +161,24 @@ LEARNS: list[Constraint] = [
                + ", ".join(name for name, row in ALGORITHMS.items() if row.compares_group)),
 ]
 
+NOT_IN_LEAGUES = {  # setting -> the value that it has, and why
+    "joint_mode": ("aligned", "whose opponents write one text for all completions of a group"),
+    "history": ("none", "in which agents do not act where another holds their seat"),
+    "async_steps": (0, "whose opponents are drawn anew in each step"),
+    "sample_parts": (1, "whose items are sampled at once"),
+    "dynamic_sampling": (0, "whose opponents are drawn for the first prompts of a step"),
+}
+
 LEAGUE: list[Constraint] = [
-    (name, lambda s, x=name, y=value: not s.snapshots or getattr(s, x) == y,
-     f"{name}={{s.{name}!r}} does not go with a league (snapshots={{s.snapshots}}), {why}: set {name}={value}")
-    for name, value, why in (
-        ("joint_mode", "aligned", "whose opponents write one text for all completions of a group"),
-        ("history", "none", "in which agents do not act where another holds their seat"),
-        ("async_steps", 0, "whose opponents are drawn anew in each step"),
-        ("sample_parts", 1, "whose items are sampled at once"),
-        ("dynamic_sampling", 0, "whose opponents are drawn for the first prompts of a step"),
-    )
-] + [
+    *[(name, lambda s, x=name: not s.snapshots or getattr(s, x) == NOT_IN_LEAGUES[x][0],
+       f"{name}={{s.{name}!r}} does not go with a league (snapshots={{s.snapshots}}), {why}: set {name}={value}")
+      for name, (value, why) in NOT_IN_LEAGUES.items()],
     ("branching", lambda s: not s.snapshots or s.num_turns == 1 or s.branching == "chain",
      "branching={s.branching!r} does not go with a league (snapshots={s.snapshots}) over several turns: set branching='chain'"),
     ("algorithm", lambda s: not s.snapshots or s.row.data == "rollouts" and s.row.baseline != "greedy",
      "algorithm={s.algorithm!r} does not go with a league (snapshots={s.snapshots}): choose one that learns from rollouts and "
      "has no greedy baseline, such as magrpo or grpo"),
-]  # fmt: skip
+]
 
 CENTRAL: list[Constraint] = [  # what a central critic has one of
     (name, lambda s, x=name, y=own: (

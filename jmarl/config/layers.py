@@ -93,7 +93,7 @@ class Layers:
                 if SECTION_OF.get(OTHER_NAMES.get(field, str(field))) not in (name, None):
                     fields = [field for field, section in SECTION_OF.items() if section == name]
                     raise unknown_key(field, name, fields, source, (*path, field))
-                self._read_setting("train", SHORT.get(name, {}).get(field, field), x, source, (*path, field))
+                self._read_setting("train", SHORT.get(name, {}).get(str(field), str(field)), x, source, (*path, field))
         else:
             self._read_setting(part, name, value, source, path)
 
