@@ -19,6 +19,7 @@ from jmarl.report.comparison import half_of, holm, mean_of, text_of, welch
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "EVIDENCE.md"
+MOST_CURVES = 8  # in one figure
 LAST = 10  # points at the end of a curve whose mean is the reward of a run
 
 Record = dict[str, Any]
@@ -133,18 +134,38 @@ def curves(runs: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(claim: str, plan: Mapping[str, Any]) -> None:
-    """Draw the learning curves of a claim over tokens: means over seeds, with 95 % intervals."""
+    """Draw the learning curves of a claim over tokens: means over seeds, with 95 % intervals. Many conditions are dots."""
+    records = {name: runs for name, runs in load(claim).items() if runs}
+    if len(records) > MOST_CURVES:
+        return draw_dots(claim, plan, records)
     figure, axes = pyplot().subplots(figsize=(6.4, 3.6), constrained_layout=True)
-    for i, (name, runs) in enumerate(load(claim).items()):
-        if not runs:
-            continue
+    for i, (name, runs) in enumerate(records.items()):
         tokens, rewards = curves(runs)
         mean, interval = mean_and_interval(rewards.T)
         axes.plot(tokens, mean, color=f"C{i}", label=f"{name} ({len(runs)} seeds)")
         axes.fill_between(tokens, mean - interval, mean + interval, color=f"C{i}", alpha=0.2, linewidth=0)
     axes.set(xlabel="tokens that all agents wrote", ylabel="reward in training")
-    axes.set_title(plan["question"], fontsize=9)
     axes.legend(fontsize=8)
+    save(figure, axes, claim, plan)
+
+
+def draw_dots(claim: str, plan: Mapping[str, Any], records: Mapping[str, Sequence[Record]]) -> None:
+    """Draw the first column of each condition, sorted: every seed, the mean, and its 95 % interval."""
+    column = plan["columns"][0]
+    values = {name: np.array([value(run, column) for run in runs]) for name, runs in records.items()}
+    names = sorted(values, key=lambda name: values[name].mean())
+    figure, axes = pyplot().subplots(figsize=(6.4, 0.8 + 0.22 * len(names)), constrained_layout=True)
+    for i, name in enumerate(names):
+        axes.plot(values[name], [i] * len(values[name]), ".", color="C0", alpha=0.4)
+        axes.errorbar(values[name].mean(), i, xerr=half_of(values[name]), fmt="o", color="C0", markersize=4, capsize=3)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set(xlabel=f"{column} at the end, over seeds")
+    save(figure, axes, claim, plan)
+
+
+def save(figure: Any, axes: Any, claim: str, plan: Mapping[str, Any]) -> None:
+    """Write the figure of a claim."""
+    axes.set_title(plan["question"], fontsize=9)
     axes.grid(alpha=0.3)
     figure.savefig(HERE / "figures" / f"{claim}.png", dpi=110)
     pyplot().close(figure)
