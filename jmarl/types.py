@@ -152,4 +152,4 @@ class TeamState(NamedTuple):
     step: jax.Array  # [] int32: number of updates
     stacks: tuple[StackState, ...]
     critics: tuple[StackState, ...] = ()  # one per stack, or one of the whole team; see `learning.critics`
-    pending: tuple[Any, ...] = ()  # one `sampling.refill.Pending` per stack, if completions of the next step have begun
+    pending: tuple[Any, ...] = ()  # of the sampler: completions that have begun, or slots of a league

@@ -17,6 +17,7 @@ from jmarl.envs.games.grid import distances
 CLAIMS = [claim for claim, own in plan().items() if "minutes" in own]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_a_claim_can_be_read_and_its_table_knows_its_conditions(claim, tmp_path):
     jobs, own = jobs_of(claim, tmp_path), plan()[claim]

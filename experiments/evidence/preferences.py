@@ -25,8 +25,9 @@ FLAGS = ["--config", str(HERE / "first_script.yaml"), "--split", "train", "-n", 
 def make(method: str, seed: int) -> None:
     """Train a team with a method, evaluate it and write its record."""
     names, before = [f"method={run}/seed_{seed}" for run in RUNS[method]], os.times()
-    settings = ["train", "--config", str(HERE / "preferences.yaml"), "--output", str(ROOT), "--resume", "auto"]
+    settings = ["train", "--config", str(HERE / "preferences.yaml"), "--output", str(ROOT)]
     for name in names:
+        shutil.rmtree(ROOT / name, ignore_errors=True)  # of a run that was interrupted: its seconds would be counted in part
         command = [sys.executable, "-m", "jmarl", *settings, "--only", name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after = os.times()

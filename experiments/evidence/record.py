@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,14 @@ def write_evaluation(claim: str, name: str, agents: Sequence[Path], flags: Seque
     file = RESULTS / claim / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     models = ["--model", *map(str, agents)] if agents else []
-    command = [sys.executable, "-m", "jmarl", "eval", *models, *flags, "--output", str(file)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    result = json.loads(file.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory) / "evaluation.json"
+        command = [sys.executable, "-m", "jmarl", "eval", *models, *flags, "--output", str(output)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        result = json.loads(output.read_text(encoding="utf-8"))
     measures = {f"measures/{measure}": numbers["mean"] for measure, numbers in result["measures"].items()}
     record = {
-        "claim": claim, "run": name, "commit": checked_out(), "cpu_seconds": cpu_seconds or result["seconds"], "updates": 0,
+        "claim": claim, "run": name, "commit": checked_out(), "cpu_seconds": cpu_seconds, "updates": 0,
         "tokens": 0, "reward_calls": result["episodes"], "curve": {"tokens": [], "reward/mean": []},
         "evaluations": [{"updates": 0, "tokens": 0, "reward": result["mean"], **measures}],
     }  # fmt: skip

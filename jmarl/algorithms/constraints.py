@@ -173,6 +173,8 @@ LEAGUE: list[Constraint] = [
     *[(name, lambda s, x=name: not s.snapshots or getattr(s, x) == NOT_IN_LEAGUES[x][0],
        f"{name}={{s.{name}!r}} does not go with a league (snapshots={{s.snapshots}}), {why}: set {name}={value}")
       for name, (value, why) in NOT_IN_LEAGUES.items()],
+    ("opponents_at_once", lambda s: s.opponents_at_once <= (1 if s.opponents == "latest" else max(1, s.snapshots)),
+     "opponents_at_once={s.opponents_at_once} is more than there are with opponents={s.opponents!r}, snapshots={s.snapshots}"),
     ("branching", lambda s: not s.snapshots or s.num_turns == 1 or s.branching == "chain",
      "branching={s.branching!r} does not go with a league (snapshots={s.snapshots}) over several turns: set branching='chain'"),
     ("algorithm", lambda s: not s.snapshots or s.row.data == "rollouts" and s.row.baseline != "greedy",
@@ -240,6 +242,9 @@ TEAM: list[Constraint] = [
      "slots of each device, and the tokens with them; spread whole agents (mesh=auto)"),
     ("snapshots", lambda s: not s.snapshots or s.num_agents > 1,
      "snapshots={s.snapshots} needs another seat than that of the opponent, and this team has one agent: set snapshots=0"),
+    ("opponent_share", lambda s: not s.snapshots or round(s.opponent_share * s.num_prompts / s.num_agents) > 0,
+     "opponent_share={s.opponent_share} of num_prompts={s.num_prompts} is less than one item for each of {s.num_agents} seats: "
+     "set one of them higher"),
     ("snapshots", lambda s: not s.snapshots or s.processes == 1,
      "a league (snapshots={s.snapshots}) needs one process, and this run has {s.processes}: set snapshots=0"),
     ("async_steps", lambda s: not s.async_steps or s.processes == 1,

@@ -343,7 +343,8 @@ class League(Section):
     """Which slots a step meets. latest: the newest. uniform: all alike. winrate: by (1 - p)^2, with p how often the team wins
     against it (AlphaStar's PFSP); slots that it never met come first."""
     opponent_share: Annotated[float, Range(0, 1, low_open=True)] = 0.5
-    """Share of the items of a step that are played against a slot, which holds one seat; the team plays the others alone."""
+    """Share of the items of a step that are played against a slot, which holds one seat; the team plays the others alone. It is
+    rounded so that a slot holds each seat equally often."""
     opponents_at_once: Count = 1
     """Slots that are drawn for a step. Each is sampled as one more copy of the team."""
 

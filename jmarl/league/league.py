@@ -4,13 +4,16 @@ Every `snapshot_every` updates the next slot takes the present weights (with LoR
 step draws `opponents_at_once` slots by `opponents`, and for `opponent_share` of its items one of them and a seat: all
 completions of an item meet the same opponent in the same seat, whose texts have the same random keys, so that their comparison
 says nothing about the opponent. The opponent's parameters are further sets of the stack that is sampled: one program, whatever
-is drawn. Snapshots are on the host, and in checkpoints as `TeamState.pending`.
+is drawn; how many rows act decides its size, in quarters. Snapshots are on the host, and in checkpoints as
+`TeamState.pending`. `jmarl plan` counts the present team alone.
 
 Left out: episodes that branch at every turn, and joint actions of completions with each other (`joint_mode=cross`), in which
 players who do not sit at a table would multiply.
 """
 
+import dataclasses
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -63,6 +66,7 @@ def in_memory_of_host(slots: Snapshots) -> Snapshots:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
         device = None
+        say("the slots of the league take the memory of the accelerator: JAX_PLATFORMS=cuda,cpu keeps them in that of the host")
     return jax.device_put(slots, device)
 
 
@@ -93,6 +97,7 @@ class LeagueSampler(StepSampler):
         self.slots: dict[int, Snapshots] = {}  # before each step whose update is not made yet
         self.group = setup.cfg.episodes.num_generations
         self.drawn = np.zeros(0, int)  # slots that the step meets
+        self.stacks: list[Any] = []  # parameters of all players, while the step is played
         self.columns: dict[str, float] = {}
 
     # --- the state, see `StepSampler`
@@ -129,16 +134,21 @@ class LeagueSampler(StepSampler):
         filled = np.flatnonzero(slots.ages >= 0)
         shares = probabilities(self.settings.opponents, slots.ages[filled], slots.won[filled], slots.games[filled])
         rng, count = np.random.default_rng((self.seed, step, LEAGUE)), self.settings.opponents_at_once
-        self.drawn = rng.choice(filled, count, replace=True, p=shares)
+        self.drawn = rng.choice(filled, count, replace=count > np.count_nonzero(shares), p=shares)
+        started, weights = time.monotonic(), [slots.weights[k] for k in self.drawn]
+        pairs = [(stack, [own[i] for own in weights]) for i, stack in enumerate(params)]
+        self.stacks = jax.block_until_ready([joined(*pair) for pair in pairs])
+        copied = sum(x.nbytes for stack in self.stacks for x in own_arrays(stack))
+        self.columns = {"league/copy_s": time.monotonic() - started, "league/copied_bytes": float(copied)}
 
     def seats(self, count: int, step: int) -> list[Seating]:
-        """Return the seats of the items of a step: seats and opponents by turns, from a place that is drawn."""
-        rng, settings = np.random.default_rng((self.seed, step, LEAGUE, 1)), self.settings
-        number = max(1, round(settings.opponent_share * count))
-        order, start, n = rng.permutation(count)[:number], rng.integers(2**16), self.team.num_agents
-        seats = [Seating(-1)] * count
-        for i, item in enumerate(order):
-            seats[item] = Seating(int(start + i) // n % settings.opponents_at_once, int(start + i) % n)
+        """Return the seats of the items of a step. Each seat is held by an opponent equally often, so that all steps have equal
+        shapes, and opponents take turns."""
+        rng, n = np.random.default_rng((self.seed, step, LEAGUE, 1)), self.team.num_agents
+        number = n * round(self.settings.opponent_share * count / n)
+        start, seats = int(rng.integers(2**16)), [Seating(-1)] * count
+        for i, item in enumerate(rng.permutation(count)[:number]):
+            seats[item] = Seating((start + i // n) % self.settings.opponents_at_once, i % n)
         return seats
 
     def play(
@@ -155,7 +165,12 @@ class LeagueSampler(StepSampler):
         """Play the episodes of a step, some of them against slots. Arguments as of `rollout.play.play`."""
         step, slots, seats = randomness.step, self.slots[randomness.step], self.seats(len(items), randomness.step)
         seated = Seated(env, seats, team.num_agents, len(self.drawn))
+        if isinstance(episodes.chat, tuple):  # one value per agent
+            episodes = dataclasses.replace(episodes, chat=episodes.chat * (len(self.drawn) + 1))
         played = play(sample, self.players, items, seated, settings, episodes, group, randomness)
+        self.stacks = []
+        if step == 0:
+            warn_of_equal_rewards(played)
         self.slots[step + 1] = slots = self.with_results(slots, played, seats)
         met = [{} if seat.opponent < 0 else self.described(seat, slots) for seat in seats]
         tasks = [{**item, **opponent} for item, opponent in zip(items, met, strict=True)]
@@ -165,7 +180,7 @@ class LeagueSampler(StepSampler):
     def described(self, seat: Seating, slots: Snapshots) -> dict[str, Any]:
         """Return what the record of an episode says of its opponent."""
         slot = int(self.drawn[seat.opponent])
-        return {"opponent": {"slot": slot, "update": int(slots.ages[slot]), "seat": seat.seat}}
+        return {"league": {"slot": slot, "update": int(slots.ages[slot]), "seat": seat.seat}}
 
     def with_results(self, slots: Snapshots, played: Rollout, seats: Sequence[Seating]) -> Snapshots:
         """Return slots with the results of a step: the mean return of the present agents against that of the seat."""
@@ -173,7 +188,7 @@ class LeagueSampler(StepSampler):
         for seat, returns in zip(seats, played.joint_returns[0], strict=True):  # [J, N]
             if seat.opponent < 0:
                 continue
-            others = np.delete(returns[:, :n], seat.seat, 1).mean(1) - returns[:, seat.seat]
+            others = (np.delete(returns[:, :n], seat.seat, 1) - returns[:, [seat.seat]]).mean(1)  # exactly 0 in a draw
             others = others[np.isfinite(others)]
             slot = self.drawn[seat.opponent]
             won[slot] += np.sum((np.sign(others) + 1) / 2)
@@ -183,22 +198,29 @@ class LeagueSampler(StepSampler):
     def sample(
         self, params: Sequence[Any], step: int, following: SampleRequest | None, request: SampleRequest
     ) -> tuple[Completions, ...]:
-        started, slots = time.monotonic(), self.slots[step]
-        weights = [slots.weights[k] for k in self.drawn]
-        stacks = [joined(stack, [own[i] for own in weights]) for i, stack in enumerate(params)]
-        self.columns["league/copy_s"] = time.monotonic() - started
-        self.columns["league/copied_bytes"] = float(sum(x.nbytes for own in weights for stack in own for x in stack))
-        return sample_team(self.players, stacks, self.with_common_keys(request))
+        del params, step, following
+        return sample_team(self.players, self.stacks, self.with_common_keys(request))
 
     def with_common_keys(self, request: SampleRequest) -> SampleRequest:
         """Return a request in which the opponents' keys follow from the item alone, not from the completion of a group."""
         opponents = np.arange(self.players.num_agents) >= self.team.num_agents
         items = request.prompt_ids // (self.group if request.turn else 1)
         ids = np.where(opponents[:, None], items, request.prompt_ids).astype(np.uint32)
-        return request._replace(prompt_ids=ids, alike=opponents)
+        return request._replace(prompt_ids=ids, alike=opponents, fewer=True)
 
     def notes(self, step: int, completions: Sequence[Completions]) -> dict[str, float]:
         return self.columns
+
+
+def warn_of_equal_rewards(played: Rollout) -> None:
+    """Warn if all agents earned the same in every joint action, as where a reward is that of the team: no game has a winner."""
+    returns = played.joint_returns[0]
+    if np.any(returns) and np.all((returns == returns[..., :1]) | ~np.isfinite(returns)):
+        warnings.warn(
+            "a league is for agents with rewards of their own, such as [1, -1], and here all agents earned the same in every "
+            "joint action of the first update: no game against a slot has a winner",
+            stacklevel=2,
+        )
 
 
 def columns_of(slots: Snapshots) -> dict[str, float]:

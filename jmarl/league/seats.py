@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.envs.base import Answer, Environment, Texts
+from jmarl.envs.base import Answer, Environment, Texts, special_tokens
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import StackSpec, Team, to_agents, to_stacks
 
@@ -43,7 +43,7 @@ class Seated:
 
     def __init__(self, env: Environment, seats: Sequence[Seating], num_agents: int, opponents: int):
         self.env, self.seats, self.num_agents, self.opponents = env, seats, num_agents, opponents
-        self.special_tokens = getattr(env, "special_tokens", ())
+        self.special_tokens = special_tokens(env)
 
     def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[Any]]]:
         states, prompts = self.env.reset(items, rng)

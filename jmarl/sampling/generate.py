@@ -61,9 +61,10 @@ class SampleRequest(NamedTuple):
     turn: int = 0
     past: Past | None = None
     keep_cache: bool = False  # whether the next turn continues from the caches of this one
-    acts: Bool[np.ndarray, "team_agent prompt"] | None = None  # who acts where; others are not sampled. None: all, everywhere
+    acts: Bool[np.ndarray, "team_agent prompt"] | None = None  # who acts where; others are ignored. None: all do
     meanwhile: Callable[[], None] | None = None  # work of the host while the device samples, called once
     alike: Bool[np.ndarray, " team_agent"] | None = None  # whose completions of a prompt have one key; None: nobody's
+    fewer: bool = False  # sample only rows that act, in quarters of all: each number of them is a program of its own
 
 
 Sampler = Callable[[SampleRequest], tuple[Completions, ...]]  # returns the completions of each stack
@@ -94,7 +95,8 @@ def sample_team(team: Team, params: Sequence[Any], request: SampleRequest) -> tu
 
 
 class StepSampler:
-    """Samples the completions of each step of a run. `refill.EarlyRows` also begins those of the next step."""
+    """Samples the completions of each step of a run. `refill.EarlyRows` also begins those of the next step, and
+    `league.LeagueSampler` also samples past weights; both keep something in `TeamState.pending`."""
 
     def __init__(self, team: Team):
         self.team = team
@@ -162,7 +164,7 @@ def _call_stack(
     """Sample stack `i` of a team. Arguments stay on the host: the call moves them to the device of the weights, once."""
     (program, row_ids), past = stack_program(i, spec, weights, request), request.past
     cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
-    acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts)
+    acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts, request.fewer)
     arguments = (weights, prompts, row_ids, spec.stops, cache, acting, vocabulary(spec, request.settings.stop_texts))
     return call(*arguments, program=program)
 
@@ -182,9 +184,9 @@ def on_host(completions: Completions) -> Completions:
     return to_host(completions._replace(cache=None))._replace(cache=completions.cache)
 
 
-def choose_acting(spec: StackSpec, acts: Bool[np.ndarray, "team_agent prompt"]) -> Acting | None:
-    """Return the parameter sets and roles of a stack that include all acting agents, and their rows if fewer than all act;
-    None: all are sampled.
+def choose_acting(spec: StackSpec, acts: Bool[np.ndarray, "team_agent prompt"], fewer: bool = False) -> Acting | None:
+    """Return the parameter sets and roles of a stack that include all acting agents, and with `fewer` their rows; None: all are
+    sampled.
 
     If parameter sets are spread over devices, all sets are included: the devices of the others would be idle anyway.
     """
@@ -193,7 +195,7 @@ def choose_acting(spec: StackSpec, acts: Bool[np.ndarray, "team_agent prompt"]) 
     if len(roles) and spec.mesh is not None and spec.mesh.shape["agent"] > 1:
         sets = np.arange(len(active))
     rows = active[sets][:, roles].reshape(len(sets), -1) if len(roles) else active.reshape(len(active), -1)
-    chosen = fewer_rows(rows)
+    chosen = fewer_rows(rows) if fewer else None
     return None if chosen is None and (len(sets), len(roles)) == active.shape[:2] else Acting(sets, roles, chosen)
 
 
@@ -234,8 +236,8 @@ def tokenize(
 
     Args:
         team: the team.
-        prompts: texts [N][P]. None: the agent does not act at this node. Its ids are then one stop id, because all agents that
-            act somewhere are sampled at all nodes; the completion is ignored.
+        prompts: texts [N][P]. None: the agent does not act at this node. Its ids are then one stop id, because agents that act
+            somewhere may be sampled at all nodes; the completion is ignored.
         settings: the sampling settings.
         chat: whether to apply the chat template, and with what.
         allow_long: return prompts that leave no room for a completion as they are. Otherwise they raise a ValueError.

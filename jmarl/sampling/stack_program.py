@@ -83,7 +83,7 @@ def sample_stack(
         row_ids: the numbers that random keys follow from.
         stop: ids that end a completion: [A, R, E], or [E] if they are the same for all agents.
         past: the cache of the stack and the row of it that each prompt follows, see `Past`.
-        acting: the agents to sample. Completions of the others are empty. None: all.
+        acting: the agents and rows to sample. Completions of the others are empty. None: all.
         vocabulary: what the sampler knows of the tokens.
         program: the static settings.
     """

@@ -98,6 +98,7 @@ class RecordingDuel:
         raise AssertionError("the episodes have one turn")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_turns", [False, True])
 def test_opponents_write_what_their_weights_write_with_one_key_for_a_group(in_turns, tmp_path):
     """In the first update slot 0 is the team itself: what it wrote in its seat is sampled again from these weights."""
@@ -106,7 +107,7 @@ def test_opponents_write_what_their_weights_write_with_one_key_for_a_group(in_tu
     team, params = tiny_team()
     players, env = players_of(team, 1), Duel(in_turns)
     both = [jax.tree.map(lambda x: np.concatenate([x, x]), jax.device_get(params[0]))]
-    met = {p: task["opponent"]["seat"] for p, task in enumerate(record["tasks"]) if "opponent" in task}
+    met = {p: task["league"]["seat"] for p, task in enumerate(record["tasks"]) if "league" in task}
     assert len(met) == 2 and {*met.values()} == {0, 1}
     for p, seat in met.items():
         for t, turn in enumerate(record["turns"]):
@@ -129,19 +130,21 @@ def result_sampling():
     return TrainConfig.of(**BASE).sampling
 
 
+@pytest.mark.long
 def test_only_the_present_team_learns_and_no_opponent_compiles_anew(whole):
     result, directory = whole
     for record in records(directory):
         for p, task in enumerate(record["tasks"]):
-            if "opponent" not in task:
+            if "league" not in task:
                 continue
             for turn in record["turns"]:
                 nodes = np.flatnonzero(np.array(turn["items"]) == p)
-                assert not np.array(turn["acts"])[task["opponent"]["seat"], nodes].any()
+                assert not np.array(turn["acts"])[task["league"]["seat"], nodes].any()
     compiles = [row["compiles"] for row in rows(directory)]
     assert compiles[-1] == compiles[1]
 
 
+@pytest.mark.long
 def test_a_league_resumes_bit_for_bit(whole, tmp_path):
     """Stopped after three updates, between two snapshots: slots, results and weights are those of the whole run."""
     result, directory = whole
@@ -200,6 +203,8 @@ def test_slots_are_drawn_by_what_they_win():
 @pytest.mark.parametrize(
     "settings, match",
     [
+        (dict(opponents_at_once=3), "opponents_at_once=3 is more than there are"),
+        (dict(opponents="latest"), "opponents_at_once=2 is more than there are"),
         (dict(joint_mode="cross"), "joint_mode='cross' does not go with a league"),
         (dict(history="append", num_turns=2), "history='append' does not go with a league"),
         (dict(num_turns=2), "set branching='chain'"),

@@ -76,6 +76,20 @@ def written(directory: Path, short, long) -> dict[str, set[str]]:
     for name, changes in RUNS.items():
         of(name, evaluated, make_reward(random, num_agents=2), ITEMS, **writing | changes)
 
+    def own(a, b):
+        return rng.normal(size=(len(a), 2)).tolist()
+
+    of(
+        "league",
+        evaluated,
+        make_reward(own, num_agents=2),
+        ITEMS,
+        **writing,
+        algorithm="magrpo",
+        snapshots=1,
+        opponent_share=1.0,
+    )
+
     def failing(a, b):
         raise OSError("no service")
 

@@ -162,12 +162,13 @@ def test_inactive_agents_are_not_sampled(agents, pair, shared):
     nobody = sample_team(team, params, request._replace(acts=np.zeros((2, 2), bool)))[0]
     assert not np.asarray(nobody.action_mask).any() and nobody.tokens.shape == whole.tokens.shape
     acts = np.eye(2, dtype=bool)  # each at one prompt
-    rows = sample_team(team, params, request._replace(acts=acts))[0]
-    assert choose_acting(team.stacks[0], acts).rows.shape == ((1, 2) if shared else (2, 1))
+    rows = sample_team(team, params, request._replace(acts=acts, fewer=True))[0]
+    assert choose_acting(team.stacks[0], acts, fewer=True).rows.shape == ((1, 2) if shared else (2, 1))
     for name in ("tokens", "action_mask", "ended"):
         one, both = (np.reshape(getattr(completions, name), (2, 2, 3, -1)) for completions in (rows, whole))
         assert (one[acts] == both[acts]).all(), name
     assert not np.reshape(rows.action_mask, (2, 2, 3, -1))[~acts].any()
+    assert choose_acting(team.stacks[0], acts) is None
 
 
 def test_rows_that_act_are_sampled_in_few_sizes():
