@@ -221,6 +221,7 @@ def serve_seat(seat: Seat, access: Access, max_sessions: int, idle_s: float, log
         ended.wait()
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+        server.is_draining = True  # before the line below says so
         print(f"ending; {len(server.playing)} sessions have {grace_s:g} s to finish", flush=True)
         server.drain(grace_s)
     return 0
