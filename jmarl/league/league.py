@@ -134,7 +134,7 @@ class LeagueSampler(StepSampler):
         filled = np.flatnonzero(slots.ages >= 0)
         shares = probabilities(self.settings.opponents, slots.ages[filled], slots.won[filled], slots.games[filled])
         rng, count = np.random.default_rng((self.seed, step, LEAGUE)), self.settings.opponents_at_once
-        self.drawn = rng.choice(filled, count, replace=count > np.count_nonzero(shares), p=shares)
+        self.drawn = rng.choice(filled, count, replace=count > int(np.count_nonzero(shares)), p=shares)
         started, weights = time.monotonic(), [slots.weights[k] for k in self.drawn]
         pairs = [(stack, [own[i] for own in weights]) for i, stack in enumerate(params)]
         self.stacks = jax.block_until_ready([joined(*pair) for pair in pairs])
