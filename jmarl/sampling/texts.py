@@ -56,7 +56,7 @@ def generate(
     encoded = pad(team, tokenize_first_turn(team, asked, settings, cfg.episodes, special))
     acts = np.array([[prompt is not None for prompt in row] for row in asked])
     team, weights = moved(team, params, cfg.run)
-    request = SampleRequest(encoded, settings, randomness, 1, np.arange(count, dtype=np.uint32), acts=np.asarray(acts))
+    request = SampleRequest(encoded, settings, randomness, 1, np.arange(count, dtype=np.uint32), acts=acts)
     tokens = tokens_of(team, tuple(map(on_host, sample_team(team, weights, request))), count)
     texts = texts_of(team, tokens, cfg.episodes.skip_special_tokens)
     return [

@@ -86,10 +86,11 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
     """
     items, eval_items, evaluate = task.items, task.held_out, evaluation_on(setup, task)
     cfg = setup.cfg
-    early: StepSampler = LEAGUE["sampler"](setup) if cfg.league.snapshots else StepSampler(setup.team)
-    if cfg.episodes.async_steps:
-        early = EARLY["sampler"](setup.team)
-    playing = early.play if cfg.league.snapshots else play  # type: ignore[attr-defined]
+    early: StepSampler = (EARLY["sampler"] if cfg.episodes.async_steps else StepSampler)(setup.team)
+    playing: Callable[..., Rollout] = play
+    if cfg.league.snapshots:
+        early = league = LEAGUE["sampler"](setup)
+        playing = league.play
 
     def compile_programs(state: TeamState) -> TeamState:
         if (step := int(state.step)) < cfg.run.num_updates:
