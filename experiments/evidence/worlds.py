@@ -92,10 +92,12 @@ class OneStory(OneWriter, Story):
 
 
 class SampleTldr(Tldr):
-    """Summaries of the 65 posts of the data set that the tests use."""
+    """Summaries of the 65 posts of the data set that the tests use, in the directory that JMARL_DATA names."""
 
     def __init__(self, **options: Any):
-        posts = Path(os.environ["JMARL_DATA"]) / "tldr" / "train.jsonl.gz"
+        if not (data := os.environ.get("JMARL_DATA")):
+            raise ValueError("set JMARL_DATA to the directory that holds tldr/train.jsonl.gz, posts of the data set TL;DR")
+        posts = Path(data) / "tldr" / "train.jsonl.gz"
         super().__init__(data=posts, substring=True, **options)
 
 
