@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.config import Episodes, Sampling
+from jmarl.config.sections import League
 from jmarl.envs.base import Environment
 from jmarl.files.saving import gib
 from jmarl.league.choice import probabilities, win_rates
@@ -54,10 +55,16 @@ class Snapshots(NamedTuple):
         return Snapshots((*self.weights[:k], weights, *self.weights[k + 1 :]), ages, won, games)
 
 
-def empty_slots(params: Sequence[Any], count: int) -> Snapshots:
+def empty_slots(params: Sequence[Any], settings: League) -> Snapshots:
     """Return slots before the first step. params: of each stack, [A, ...]."""
-    zeros = tuple(tuple(np.zeros(x.shape, x.dtype) for x in own_arrays(stack)) for stack in params)
+    count = settings.snapshots
+    zeros = tuple(tuple(np.zeros(x.shape, dtype_in_slot(x, settings)) for x in own_arrays(stack)) for stack in params)
     return in_memory_of_host(Snapshots((zeros,) * count, np.full(count, -1, np.int32), np.zeros(count), np.zeros(count)))
+
+
+def dtype_in_slot(x: Any, settings: League) -> jax.typing.DTypeLike:
+    """Return the dtype that a slot has of an array."""
+    return jnp.bfloat16 if settings.snapshot_dtype == "bfloat16" and x.dtype == jnp.float32 else x.dtype
 
 
 def in_memory_of_host(slots: Snapshots) -> Snapshots:
@@ -84,7 +91,11 @@ def joined(params: Any, opponents: Sequence[Sequence[np.ndarray]]) -> Any:
     """Return the parameters of a stack and behind them the arrays of its opponents, along the agent axis."""
     leaves, tree = leaves_of(params)
     others = iter(zip(*opponents, strict=True))
-    return jax.tree.unflatten(tree, [x if isinstance(x, Shared) else jnp.concatenate([x, *next(others)]) for x in leaves])
+
+    def with_others(x: Any) -> Any:
+        return x if isinstance(x, Shared) else jnp.concatenate([x, *(jnp.asarray(y, x.dtype) for y in next(others))])
+
+    return jax.tree.unflatten(tree, list(map(with_others, leaves)))
 
 
 class LeagueSampler(StepSampler):
@@ -129,7 +140,9 @@ class LeagueSampler(StepSampler):
         slots = self.before(step)
         if step % self.settings.snapshot_every == 0:
             k = step // self.settings.snapshot_every % self.settings.snapshots
-            weights = tuple(tuple(map(to_host, own_arrays(stack))) for stack in params)
+            weights = tuple(
+                tuple(to_host(x).astype(dtype_in_slot(x, self.settings)) for x in own_arrays(stack)) for stack in params
+            )
             slots = self.slots[step] = slots.taking(k, weights, step)
         filled = np.flatnonzero(slots.ages >= 0)
         shares = probabilities(self.settings.opponents, slots.ages[filled], slots.won[filled], slots.games[filled])
