@@ -26,6 +26,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tyro
 
+from experiments.report import with_interval
+from experiments.tables import markdown_row, pyplot, write_table
 from experiments.tiny import random_agents, tokenizer
 from jmarl.cli.teams.sources import nested
 from jmarl.config import Count, CountOrOff, TrainConfig, check, check_fields
@@ -33,11 +35,13 @@ from jmarl.envs.base import TextEnvironment
 from jmarl.envs.games import kuhn, tictactoe
 from jmarl.envs.games.kuhn import KuhnPoker
 from jmarl.envs.games.tictactoe import TicTacToe
+from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.files.checkpoint import Checkpointer, saved_steps
 from jmarl.league.scored import policy_of
-from jmarl.models.agent import Agent
-from jmarl.runs.train import train
-from jmarl.team import agents_of, make_team
+from jmarl.models.hub.agents import Agent, load_agent
+from jmarl.preferences.pairs import Trajectory
+from jmarl.runs.train import fit, train
+from jmarl.team import Team, agents_of, make_team, policies, save_team
 
 WAYS: dict[str, dict[str, Any]] = {
     "self-play": {},
@@ -51,6 +55,8 @@ class Played(NamedTuple):
 
     env: TextEnvironment
     words: tuple[str, ...]  # of the tokenizer
+    legal: list[tuple[str, str]]  # all prompts with each legal answer
+    imitation: int  # updates of imitation of legal answers
     measure: Callable[[Sequence[Agent], TrainConfig], dict[str, float]]  # exact numbers of a team
     columns: dict[str, str]  # measure -> what the picture calls it; the first is the one that is compared
     batch: tuple[int, int]  # prompts an update, completions a prompt
@@ -70,7 +76,7 @@ def measure_kuhn(agents: Sequence[Agent], cfg: TrainConfig) -> dict[str, float]:
 
 
 def measure_tictactoe(agents: Sequence[Agent], cfg: TrainConfig) -> dict[str, float]:
-    """Return the share of games lost against perfect play, NashConv, and the result against random play; means of both seats."""
+    """Return the share of games lost against perfect play, NashConv, and the result against random play, the mean of both."""
     policies = []
     for mark, agent in zip("xo", agents, strict=True):
         boards = [board for board in tictactoe.boards() if tictactoe.to_move(board) == mark]
@@ -85,16 +91,24 @@ def measure_tictactoe(agents: Sequence[Agent], cfg: TrainConfig) -> dict[str, fl
     return {"lost": -mean("minimax"), "nash_conv": -2 * mean("best"), "random": mean("random")}
 
 
-def games() -> dict[str, Played]:
-    return {
-        "kuhn": Played(
-            KuhnPoker(brief=True), (*kuhn.CARDS, "check", "bet", "fold", "call"), measure_kuhn, {"nash_conv": "NashConv, chips"}, (6, 16)
-        ),
-        "tictactoe": Played(
-            TicTacToe(brief=True), ("x", "o", ".", "move", *"123456789"), measure_tictactoe,
-            {"lost": "games lost against perfect play", "nash_conv": "NashConv"}, (8, 8),
-        ),
-    }  # fmt: skip
+def kuhn_game() -> Played:
+    legal = [(prompt, answer) for prompt, own in kuhn.information_sets(brief=True).items() for answer in own.answers]
+    words = (*kuhn.CARDS, "check", "bet", "fold", "call")
+    return Played(KuhnPoker(brief=True), words, legal, 100, measure_kuhn, {"nash_conv": "NashConv, chips"}, (6, 16))
+
+
+def tictactoe_game() -> Played:
+    legal = [
+        (tictactoe.format_prompt(board, brief=True), str(move))
+        for board in tictactoe.boards()
+        for move in tictactoe.legal_moves(board)
+    ]
+    columns = {"lost": "games lost against perfect play", "nash_conv": "NashConv"}
+    words = ("x", "o", ".", "move", *"123456789")
+    return Played(TicTacToe(brief=True), words, legal, 1500, measure_tictactoe, columns, (8, 8))
+
+
+GAMES = {"kuhn": kuhn_game, "tictactoe": tictactoe_game}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,18 +148,35 @@ class LeagueConfig:
         return 20 if self.quick else self.num_updates or {"kuhn": 400, "tictactoe": 300}[game]
 
 
-def run_one(cfg: LeagueConfig, game: str, way: str, seed: int) -> dict[str, Any]:
+def legal_agent(cfg: LeagueConfig, game: str) -> Path:
+    """Return the directory of an agent that answers with any legal answer, as a language model that knows the rules."""
+    directory, own = cfg.output_dir / f"{game}-legal", GAMES[game]()
+    if not directory.exists():
+        (agent,) = random_agents(game, tokenizer(own.words, spaced=True), 1, 0)
+        updates = min(20, own.imitation) if cfg.quick else own.imitation
+        sft = TrainConfig.of(
+            algorithm="sft", num_updates=updates, batch_size=256, learning_rate=3e-3, lr_schedule="linear", warmup_updates=20,
+            progress=False, mesh="agent=1",
+        )  # fmt: skip
+        pairs = own.legal * -(-256 // len(own.legal))
+        result = fit(Team.of([agent]), [Trajectory((prompt,), (answer,)) for prompt, answer in pairs], sft)
+        save_team(directory, result.team, policies(result.state))
+    return directory / "agent_0"
+
+
+def run_one(cfg: LeagueConfig, game: str, seed: int, way: str) -> dict[str, Any]:
     """Train a team, measure all of its checkpoints, and return a curve of each measure."""
-    start, own = time.monotonic(), games()[game]
+    start, own = time.monotonic(), GAMES[game]()
     directory = cfg.output_dir / f"{game}-{way.replace(', ', '-')}-{seed}"
     prompts, group = own.batch
     run_cfg = TrainConfig.of(
         algorithm=cfg.algorithm, seed=seed, num_updates=cfg.updates(game), learning_rate=cfg.learning_rate, warmup_updates=20,
-        entropy_coef=cfg.entropy_coef, num_prompts=prompts, num_generations=group, max_new_tokens=1, num_turns=own.env.max_turns,
-        branching="chain", per_agent="vmap", mesh="agent=1", save_every=cfg.measure_every, save_total_limit=1000,
+        entropy_coef=cfg.entropy_coef, num_prompts=prompts, num_generations=group, max_new_tokens=1,
+        num_turns=own.env.max_turns, branching="chain",
+        per_agent="vmap", mesh="agent=1", save_every=cfg.measure_every, save_total_limit=1000,
         output_dir=str(directory), resume="auto", progress=False, league=WAYS[way],
     )  # fmt: skip
-    agents = random_agents(game, tokenizer(own.words, spaced=True), 2, seed)
+    agents = [load_agent(legal_agent(cfg, game))] * 2
     team, params = make_team(agents)
     tasks = own.env.tasks(count=prompts)
     result = train(team, own.env, tasks * (prompts // len(tasks)), run_cfg, params=params)
@@ -162,12 +193,60 @@ def run_one(cfg: LeagueConfig, game: str, way: str, seed: int) -> dict[str, Any]
     return {"game": game, "way": way, "seed": seed, "curve": curve}
 
 
+def curves(runs: Sequence[dict[str, Any]], game: str, way: str, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return updates [T], and the mean [T] and half of the 95 % interval [T] of a measure over seeds."""
+    own = [run["curve"] for run in runs if run["game"] == game and run["way"] == way]
+    values = np.array([[point[column] for point in curve] for curve in own])  # [seed, T]
+    points = [mean_and_interval(column) for column in values.T]
+    return np.array([point["update"] for point in own[0]]), *np.array(points).T
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """Return a table in Markdown: the mean over the second half of the updates, and the last one."""
+    lines = ["| game | measure | way | second half | end | worst of the second half |", "|---|---|---|---|---|---|"]
+    for game, way in dict.fromkeys((run["game"], run["way"]) for run in runs):
+        for column, name in GAMES[game]().columns.items():
+            own = [[point[column] for point in run["curve"]] for run in runs if (run["game"], run["way"]) == (game, way)]
+            half = [curve[len(curve) // 2 :] for curve in own]
+            numbers = [np.mean(half, 1), np.array(own)[:, -1], np.max(half, 1)]
+            cells = [with_interval(*map(float, mean_and_interval(x))) for x in numbers]
+            lines.append(markdown_row([game, name, way, *cells]))
+    return "\n".join(lines)
+
+
+def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw each measure over updates: means over seeds with 95 % intervals, and single runs."""
+    panels = [
+        (game, *column) for game in dict.fromkeys(run["game"] for run in runs) for column in GAMES[game]().columns.items()
+    ]
+    figure, all_axes = pyplot().subplots(
+        1, len(panels), figsize=(4.2 * len(panels), 3.4), constrained_layout=True, squeeze=False
+    )
+    for axes, (game, column, name) in zip(all_axes[0], panels, strict=True):
+        for i, way in enumerate(dict.fromkeys(run["way"] for run in runs)):
+            updates, mean, interval = curves(runs, game, way, column)
+            axes.plot(updates, mean, color=f"C{i}", label=way)
+            axes.fill_between(updates, mean - interval, mean + interval, color=f"C{i}", alpha=0.2, linewidth=0)
+        axes.set(xlabel="updates", title=f"{game}: {name}")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    all_axes[0][0].legend()
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     cfg = tyro.cli(LeagueConfig)
-    jobs = list(itertools.product(cfg.games, cfg.ways, cfg.seeds[:1] if cfg.quick else cfg.seeds))
+    jobs = list(itertools.product(cfg.games, cfg.seeds[:1] if cfg.quick else cfg.seeds, cfg.ways))
     with ProcessPoolExecutor(cfg.processes, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(legal_agent, [cfg] * len(cfg.games), cfg.games))
         runs = list(pool.map(run_one, [cfg] * len(jobs), *zip(*jobs, strict=True)))
-    print(json.dumps(runs))
+    text = table(runs)
+    print(text)
+    if cfg.write:
+        here = Path(__file__).parent
+        draw(runs, here / "league.png")
+        write_table("league", text)
+        (here / "league.json").write_text(json.dumps(runs) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

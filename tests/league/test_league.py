@@ -177,7 +177,9 @@ def test_a_league_resumes_bit_for_bit(whole, tmp_path):
     result, directory = whole
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert killed.returncode == -signal.SIGKILL and saved_steps(tmp_path / "checkpoints")
-    resumed = run(True, tmp_path, resume=True, save_every=1, allow_changed="environment")  # the killed one called itself otherwise
+    resumed = run(
+        True, tmp_path, resume=True, save_every=1, allow_changed="environment"
+    )  # the killed one called itself otherwise
     for x, y in zip(jax.tree.leaves(result.state.stacks), jax.tree.leaves(resumed.state.stacks), strict=True):
         np.testing.assert_array_equal(x, y)
     names = ("league/winrate", "league/slot_0/winrate", "league/slot_1/winrate", "reward/mean", "agent_0/return")
