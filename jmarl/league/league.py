@@ -56,9 +56,11 @@ class Snapshots(NamedTuple):
         ages[k], won[k], games[k] = step, 0, 0
         return Snapshots((*self.weights[:k], weights, *self.weights[k + 1 :]), ages, won, games, self.results.taking(k))
 
-    def adding(self, won: np.ndarray, games: np.ndarray) -> "Snapshots":
-        """Return these slots after games of the present team. won: [K] its points against each; games: [K]."""
-        return self._replace(won=self.won + won, games=self.games + games, results=self.results.adding(-1, won, games))
+    def adding(self, won: np.ndarray, games: np.ndarray, group: int) -> "Snapshots":
+        """Return these slots after games of the present team. won: [K] its points against each; games: [K]. The results count a
+        group as one game, because its games have the same item and opponent."""
+        results = self.results.adding(-1, won / group, games / group)
+        return self._replace(won=self.won + won, games=self.games + games, results=results)
 
     def rates(self) -> np.ndarray:
         """Return [F, F] how often each of the filled slots wins against each; NaN where they never met."""
@@ -195,10 +197,10 @@ class LeagueSampler(StepSampler):
             warn_of_equal_rewards(played)
         met = [{} if seat.opponent < 0 else self.described(seat, slots) for seat in seats]
         tasks = [{**item, **opponent} for item, opponent in zip(items, met, strict=True)]
-        slots, is_new = slots.adding(*self.points(played, seats)), bool(slots.ages.max() == step)
+        slots, is_new = slots.adding(*self.points(played, seats), group), bool(slots.ages.max() == step)
         zero_sum = is_zero_sum(played.joint_returns[0][..., : team.num_agents])
         if self.settings.opponents == "nash":
-            check_nash(zero_sum)
+            check_zero_sum(zero_sum)
             slots = self.rate(slots, len(items), play_seated, randomness) if is_new else slots
         slots, interval = with_ratings(slots, zero_sum)
         self.slots[step + 1], self.stacks, self.present = slots, [], ()
@@ -218,7 +220,7 @@ class LeagueSampler(StepSampler):
             number = items // (n * len(met)) * n * len(met)
             seats = [Seating(j // n % len(met), j % n) if j < number else Seating(-1) for j in range(items)]
             played, _ = play_seated(seats, randomness._replace(purpose=LEAGUE, draw=2 + i))  # 1 draws seats
-            won, games = np.add((won, games), self.points(played, seats))
+            won, games = np.add((won, games), np.divide(self.points(played, seats), self.group))
         return slots._replace(results=slots.results.replacing(newest, won, games))
 
     def described(self, seat: Seating, slots: Snapshots) -> dict[str, Any]:
@@ -268,7 +270,7 @@ def warn_of_equal_rewards(played: Rollout) -> None:
         )
 
 
-def check_nash(zero_sum: bool) -> None:
+def check_zero_sum(zero_sum: bool) -> None:
     """Raise a ValueError if opponents are drawn by the mixture of a zero-sum game, and it is none."""
     if not zero_sum:
         raise ValueError(

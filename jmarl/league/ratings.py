@@ -28,8 +28,8 @@ def elo(points: Float[np.ndarray, "player player"], prior: float = 1.0) -> Ratin
     """Return the most probable ratings of players (Bradley and Terry, 1952).
 
     Player i wins against j with probability 1 / (1 + 10^((r_j - r_i) / 400)), and a draw counts as half a win and half a loss.
-    Intervals are from the inverse of the Hessian. They are too narrow where games are not independent, such as those of a
-    group, and too wide where many games are drawn.
+    Intervals are from the inverse of the Hessian. They are too narrow where games are not independent, and too wide where
+    many games are drawn.
 
     Args:
         points: of each player against each, see the module; the diagonal is ignored.

@@ -211,8 +211,8 @@ def test_slots_are_drawn_by_what_they_win():
 
 
 def test_a_new_slot_plays_all_others_in_each_seat_equally_often():
-    """With nash: the first agent earns more than the second, so equal seats give half of the points; a slot's own games replace
-    those that the team played before."""
+    """With nash: the first agent earns more than the second, so equal seats give half of the points, where a group is one game;
+    a slot's own games replace those that the team played before."""
     league = league_of(snapshots=3, opponents="nash", opponents_at_once=2)
     slots, seated = league.slots[0]._replace(ages=np.array([4, 2, 0])), []
     slots = slots._replace(results=slots.results.adding(0, np.array([0.0, 9.0, 9.0]), np.array([0.0, 9.0, 9.0])))
@@ -227,8 +227,8 @@ def test_a_new_slot_plays_all_others_in_each_seat_equally_often():
     ((seats, drawn, randomness),) = seated
     assert drawn == [1, 2] and randomness.purpose == LEAGUE_NUMBERS
     assert sorted((seat.opponent, seat.seat) for seat in seats) == [(-1, 0)] * 2 + [(0, 0), (0, 1), (1, 0), (1, 1)]
-    np.testing.assert_array_equal(results.points[0], [0, 3, 3, 0])
-    np.testing.assert_array_equal(results.points[:, 0], [0, 3, 3, 0])
+    np.testing.assert_array_equal(results.points[0], [0, 1, 1, 0])
+    np.testing.assert_array_equal(results.points[:, 0], [0, 1, 1, 0])
 
 
 @pytest.mark.long
