@@ -5,7 +5,8 @@ step draws `opponents_at_once` slots by `opponents`, and for `opponent_share` of
 completions of an item meet the same opponent in the same seat, whose texts have the same random keys, so that their comparison
 says nothing about the opponent. The opponent's parameters are further sets of the stack that is sampled: one program, whatever
 is drawn; how many rows act decides its size, in quarters. Snapshots are on the host, and in checkpoints as
-`TeamState.pending`. `jmarl plan` counts the present team alone.
+`TeamState.pending`, with the games of all slots with each other (`ratings.Results`): a slot takes those that the team played
+since the snapshot before, or with `opponents=nash` plays all others itself. `jmarl plan` counts the present team alone.
 
 Left out: episodes that branch at every turn, and joint actions of completions with each other (`joint_mode=cross`), in which
 players who do not sit at a table would multiply.
@@ -148,8 +149,8 @@ class LeagueSampler(StepSampler):
             weights = tuple(tuple(map(to_host, own_arrays(stack))) for stack in params)
             slots = self.slots[step] = slots.taking(k, weights, step)
         filled = np.flatnonzero(slots.ages >= 0)
-        own = (x[filled] for x in (slots.ages, slots.won, slots.games))
-        shares = probabilities(self.settings.opponents, *own, slots.rates())
+        ages, won, games = slots.ages[filled], slots.won[filled], slots.games[filled]
+        shares = probabilities(self.settings.opponents, ages, won, games, slots.rates())
         rng, count = np.random.default_rng((self.seed, step, LEAGUE)), self.settings.opponents_at_once
         self.present, started = params, time.monotonic()
         self.draw(slots, rng.choice(filled, count, replace=count > int(np.count_nonzero(shares)), p=shares))

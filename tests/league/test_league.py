@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -219,7 +220,7 @@ def test_a_new_slot_plays_all_others_in_each_seat_equally_often():
     league.draw = lambda slots, drawn: setattr(league, "drawn", drawn)
     league.drawn = np.zeros(2, int)
 
-    def played(seats, randomness):
+    def played(seats, randomness) -> Any:
         seated.append((seats, league.drawn.tolist(), randomness))
         return SimpleNamespace(joint_returns=[np.tile([1.0, -1.0], (len(seats), 3, 1))]), None
 
