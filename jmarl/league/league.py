@@ -5,7 +5,7 @@ step draws `opponents_at_once` slots by `opponents`, and for `opponent_share` of
 completions of an item meet the same opponent in the same seat, whose texts have the same random keys, so that their comparison
 says nothing about the opponent. The opponent's parameters are further sets of the stack that is sampled: one program, whatever
 is drawn; how many rows act decides its size, in quarters. Snapshots are on the host, and in checkpoints as
-`TeamState.pending`, with the games of all slots with each other (`ratings.Results`): a slot takes those that the team played
+`TeamState.pending`, with the games of all slots with each other (`ratings.Crosstable`): a slot takes those that the team played
 since the snapshot before, or with `opponents=nash` plays all others itself. `jmarl plan` counts the present team alone.
 
 Left out: episodes that branch at every turn, and joint actions of completions with each other (`joint_mode=cross`), in which
@@ -26,7 +26,7 @@ from jmarl.config import Episodes, Sampling
 from jmarl.envs.base import Environment
 from jmarl.files.saving import gib
 from jmarl.league.choice import probabilities, win_rates
-from jmarl.league.ratings import Results, is_zero_sum
+from jmarl.league.ratings import Crosstable, is_zero_sum
 from jmarl.league.seats import Seated, Seating, narrowed, players_of
 from jmarl.learning.setup import Setup
 from jmarl.logs.terminal import say
@@ -49,7 +49,7 @@ class Snapshots(NamedTuple):
     ages: np.ndarray  # [K] the update at which each was taken; -1: not yet
     won: np.ndarray  # [K] games that the team won against it, a draw as half
     games: np.ndarray  # [K] games against it, a float like `won`
-    results: Results  # of the slots and the present team with each other
+    results: Crosstable  # of the slots and the present team with each other
 
     def taking(self, k: int, weights: Weights, step: int) -> "Snapshots":
         """Return these slots after slot k has taken weights."""
@@ -72,7 +72,7 @@ class Snapshots(NamedTuple):
 def empty_slots(params: Sequence[Any], count: int) -> Snapshots:
     """Return slots before the first step. params: of each stack, [A, ...]."""
     zeros = tuple(tuple(np.zeros(x.shape, x.dtype) for x in own_arrays(stack)) for stack in params)
-    ages, results = np.full(count, -1, np.int32), Results.of_empty_slots(count)
+    ages, results = np.full(count, -1, np.int32), Crosstable.of_empty_slots(count)
     return in_memory_of_host(Snapshots((zeros,) * count, ages, np.zeros(count), np.zeros(count), results))
 
 

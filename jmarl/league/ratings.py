@@ -98,33 +98,33 @@ def is_zero_sum(returns: Float[np.ndarray, "... agent"]) -> bool:
     return returns.shape[-1] == 2 and bool(np.allclose(sums[np.isfinite(sums)], 0, atol=1e-6))
 
 
-class Results(NamedTuple):
+class Crosstable(NamedTuple):
     """The games between the players of a league: its slots, and last the present team since the newest snapshot."""
 
     points: np.ndarray  # [K + 1, K + 1] see the module
     ratings: np.ndarray  # [K + 1] Elo, relative to the team at the first snapshot; NaN: there is none
 
     @staticmethod
-    def of_empty_slots(count: int) -> "Results":
+    def of_empty_slots(count: int) -> "Crosstable":
         """Return results before the first game."""
-        return Results(np.zeros((count + 1, count + 1)), np.append(np.full(count, np.nan), 0.0))
+        return Crosstable(np.zeros((count + 1, count + 1)), np.append(np.full(count, np.nan), 0.0))
 
-    def taking(self, k: int) -> "Results":
+    def taking(self, k: int) -> "Crosstable":
         """Return results after slot k has taken the present weights: its games are those of the present team."""
         order = np.arange(len(self.points))
         order[k] = -1
         points = np.array(self.points[np.ix_(order, order)])
         points[-1] = points[:, -1] = 0
-        return Results(points, self.ratings[order])
+        return Crosstable(points, self.ratings[order])
 
-    def adding(self, player: int, won: Float[np.ndarray, " slot"], games: Float[np.ndarray, " slot"]) -> "Results":
+    def adding(self, player: int, won: Float[np.ndarray, " slot"], games: Float[np.ndarray, " slot"]) -> "Crosstable":
         """Return results after games of a player against slots. won: its points."""
         points = np.array(self.points)
         points[player, :-1] += won
         points[:-1, player] += games - won
         return self._replace(points=points)
 
-    def replacing(self, player: int, won: Float[np.ndarray, " slot"], games: Float[np.ndarray, " slot"]) -> "Results":
+    def replacing(self, player: int, won: Float[np.ndarray, " slot"], games: Float[np.ndarray, " slot"]) -> "Crosstable":
         """Return results in which these are all games of a player against slots. won: its points."""
         points = np.array(self.points)
         points[player, :-1] = points[:-1, player] = 0
@@ -135,7 +135,7 @@ class Results(NamedTuple):
         games = self.points + self.points.T
         return np.divide(self.points, games, out=np.full(games.shape, np.nan), where=games > 0)
 
-    def rated(self, order: np.ndarray) -> tuple["Results", float]:
+    def rated(self, order: np.ndarray) -> tuple["Crosstable", float]:
         """Return results with new ratings, and half of the 95 % interval of that of the present team; NaN: it met no one.
 
         The first player keeps its rating, and so do players whom no games connect with it.

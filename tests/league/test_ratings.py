@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jmarl.league.ratings import Results, elo, is_zero_sum, nash_mixture
+from jmarl.league.ratings import Crosstable, elo, is_zero_sum, nash_mixture
 
 ROUND_ROBIN = np.array([[0, 5.5, 7, 1], [4.5, 0, 6, 2], [3, 4, 0, 2.5], [9, 8, 7.5, 0]])
 
@@ -65,7 +65,7 @@ def test_a_game_is_zero_sum_if_two_returns_add_up_to_0():
 
 def test_a_slot_takes_the_games_of_the_team_and_loses_its_own():
     """Two slots: the team beats slot 0 three times, is slot 1, draws twice with it, and then takes the place of slot 0."""
-    results = Results.of_empty_slots(2).taking(0).adding(-1, np.array([3.0, 0.0]), np.array([3.0, 0.0])).taking(1)
+    results = Crosstable.of_empty_slots(2).taking(0).adding(-1, np.array([3.0, 0.0]), np.array([3.0, 0.0])).taking(1)
     np.testing.assert_array_equal(results.points, [[0, 0, 0], [3, 0, 0], [0, 0, 0]])
     results = results.adding(-1, np.array([0.0, 1.0]), np.array([0.0, 2.0]))
     np.testing.assert_array_equal(results.rates(), [[np.nan, 0, np.nan], [1, np.nan, 0.5], [np.nan, 0.5, np.nan]])
@@ -82,7 +82,7 @@ def test_a_slot_takes_the_games_of_the_team_and_loses_its_own():
 
 def test_ratings_stay_where_the_oldest_slot_is_replaced():
     """A rating is relative to the first snapshot, also after that one has gone; who met no one keeps the rating."""
-    results = Results.of_empty_slots(2).taking(0).adding(-1, np.array([75.0, 0.0]), np.array([100.0, 0.0]))
+    results = Crosstable.of_empty_slots(2).taking(0).adding(-1, np.array([75.0, 0.0]), np.array([100.0, 0.0]))
     results, interval = results.rated(np.array([0]))
     np.testing.assert_allclose(results.ratings, [0, np.nan, 189.617], rtol=1e-5)
     assert 70 < interval < 90
