@@ -139,7 +139,8 @@ OPTIMIZER: list[Constraint] = [
 LEAGUE: list[Constraint] = [
     off_unless(name, default, lambda s: s.snapshots, "where snapshots=0, which is no league")
     for name, default in {
-        "snapshot_dtype": "float32", "snapshot_every": 10, "opponents": "uniform", "opponent_share": 0.5, "opponents_at_once": 1,
+        "snapshot_dtype": "float32", "snapshot_every": 10, "opponents": "uniform", "opponent_share": 0.5,
+        "opponents_at_once": 1,
     }.items()
 ]
 

@@ -341,9 +341,10 @@ class League(Section):
     """bfloat16: slots take half of the memory, and an opponent plays with weights that are rounded to it."""
     snapshot_every: Count = 10
     """Updates from one snapshot to the next, which takes the place of the oldest."""
-    opponents: Literal["latest", "uniform", "winrate"] = "uniform"
+    opponents: Literal["latest", "uniform", "winrate", "nash"] = "uniform"
     """Which slots a step meets. latest: the newest. uniform: all alike. winrate: by (1 - p)^2, with p how often the team wins
-    against it (AlphaStar's PFSP); slots that it never met come first."""
+    against it (AlphaStar's PFSP); slots that it never met come first. nash: the mixture of slots that no slot beats, for two
+    agents whose rewards sum to 0; with each snapshot the team plays the step's items once more against all other slots."""
     opponent_share: Annotated[float, Range(0, 1, low_open=True)] = 0.5
     """Share of the items of a step that are played against a slot, which holds one seat; the team plays the others alone. It is
     rounded so that a slot holds each seat equally often."""

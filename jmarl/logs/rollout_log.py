@@ -63,6 +63,8 @@ class RolloutLog(StepLog):
                 if turn.acts[agent].any():
                     self.writer.histogram(number, f"{name}agent_{agent}/length", lengths[turn.acts[agent]].ravel())
             self.writer.text(number, f"{name}joint_actions", self.table(number, turn))
+        for name, text in step.experience.texts.items():
+            self.writer.text(number, name, text)
 
     def evaluation_row(self, result: Evaluation) -> dict[str, float]:
         return numbers(result)

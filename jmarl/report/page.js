@@ -150,6 +150,8 @@ function draw(data) {
   }
   redraw("curves", [groups, view.smooth, view.logX, view.logY], (section) => fillCurves(section, groups));
   redraw("held-out", groups.map(({ name, held_out: results, best }) => [name, results, best]), (section) => fillHeldOut(section, groups));
+  const leagues = data.runs.filter((run) => run.league);
+  if (leagues.length) redraw("league", [leagues, view.smooth, view.logX, view.logY], (section) => fillLeague(section, leagues));
   redraw("goodput", groups.map(({ name, goodput }) => [name, goodput]), (section) => fillGoodput(section, groups));
   redraw("settings", [numbers, settings], (section) => fillSettings(section, groups, settings));
   redraw("attempts", data.runs, (section) => fillAttempts(section, data));

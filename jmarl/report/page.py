@@ -21,10 +21,11 @@ from jmarl.files.run_files import replace_text
 from jmarl.logs.completions_file import finite
 from jmarl.report.comparison import Comparison, check_own, compare, files_of
 from jmarl.report.completions import load_completions
+from jmarl.report.league import league
 from jmarl.report.load import IDENTITY, Group, Grouping, RecordedRun, groupings_of, load_runs, roles_of
 from jmarl.report.summary import curves, goodput, held_out, settings_table
 
-SCRIPTS, STYLES = ("charts.js", "tables.js", "completions.js", "page.js"), ("page.css",)
+SCRIPTS, STYLES = ("charts.js", "tables.js", "completions.js", "league.js", "page.js"), ("page.css",)
 
 MAX_TITLE = 100  # characters
 
@@ -89,7 +90,7 @@ def summarize(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "groupings": [summarize_grouping(grouping) for grouping in groupings_of(runs)],
         "groups": groups,
         "roles": common_roles(runs),
-        "runs": [{"name": run.name, "attempts": [without_settings(attempt) for attempt in run.attempts]} for run in runs],
+        "runs": [summarize_run(run) for run in runs],
     }
     return finite(content)
 
@@ -114,6 +115,12 @@ def summarize_group(group: Group) -> dict[str, Any]:
     }
 
 
+def summarize_run(run: RecordedRun) -> dict[str, Any]:
+    """Return what the page shows of each run alone, as JSON values."""
+    attempts = [without_settings(attempt) for attempt in run.attempts]
+    return {"name": run.name, "attempts": attempts} | ({"league": league(run)} if run.settings.get("snapshots") else {})
+
+
 def without_settings(attempt: dict[str, Any]) -> dict[str, Any]:
     """Return an attempt without its settings, which have a table of their own."""
     return {name: value for name, value in attempt.items() if name != "settings"}
@@ -134,6 +141,7 @@ def render(content: dict[str, Any], live: bool = False) -> str:
         title=title_of([member["name"] for member in content["groupings"][0]["members"]]),
         live=live,
         compared="comparison" in content,
+        league=any("league" in run for run in content["runs"]),
         created=content["created"],
         styles="".join((here / name).read_text(encoding="utf-8") for name in STYLES),
         scripts="".join((here / name).read_text(encoding="utf-8") for name in scripts),

@@ -56,6 +56,7 @@ class Rollout(NamedTuple):
     returns: tuple[np.ndarray, ...]  # per turn [N, P, G]: return of each completion; NaN where invalid or inactive
     expected: tuple[np.ndarray, ...] | None = None  # per turn [N, P, G]: the greedy baseline, for algorithms that have one
     notes: Mapping[str, float] = {}  # more columns for the log
+    texts: Mapping[str, str] = {}  # Markdown for TensorBoard by name
     tasks: Sequence[dict] = ()  # of a training step: its items
     preparation_s: float = 0.0  # seconds not counted as time of the step, in which a reward model was trained
 

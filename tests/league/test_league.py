@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +22,7 @@ from jmarl.league.choice import probabilities, win_rates
 from jmarl.league.league import LeagueSampler, empty_slots
 from jmarl.league.seats import Seated, Seating, players_of
 from jmarl.logs.completions_file import read_completions
+from jmarl.randomness import LEAGUE as LEAGUE_NUMBERS
 from jmarl.randomness import Randomness
 from jmarl.runs.checks import check_settings
 from jmarl.runs.start import start
@@ -30,6 +33,7 @@ from tests.running import ROOT
 from tests.runs.training_process import WORDS, tiny_team
 
 LEAGUE = dict(snapshots=2, every=2, share=0.5)
+NASH = LEAGUE | dict(sample="nash")
 BASE = HOUSE | dict(num_updates=5, num_prompts=4, num_generations=3, max_new_tokens=4, learning_rate=1e-2)
 
 
@@ -56,10 +60,10 @@ class Duel(TextEnvironment):
         return Step(state, ["", ""], [result, -result], True)
 
 
-def run(in_turns=False, directory=None, **fields):
+def run(in_turns=False, directory=None, league=LEAGUE, **fields):
     env = Duel(in_turns)
     turns = dict(num_turns=2, branching="chain") if in_turns else {}
-    cfg = TrainConfig.of(**{**BASE, **turns, "output_dir": directory and str(directory), **fields}, league=LEAGUE)
+    cfg = TrainConfig.of(**{**BASE, **turns, "output_dir": directory and str(directory), **fields}, league=league)
     team, params = tiny_team()
     return train(team, env, env.tasks(count=8), cfg, params=params)
 
@@ -76,7 +80,7 @@ def rows(directory):
 def whole(tmp_path_factory):
     """A run over two turns, and its directory."""
     directory = tmp_path_factory.mktemp("league")
-    return run(True, directory, save_every=1, save_total_limit=10), directory
+    return run(True, directory, NASH, save_every=1, save_total_limit=10), directory
 
 
 def test_players_sit_where_the_seats_say():
@@ -147,7 +151,7 @@ def test_only_the_present_team_learns_and_no_opponent_compiles_anew(whole):
                 nodes = np.flatnonzero(np.array(turn["items"]) == p)
                 assert not np.array(turn["acts"])[task["league"]["seat"], nodes].any()
     compiles = [row["compiles"] for row in rows(directory)]
-    assert compiles[-1] == compiles[1]
+    assert compiles[-1] == compiles[2], "the second snapshot is the first that plays another"
 
 
 KILLED = """
@@ -157,33 +161,34 @@ from tests.league import test_league
 
 calls, step, directory = 0, test_league.Duel.step, pathlib.Path(sys.argv[1])
 
-def kill_in_the_fourth_update(self, *arguments):
+def kill_in_the_third_update(self, *arguments):
     global calls
     calls += 1
-    if calls > 3 * 4 * 3 * 2 + 5:  # updates, tasks, completions, turns
+    if calls > 3 * 4 * 3 * 2 + 5:  # calls of an update, and of its ratings
         while not saved_steps(directory / "checkpoints"):
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, *arguments)
 
-test_league.Duel.step = kill_in_the_fourth_update
-test_league.run(True, directory, save_every=1)
+test_league.Duel.step = kill_in_the_third_update
+test_league.run(True, directory, test_league.NASH, save_every=1)
 """
 
 
 @pytest.mark.long
 def test_a_league_resumes_bit_for_bit(whole, tmp_path):
-    """Killed in the fourth update, between two snapshots: slots, results and weights are those of the whole run."""
+    """Killed in the third update: slots, results and weights are those of the whole run."""
     result, directory = whole
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert killed.returncode == -signal.SIGKILL and saved_steps(tmp_path / "checkpoints")
     resumed = run(
-        True, tmp_path, resume=True, save_every=1, allow_changed="environment"
-    )  # the killed one called itself otherwise
+        True, tmp_path, NASH, resume=True, save_every=1, allow_changed="environment"
+    )  # the killed Duel has its own `step`
     for x, y in zip(jax.tree.leaves(result.state.stacks), jax.tree.leaves(resumed.state.stacks), strict=True):
         np.testing.assert_array_equal(x, y)
-    names = ("league/winrate", "league/slot_0/winrate", "league/slot_1/winrate", "reward/mean", "agent_0/return")
-    own = [[{name: row.get(name) for name in names} for row in rows(path)] for path in (directory, tmp_path)]
+    names = {name for row in rows(directory) for name in row if name.startswith("league/") and not name.endswith("copy_s")}
+    assert {"league/elo", "league/elo_ci95", "league/slot_0/newest_winrate", "league/slot_1/winrate"} <= names
+    own = [[{name: row.get(name) for name in names | {"reward/mean"}} for row in rows(path)] for path in (directory, tmp_path)]
     assert own[0] == own[1]
     assert records(directory)[-1] == records(tmp_path)[-1]
 
@@ -231,14 +236,51 @@ def test_slots_of_bfloat16_take_half_of_the_memory_and_play_with_rounded_weights
 
 
 def test_slots_are_drawn_by_what_they_win():
-    """PFSP's (1 - p)^2, slots that were never met first; a slot that always loses is never drawn."""
-    ages, won, games = np.array([0, 10, 20]), np.array([2.0, 0.0, 4.0]), np.array([4, 4, 4])
-    np.testing.assert_allclose(probabilities("winrate", ages, won, games), np.array([0.25, 1.0, 0.0]) / 1.25)
-    assert probabilities("winrate", ages, won, np.array([4, 4, 0])).tolist() == [0, 0, 1]
-    assert probabilities("winrate", ages, games.astype(float), games).tolist() == [1 / 3] * 3
-    assert probabilities("latest", ages, won, games).tolist() == [0, 0, 1]
-    assert probabilities("uniform", ages, won, games).tolist() == [1 / 3] * 3
+    """PFSP's (1 - p)^2, slots that were never met first; a slot that always loses is never drawn. nash: the mixture of slots
+    that have met others."""
+    ages, won, games, no = np.array([0, 10, 20]), np.array([2.0, 0.0, 4.0]), np.array([4, 4, 4]), np.full((3, 3), np.nan)
+    np.testing.assert_allclose(probabilities("winrate", ages, won, games, no), np.array([0.25, 1.0, 0.0]) / 1.25)
+    assert probabilities("winrate", ages, won, np.array([4, 4, 0]), no).tolist() == [0, 0, 1]
+    assert probabilities("winrate", ages, games.astype(float), games, no).tolist() == [1 / 3] * 3
+    assert probabilities("latest", ages, won, games, no).tolist() == [0, 0, 1]
+    assert probabilities("uniform", ages, won, games, no).tolist() == [1 / 3] * 3
     assert np.isnan(win_rates(won, np.array([4, 4, 0]))).tolist() == [False, False, True]
+    assert probabilities("nash", ages, won, games, no).tolist() == [1 / 3] * 3
+    rates = np.array([[np.nan, 0.9, np.nan], [0.1, np.nan, np.nan], [np.nan] * 3])
+    assert probabilities("nash", ages, won, games, rates).tolist() == [1, 0, 0]
+    cycle = np.array([[np.nan, 0.9, 0.2], [0.1, np.nan, 0.7], [0.8, 0.3, np.nan]])
+    np.testing.assert_allclose(probabilities("nash", ages, won, games, cycle), np.array([0.2, 0.3, 0.4]) / 0.9)
+
+
+def test_a_new_slot_plays_all_others_in_each_seat_equally_often():
+    """With nash: the first agent earns more than the second, so equal seats give half of the points, where a group is one game;
+    a slot's own games replace those that the team played before."""
+    league = league_of(snapshots=3, opponents="nash", opponents_at_once=2)
+    slots, seated = league.slots[0]._replace(ages=np.array([4, 2, 0])), []
+    slots = slots._replace(results=slots.results.adding(0, np.array([0.0, 9.0, 9.0]), np.array([0.0, 9.0, 9.0])))
+    league.draw = lambda slots, drawn: setattr(league, "drawn", drawn)
+    league.drawn = np.zeros(2, int)
+
+    def played(seats, randomness) -> Any:
+        seated.append((seats, league.drawn.tolist(), randomness))
+        return SimpleNamespace(joint_returns=[np.tile([1.0, -1.0], (len(seats), 3, 1))]), None
+
+    results = league.rate(slots, 6, played, Randomness(0, 4)).results
+    ((seats, drawn, randomness),) = seated
+    assert drawn == [1, 2] and randomness.purpose == LEAGUE_NUMBERS
+    assert sorted((seat.opponent, seat.seat) for seat in seats) == [(-1, 0)] * 2 + [(0, 0), (0, 1), (1, 0), (1, 1)]
+    np.testing.assert_array_equal(results.points[0], [0, 1, 1, 0])
+    np.testing.assert_array_equal(results.points[:, 0], [0, 1, 1, 0])
+
+
+@pytest.mark.long
+def test_nash_is_for_zero_sum_games():
+    env = Duel()
+    env.step = lambda state, messages, rng: Step(state, ["", ""], [1.0, 0.5], True)
+    team, params = tiny_team()
+    cfg = TrainConfig.of(**{**BASE, "num_updates": 1}, league=NASH)
+    with pytest.raises(ValueError, match="opponents='nash' is for two agents whose rewards add up to 0"):
+        train(team, env, env.tasks(count=8), cfg, params=params)
 
 
 @pytest.mark.parametrize(

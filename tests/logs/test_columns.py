@@ -77,16 +77,17 @@ def written(directory: Path, short, long) -> dict[str, set[str]]:
         of(name, evaluated, make_reward(random, num_agents=2), ITEMS, **writing | changes)
 
     def own(a, b):
-        return rng.normal(size=(len(a), 2)).tolist()
+        return [[x, -x] for x in rng.normal(size=len(a)).tolist()]
 
     of(
         "league",
         evaluated,
         make_reward(own, num_agents=2),
         ITEMS,
-        **writing,
+        **writing | dict(num_updates=2),
         algorithm="magrpo",
-        snapshots=1,
+        snapshots=2,
+        snapshot_every=1,
         opponent_share=1.0,
     )
 
