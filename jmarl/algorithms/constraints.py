@@ -29,6 +29,7 @@ IN_ITS_PLACE = {"num_prompts": "set batch_size, the number of pairs or texts of 
 USES: dict[tuple[str, ...], Callable[[AlgorithmRow], Any]] = {  # settings among `DEFAULTS` -> whether a row uses them
     ("mask_overlong",): lambda row: row.data == "rollouts",
     ("ema_decay",): lambda row: row.baseline == "ema",
+    ("align_coef",): lambda row: row.across_turns,
     ("gae_lambda", "critic_learning_rate", "value_clip"): lambda row: row.critic,
     ("separate_critic", "value_coef"): lambda row: row.critic == "own",
     ("critic_type",): lambda row: row.critic and not row.per_token,
@@ -97,6 +98,9 @@ ROW: list[Constraint] = [
       for name in ONLY_ROLLOUTS],
     ("advantage_scale", lambda s: not s.row.per_token or s.advantage_scale != "std",
      "advantage_scale='std' has no effect on advantages of tokens: use batch_std, running_std or none"),
+    ("advantage_scale", lambda s: not s.row.across_turns or s.advantage_scale in (None, "none"),
+     "advantage_scale={s.advantage_scale!r} does not go with algorithm={s.algorithm!r}, which adds products of advantages to "
+     "them: leave it at none, and scale the reward and align_coef"),
     ("value_clip", lambda s: not s.value_clip or (s.num_epochs * s.num_minibatches > 1 and s.row.critic != "central"),
      "value_clip={s.value_clip} never clips if a critic makes one step on a batch: own critics make several with num_epochs or "
      "num_minibatches, a central one never does"),
@@ -155,6 +159,10 @@ LEARNS: list[Constraint] = [
     ("joint_mode", lambda s: s.joint_mode != "counterfactual" or not has_value_baseline(s),
      "joint_mode='counterfactual' does not go with algorithm={s.algorithm!r}: its groups are alternatives to single "
      "completions"),
+    *[(name, lambda s, x=name, y=value: not s.row.across_turns or s.num_turns == 1 or getattr(s, x) == y,
+       f"{name}={{s.{name}!r}} does not go with algorithm={{s.algorithm!r}} over several turns, which follows each episode "
+       f"from its first turn to its last: set {name}={value}")
+      for name, value in (("branching", "chain"), ("joint_mode", "aligned"))],
     ("dynamic_sampling", lambda s: not s.dynamic_sampling or s.row.compares_group,
      lambda s: f"dynamic_sampling={s.dynamic_sampling} has no effect for algorithm={s.algorithm!r}, whose advantages do not "
                "compare the returns of a group; it is for "
@@ -255,6 +263,9 @@ TEAM: list[Constraint] = [
     ("algorithm", lambda s: s.num_agents == 1 or not s.row.for_teams,
      lambda s: f"algorithm={s.algorithm!r} is for a team of one, this one has {s.num_agents} agents: choose "
                f"{' or '.join(s.row.for_teams)}"),
+    ("algorithm", lambda s: not s.row.across_turns or s.num_agents == 2,
+     "algorithm={s.algorithm!r} is for two agents, which read the advantages of each other, and this team has {s.num_agents}: "
+     "choose another, such as magrpo"),
     off_unless("router_aux_coef", 0, lambda s: any(spec.config.num_experts for spec in s.team.stacks), "without experts"),
     *AGENTS,
 ]
