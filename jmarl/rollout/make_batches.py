@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -40,6 +41,9 @@ def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches
     return Batches(to_batches(setup.team, rollout, row.grouping, values))
 
 
+_estimate = jax.jit(estimate, static_argnums=0)  # one program, not one per operation
+
+
 def added_to_advantages(algorithm: Algorithm, rollout: Rollout, gamma: float) -> list[np.ndarray]:
     """Return what `across_turns` of a row adds to the advantages of completions, per turn [N, P, G].
 
@@ -53,7 +57,7 @@ def added_to_advantages(algorithm: Algorithm, rollout: Rollout, gamma: float) ->
         episodes += [episodes[-1][turn.parents]] if t else []
         returns[t, episodes[t]] = rollout.joint_returns[t].reshape(-1, agents)
     by_agent = np.moveaxis(returns, -1, 0)  # [N, T, P * G]
-    values = estimate(algorithm.row.estimator, jnp.asarray(by_agent.reshape(-1, group), jnp.float32))
+    values = _estimate(algorithm.row.estimator, jnp.asarray(by_agent.reshape(-1, group), jnp.float32))
     terms = algorithm.row.across_turns(np.asarray(values).reshape(by_agent.shape), gamma, algorithm.loss.align_coef)
     shapes = [(agents, len(turn.items), turn.group_size) for turn in rollout.turns]
     return [terms[:, t, rows].reshape(shape) for t, (rows, shape) in enumerate(zip(episodes, shapes, strict=True))]
