@@ -20,7 +20,7 @@ PER_AGENT = ("learning_rate", "max_grad_norm", "weight_decay")  # settings with 
 OFF = flat(TrainConfig())  # values of settings that are not given
 ONLY_ROLLOUTS = (  # settings of rows that learn from rollouts
     *("advantage_scale", "loss_aggregation", "importance_cap", "old_logprobs", "kl_coef", "entropy_coef", "num_epochs"),
-    *("num_minibatches", "dynamic_sampling", "async_steps", "snapshots"),
+    *("num_minibatches", "dynamic_sampling", "async_steps", "snapshots", "talk_every"),
 )
 USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "long_prompts", "compute_dtype"}  # of episodes and sampling
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
@@ -177,6 +177,17 @@ NOT_IN_LEAGUES = {  # setting -> the value that it has, and why
     "dynamic_sampling": (0, "whose opponents are drawn for the first prompts of a step"),
 }
 
+TALK: list[Constraint] = [  # what an agent reads in the episodes of a group differs by what was said
+    (name, lambda s, x=name, y=holds: not s.talk_every or y(getattr(s, x)),
+     f"{name}={{s.{name}!r}} does not go with talk_every={{s.talk_every}}, {why}: set talk_every=0, or {name}={value}")
+    for name, holds, value, why in (
+        ("num_turns", lambda x: x > 1, "2 or more", "without a turn in which an agent reads what another wrote"),
+        ("num_generations", lambda x: x > 1, "2 or more", "which compares messages of a group"),
+        ("history", lambda x: x == "none", "none", "where an agent reads its own words again"),
+        ("joint_mode", lambda x: x == "aligned", "aligned", "which compares all episodes of a group"),
+    )
+]
+
 LEAGUE: list[Constraint] = [
     *[(name, lambda s, x=name: not s.snapshots or getattr(s, x) == NOT_IN_LEAGUES[x][0],
        f"{name}={{s.{name}!r}} does not go with a league (snapshots={{s.snapshots}}), {why}: set {name}={value}")
@@ -255,6 +266,8 @@ TEAM: list[Constraint] = [
      "set one of them higher"),
     ("snapshots", lambda s: not s.snapshots or s.processes == 1,
      "a league (snapshots={s.snapshots}) needs one process, and this run has {s.processes}: set snapshots=0"),
+    ("talk_every", lambda s: not s.talk_every or s.processes == 1,
+     "talk_every={s.talk_every} needs one process, and this run has {s.processes}: set talk_every=0"),
     ("async_steps", lambda s: not s.async_steps or s.processes == 1,
      "async_steps=1 needs one process, and this run has {s.processes}: set async_steps=0"),
     ("micro_batches", lambda s: not s.lora_dropout or not s.divides_rows or s.micro_batches in (1, "auto"),
@@ -316,6 +329,8 @@ SEEDS: list[Constraint] = [
      "several seeds together: call train once per seed"),
     ("snapshots", lambda s: not s.snapshots,
      "a league (snapshots={s.snapshots}) is for one seed in a program: call train once per seed (together: false in a sweep)"),
+    ("talk_every", lambda s: not s.talk_every,
+     "talk_every={s.talk_every} is for one seed in a program: set talk_every=0, or call train once per seed"),
     ("async_steps", lambda s: not s.async_steps,
      "async_steps=1 is for one seed in a program: call train once per seed, or set async_steps=0"),
     ("save_total_limit", lambda s: not s.saves or s.save_total_limit >= 2,

@@ -42,6 +42,7 @@ from jmarl.team import Team
 from jmarl.types import TeamState
 
 LEAGUE = Table[Any]({"sampler": "jmarl.league.league:LeagueSampler", "slots": "jmarl.league.league:empty_slots"})
+TALK = Table[Callable[..., dict[str, float]]]({"columns": "jmarl.league.talk:columns_of_talk"})
 
 
 def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, dict[str, Any], TrainConfig]:
@@ -110,6 +111,8 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
         with calling(f"update {step + 1}"):
             rollout = play_step(sample, setup, tasks(), env, step, tasks, playing)
         rollout = rollout._replace(notes={**rollout.notes, **early.notes(step, rollout.turns[0].completions)})
+        if cfg.run.talk_every and (step + 1) % cfg.run.talk_every == 0:
+            rollout = rollout._replace(notes={**rollout.notes, **TALK["columns"](setup, params, rollout)})
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
         return rollout
