@@ -148,6 +148,8 @@ LEARNS_REWARD: list[Constraint] = [
 ]
 
 LEARNS: list[Constraint] = [
+    ("num_turns", lambda s: not s.talk_every or s.num_turns > 1,
+     "num_turns={s.num_turns} does not go with talk_every={s.talk_every}: nobody reads what another wrote; set talk_every=0"),
     ("num_generations", lambda s: s.group >= smallest_group(s),
      lambda s: f"{s.group_name}={s.group} is too small for algorithm={s.algorithm!r}: its baseline needs at least "
                f"{smallest_group(s)} completions of a prompt; set {s.group_name} higher"),
@@ -175,18 +177,8 @@ NOT_IN_LEAGUES = {  # setting -> the value that it has, and why
     "async_steps": (0, "whose opponents are drawn anew in each step"),
     "sample_parts": (1, "whose items are sampled at once"),
     "dynamic_sampling": (0, "whose opponents are drawn for the first prompts of a step"),
+    "talk_swap": (False, "whose episodes are not played again"),
 }
-
-TALK: list[Constraint] = [  # what an agent reads in the episodes of a group differs by what was said
-    (name, lambda s, x=name, y=holds: not s.talk_every or y(getattr(s, x)),
-     f"{name}={{s.{name}!r}} does not go with talk_every={{s.talk_every}}, {why}: set talk_every=0, or {name}={value}")
-    for name, holds, value, why in (
-        ("num_turns", lambda x: x > 1, "2 or more", "without a turn in which an agent reads what another wrote"),
-        ("num_generations", lambda x: x > 1, "2 or more", "which compares messages of a group"),
-        ("history", lambda x: x == "none", "none", "where an agent reads its own words again"),
-        ("joint_mode", lambda x: x == "aligned", "aligned", "which compares all episodes of a group"),
-    )
-]
 
 LEAGUE: list[Constraint] = [
     *[(name, lambda s, x=name: not s.snapshots or getattr(s, x) == NOT_IN_LEAGUES[x][0],

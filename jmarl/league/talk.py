@@ -9,12 +9,17 @@ Its mean over messages and completions estimates how much y tells about m (Lowe 
 say whether agents communicate). No episode is played for it: the prompts with the other messages are those of the sibling
 nodes, which are there. In a tree these have all but the last joint action in common; chains of an item have only the item in
 common, so a message there is all that was said before. Where a prompt also has the reader's own earlier words or acts, these
-count as said to it. Left out: truncated sampling (top_p, top_k), whose probabilities may be 0 under other messages.
+count as said to it.
+
+The swap loss is how much the mean return falls if the first messages are exchanged between the tasks of a step, while all
+episodes are played again with the same random keys: who does not read, or reads nothing that matters, loses nothing.
+
+Left out: truncated sampling (top_p, top_k), whose probabilities may be 0 under other messages; exchanges in later turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +29,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from jmarl.envs.base import Answer, Environment, Texts, special_tokens
 from jmarl.learning.setup import Setup
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
@@ -37,10 +43,66 @@ from jmarl.team import to_agents
 from jmarl.types import TRACES
 
 
-def columns_of_talk(setup: Setup, params: Sequence[Any], rollout: Rollout) -> dict[str, float]:
-    """Return for the log the mean influence on the completions of each agent that reads messages.
+def columns_of_talk(
+    setup: Setup, params: Sequence[Any], rollout: Rollout, env: Environment, replay: Callable[[Environment], Rollout]
+) -> dict[str, float]:
+    """Return for the log the mean influence on the completions of each agent that reads messages and, with `talk_swap`, the
+    swap loss.
 
-    params: [A, ...] of each stack, which the rollout was sampled with."""
+    Args:
+        setup: of the run.
+        params: [A, ...] of each stack, which the rollout was sampled with.
+        rollout: of a step.
+        env: in which it was played.
+        replay: plays its tasks with the same random keys in an environment.
+    """
+    columns = influence_of_agents(setup, params, rollout)
+    if setup.cfg.run.talk_swap:
+        columns["talk/swap_loss"] = swap_loss(rollout, env, replay)
+    return columns
+
+
+# --- swap loss ---------------------------------------------------------------------------------------------------------
+
+
+class SwappedMessages:
+    """An environment in which what is written in the first turn on a task is read on the next task of the step."""
+
+    def __init__(self, env: Environment):
+        self.env, self.special_tokens, self.first = env, special_tokens(env), 0
+
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[Any]]]:
+        self.first = len(items)
+        return self.env.reset(items, rng)
+
+    def step(self, states: Sequence[Any], actions: Texts, rng: np.random.Generator) -> Answer:
+        shift = len(states) // self.first if self.first else 0
+        self.first = 0
+        return self.env.step(states, [[*texts[-shift:], *texts[:-shift]] if shift else texts for texts in actions], rng)
+
+    def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
+        return self.env.observe(after)
+
+
+def swap_loss(rollout: Rollout, env: Environment, replay: Callable[[Environment], Rollout]) -> float:
+    """Return by how much the mean return falls if first messages are exchanged between tasks. Raises ValueError where they are
+    acts: then their exchange says nothing of who reads them."""
+    first = rollout.turns[0]
+    if len(rollout.turns) < 2 or np.any(np.nan_to_num(first.rewards)):
+        raise ValueError(
+            "talk_swap=True exchanges what is written in the first turn, and here it "
+            + ("ends all episodes" if len(rollout.turns) < 2 else "earns rewards, so it is more than a message")
+            + ": set talk_swap=False"
+        )
+    before, after = (float(np.nanmean(x.joint_returns[0])) for x in (rollout, replay(SwappedMessages(env))))
+    return before - after
+
+
+# --- influence ---------------------------------------------------------------------------------------------------------
+
+
+def influence_of_agents(setup: Setup, params: Sequence[Any], rollout: Rollout) -> dict[str, float]:
+    """Return the columns of the influence on agents that read messages."""
     values: list[list[np.ndarray]] = [[] for _ in range(setup.team.num_agents)]
     for before, turn in zip(rollout.turns, rollout.turns[1:], strict=False):
         others = siblings(before, turn)
@@ -56,10 +118,10 @@ def siblings(before: Turn, turn: Turn) -> Int[np.ndarray, "node sibling"]:
     groups = turn.items if turn.group_size == 1 else turn.parents // len(before.joint)
     nodes = np.arange(len(groups))
     rows = [nodes[(groups == groups[p]) & (nodes != p)] for p in nodes]
-    found = np.full((len(nodes), max(map(len, rows))), -1)
+    others = np.full((len(nodes), max(map(len, rows))), -1)
     for p, row in enumerate(rows):
-        found[p, : len(row)] = row
-    return found
+        others[p, : len(row)] = row
+    return others
 
 
 def influences(setup: Setup, params: Sequence[Any], turn: Turn, others: np.ndarray) -> Float[np.ndarray, "agent node group"]:
@@ -98,7 +160,7 @@ def logprobs_under(setup: Setup, params: Sequence[Any], turn: Turn, nodes: np.nd
             *arrays,
             model=spec.config,
             dtype=setup.algorithm.compute_dtype,
-            temperature=setup.algorithm.temperature,
+            temperature=setup.algorithm.temperature or 1.0,
             mode=setup.algorithm.optimizer.per_agent,
             mesh=spec.mesh,
         )

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.rl import masked
 
@@ -23,7 +23,7 @@ EPS = 1e-6  # returns with a smaller standard deviation count as equal: their sc
 ROWS_AT_ONCE = 256  # number of rows processed at once by `per_group` if the groups are not prompts
 
 Estimator = Callable[[Array, Array], Array]
-AcrossTurns = Callable[[Array, float, float], np.ndarray]  # such as `alignment`
+AcrossTurns = Callable[[np.ndarray, float, float], np.ndarray]  # such as `alignment`
 
 
 def max_return(returns: Float[Array, " group"], valid: Bool[Array, " group"]) -> Float[Array, ""]:
@@ -168,7 +168,7 @@ def estimate(
 
 
 def alignment(
-    advantages: Float[ArrayLike, "agent turn *rows"], gamma: float, coef: float
+    advantages: Float[np.ndarray, "agent turn *rows"], gamma: float, coef: float
 ) -> Float[np.ndarray, "agent turn *rows"]:
     """Return what advantage alignment adds to the advantages of two agents (arXiv 2406.14662; 2511.19405 for language models).
 
@@ -183,10 +183,10 @@ def alignment(
         gamma: discount factor.
         coef: beta.
     """
-    x = np.asarray(advantages)
-    distance = np.arange(x.shape[1])[:, None] - np.arange(x.shape[1])  # t - k
+    turns = np.arange(advantages.shape[1])
+    distance = turns[:, None] - turns  # t - k
     weights = np.where(distance > 0, gamma ** np.maximum(distance, 0).astype(float), 0)
-    return coef * np.einsum("tk,nk...->nt...", weights, x) * x[::-1]
+    return coef * np.einsum("tk,nk...->nt...", weights, advantages) * advantages[::-1]
 
 
 def gae(

@@ -58,7 +58,8 @@ def added_to_advantages(algorithm: Algorithm, rollout: Rollout, gamma: float) ->
         returns[t, episodes[t]] = rollout.joint_returns[t].reshape(-1, agents)
     by_agent = np.moveaxis(returns, -1, 0)  # [N, T, P * G]
     values = _estimate(algorithm.row.estimator, jnp.asarray(by_agent.reshape(-1, group), jnp.float32))
-    terms = algorithm.row.across_turns(np.asarray(values).reshape(by_agent.shape), gamma, algorithm.loss.align_coef)
+    assert algorithm.row.across_turns is not None
+    terms = algorithm.row.across_turns(np.asarray(values).reshape(by_agent.shape), gamma, algorithm.loss.align_coef or 0.0)
     shapes = [(agents, len(turn.items), turn.group_size) for turn in rollout.turns]
     return [terms[:, t, rows].reshape(shape) for t, (rows, shape) in enumerate(zip(episodes, shapes, strict=True))]
 

@@ -57,7 +57,7 @@ def check_settings(cfg: TrainConfig) -> None:
     require([table.SAMPLES, *BEST], facts(cfg))
     algorithm = resolve(cfg)
     s = facts(cfg, **vars(algorithm.preference), micro_batches=algorithm.optimizer.micro_batches)
-    require([*table.LEAGUE, *table.TALK], s)
+    require(table.LEAGUE, s)
     if s.row.data != "rollouts":
         require(table.MAKES_PAIRS, s)
     if s.row.learned:

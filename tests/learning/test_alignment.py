@@ -136,9 +136,9 @@ def test_the_loss_weights_completions_by_the_formula(played):
     """Both agents act at once, or one after the other; episodes end at different times. An agent that does not act in a turn
     has an advantage there, too."""
     expected = by_hand(played[2], 0.5, 2.0)
-    for n, found in enumerate(advantages_of(played)):
+    for n, values in enumerate(advantages_of(played)):
         wanted = np.concatenate([x[n].ravel() for x in expected])
-        np.testing.assert_allclose(np.sort(found), np.sort(wanted[np.isfinite(wanted)]), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(np.sort(values), np.sort(wanted[np.isfinite(wanted)]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.long

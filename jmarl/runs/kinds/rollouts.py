@@ -111,8 +111,9 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
         with calling(f"update {step + 1}"):
             rollout = play_step(sample, setup, tasks(), env, step, tasks, playing)
         rollout = rollout._replace(notes={**rollout.notes, **early.notes(step, rollout.turns[0].completions)})
-        if cfg.run.talk_every and (step + 1) % cfg.run.talk_every == 0:
-            rollout = rollout._replace(notes={**rollout.notes, **TALK["columns"](setup, params, rollout)})
+        if cfg.run.talk_every and step % cfg.run.talk_every == 0:
+            talk = TALK["columns"](setup, params, rollout, env, lambda other: play_step(sample, setup, tasks(), other, step))
+            rollout = rollout._replace(notes={**rollout.notes, **talk})
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
         return rollout
