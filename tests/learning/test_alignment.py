@@ -8,12 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl.algorithms import resolve
+from jmarl.algorithms import AlgorithmRow, resolve
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.vector import vectorize
 from jmarl.models.stack import unstack
 from jmarl.rl.advantages import alignment
+from jmarl.rl.losses import policy_gradient
 from jmarl.rl.returns import discounted
 from jmarl.rollout.make_batches import added_to_advantages, rollout_batches
 from jmarl.rollout.turns import Rollout
@@ -172,6 +173,12 @@ def test_without_its_weight_it_is_marloo(played):
 def test_settings_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check_settings(BASE.replace(**changes))
+
+
+@pytest.mark.parametrize("fields", [dict(baseline="ema"), dict(critic="own"), dict(grouping="episode")])
+def test_rows_with_another_baseline_cannot_have_it(fields):
+    with pytest.raises(ValueError, match="across_turns must be of rows without baseline, critic and grouping"):
+        AlgorithmRow(policy_gradient, across_turns=alignment, **fields)
 
 
 def test_another_number_of_agents_is_refused():
