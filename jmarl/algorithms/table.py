@@ -71,9 +71,7 @@ class AlgorithmRow:
         # Without this check an unknown name would act like another one: every scale that is not known divides by nothing.
         check_fields(self, ("baseline", "scale", "aggregation", "critic", "grouping", "data", "margin"))
         alone = self.baseline == "none" and self.critic is None and self.grouping == "turn"
-        check(
-            "across_turns", self.across_turns, alone or not self.across_turns, "for rows without baseline, critic and grouping"
-        )
+        check("across_turns", self.across_turns, alone or not self.across_turns, "None beside a baseline, critic or grouping")
         check("aggregation", self.aggregation, self.aggregation != "pair_mean" or self.data == "pairs", "a mean of tokens")
 
     @property

@@ -177,7 +177,7 @@ def test_settings_that_do_not_fit_are_refused(changes, message):
 
 @pytest.mark.parametrize("fields", [dict(baseline="ema"), dict(critic="own"), dict(grouping="episode")])
 def test_rows_with_another_baseline_cannot_have_it(fields):
-    with pytest.raises(ValueError, match="across_turns must be of rows without baseline, critic and grouping"):
+    with pytest.raises(ValueError, match="across_turns must be None beside a baseline, critic or grouping"):
         AlgorithmRow(policy_gradient, across_turns=alignment, **fields)
 
 
