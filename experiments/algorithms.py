@@ -31,7 +31,8 @@ def estimator_name(row: AlgorithmRow) -> str:
         return NONE
     if row.per_token:
         return "gae of each token"
-    return row.estimator.__name__.replace("_", " ") + (" (all turns)" if row.grouping == "episode" else "")
+    name = row.estimator.__name__ + (f" + {row.across_turns.__name__}" if row.across_turns else "")
+    return name.replace("_", " ") + (" (all turns)" if row.grouping == "episode" else "")
 
 
 def cells(name: str, row: AlgorithmRow) -> tuple[str, ...]:

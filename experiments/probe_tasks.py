@@ -102,9 +102,9 @@ PROBES = {
 def check_probe(probe: str, cfg: TrainConfig) -> None:
     """Raise a ValueError for settings that `run` does not have."""
     row = find_row(cfg.algorithm)
-    if row.critic or row.baseline == "greedy":
+    if row.critic or row.baseline == "greedy" or row.across_turns:
         raise ValueError(
-            f"algorithm={cfg.algorithm!r} has a critic or a greedy baseline: a probe runs rows without them, such as 'magrpo'"
+            f"algorithm={cfg.algorithm!r} has a critic or a greedy baseline, or reads all turns: a probe runs others"
         )
     if cfg.episodes.joint_mode != "aligned" or (PROBES[probe].turns > 1 and cfg.episodes.branching != "chain"):
         raise ValueError("a probe has joint_mode='aligned' and, with several turns, branching='chain': set them")

@@ -65,7 +65,8 @@ class Batch(NamedTuple):
     rewards: Array  # [A, P, G] float32: the returns; NaN marks an invalid row, which is masked
     groups: Array  # [A, P, G] int32: rows with equal numbers are compared with each other
     roles: Array  # [A, P, G] int32: which role of its parameter set wrote the row
-    values: Array  # [A, P, G, T or 1] float32: of a critic, or the return of the greedy completion; 0 without a baseline
+    values: Array  # [A, P, G, T or 1] float32: of a critic, the return of the greedy completion, or what a row adds to
+    # advantages (`across_turns`); 0 without
     ref_logprobs: Array  # [A, P, G, T or 1] float32: of the reference, where critics learn the KL term too; else 0
     penalty: Array  # [A, P, G, T or 1] float32, with ref_logprobs: what the KL term subtracts from the reward of each token
 

@@ -20,7 +20,7 @@ PER_AGENT = ("learning_rate", "max_grad_norm", "weight_decay")  # settings with 
 OFF = flat(TrainConfig())  # values of settings that are not given
 ONLY_ROLLOUTS = (  # settings of rows that learn from rollouts
     *("advantage_scale", "loss_aggregation", "importance_cap", "old_logprobs", "kl_coef", "entropy_coef", "num_epochs"),
-    *("num_minibatches", "dynamic_sampling", "async_steps", "snapshots"),
+    *("num_minibatches", "dynamic_sampling", "async_steps", "snapshots", "talk_every"),
 )
 USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "long_prompts", "compute_dtype"}  # of episodes and sampling
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
@@ -29,6 +29,7 @@ IN_ITS_PLACE = {"num_prompts": "set batch_size, the number of pairs or texts of 
 USES: dict[tuple[str, ...], Callable[[AlgorithmRow], Any]] = {  # settings among `DEFAULTS` -> whether a row uses them
     ("mask_overlong",): lambda row: row.data == "rollouts",
     ("ema_decay",): lambda row: row.baseline == "ema",
+    ("align_coef",): lambda row: row.across_turns,
     ("gae_lambda", "critic_learning_rate", "value_clip"): lambda row: row.critic,
     ("separate_critic", "value_coef"): lambda row: row.critic == "own",
     ("critic_type",): lambda row: row.critic and not row.per_token,
@@ -97,6 +98,9 @@ ROW: list[Constraint] = [
       for name in ONLY_ROLLOUTS],
     ("advantage_scale", lambda s: not s.row.per_token or s.advantage_scale != "std",
      "advantage_scale='std' has no effect on advantages of tokens: use batch_std, running_std or none"),
+    ("advantage_scale", lambda s: not s.row.across_turns or s.advantage_scale in (None, "none"),
+     "advantage_scale={s.advantage_scale!r} does not go with algorithm={s.algorithm!r}, which adds products of advantages to "
+     "them: leave it at none, and scale the reward and align_coef"),
     ("value_clip", lambda s: not s.value_clip or (s.num_epochs * s.num_minibatches > 1 and s.row.critic != "central"),
      "value_clip={s.value_clip} never clips if a critic makes one step on a batch: own critics make several with num_epochs or "
      "num_minibatches, a central one never does"),
@@ -144,6 +148,8 @@ LEARNS_REWARD: list[Constraint] = [
 ]
 
 LEARNS: list[Constraint] = [
+    ("num_turns", lambda s: not s.talk_every or s.num_turns > 1,
+     "num_turns={s.num_turns} does not go with talk_every={s.talk_every}: nobody reads what another wrote; set talk_every=0"),
     ("num_generations", lambda s: s.group >= smallest_group(s),
      lambda s: f"{s.group_name}={s.group} is too small for algorithm={s.algorithm!r}: its baseline needs at least "
                f"{smallest_group(s)} completions of a prompt; set {s.group_name} higher"),
@@ -155,6 +161,10 @@ LEARNS: list[Constraint] = [
     ("joint_mode", lambda s: s.joint_mode != "counterfactual" or not has_value_baseline(s),
      "joint_mode='counterfactual' does not go with algorithm={s.algorithm!r}: its groups are alternatives to single "
      "completions"),
+    *[(name, lambda s, x=name, y=value: not s.row.across_turns or s.num_turns == 1 or getattr(s, x) == y,
+       f"{name}={{s.{name}!r}} does not go with algorithm={{s.algorithm!r}} over several turns, which follows each episode "
+       f"from its first turn to its last: set {name}={value}")
+      for name, value in (("branching", "chain"), ("joint_mode", "aligned"))],
     ("dynamic_sampling", lambda s: not s.dynamic_sampling or s.row.compares_group,
      lambda s: f"dynamic_sampling={s.dynamic_sampling} has no effect for algorithm={s.algorithm!r}, whose advantages do not "
                "compare the returns of a group; it is for "
@@ -167,6 +177,7 @@ NOT_IN_LEAGUES = {  # setting -> the value that it has, and why
     "async_steps": (0, "whose opponents are drawn anew in each step"),
     "sample_parts": (1, "whose items are sampled at once"),
     "dynamic_sampling": (0, "whose opponents are drawn for the first prompts of a step"),
+    "talk_swap": (False, "whose episodes are not played again"),
 }
 
 LEAGUE: list[Constraint] = [
@@ -247,6 +258,8 @@ TEAM: list[Constraint] = [
      "set one of them higher"),
     ("snapshots", lambda s: not s.snapshots or s.processes == 1,
      "a league (snapshots={s.snapshots}) needs one process, and this run has {s.processes}: set snapshots=0"),
+    ("talk_every", lambda s: not s.talk_every or s.processes == 1,
+     "talk_every={s.talk_every} needs one process, and this run has {s.processes}: set talk_every=0"),
     ("async_steps", lambda s: not s.async_steps or s.processes == 1,
      "async_steps=1 needs one process, and this run has {s.processes}: set async_steps=0"),
     ("micro_batches", lambda s: not s.lora_dropout or not s.divides_rows or s.micro_batches in (1, "auto"),
@@ -255,6 +268,9 @@ TEAM: list[Constraint] = [
     ("algorithm", lambda s: s.num_agents == 1 or not s.row.for_teams,
      lambda s: f"algorithm={s.algorithm!r} is for a team of one, this one has {s.num_agents} agents: choose "
                f"{' or '.join(s.row.for_teams)}"),
+    ("algorithm", lambda s: not s.row.across_turns or s.num_agents == 2,
+     "algorithm={s.algorithm!r} is for two agents, which read the advantages of each other, and this team has {s.num_agents}: "
+     "choose another, such as magrpo"),
     off_unless("router_aux_coef", 0, lambda s: any(spec.config.num_experts for spec in s.team.stacks), "without experts"),
     *AGENTS,
 ]
@@ -305,6 +321,8 @@ SEEDS: list[Constraint] = [
      "several seeds together: call train once per seed"),
     ("snapshots", lambda s: not s.snapshots,
      "a league (snapshots={s.snapshots}) is for one seed in a program: call train once per seed (together: false in a sweep)"),
+    ("talk_every", lambda s: not s.talk_every,
+     "talk_every={s.talk_every} is for one seed in a program: set talk_every=0, or call train once per seed"),
     ("async_steps", lambda s: not s.async_steps,
      "async_steps=1 is for one seed in a program: call train once per seed, or set async_steps=0"),
     ("save_total_limit", lambda s: not s.saves or s.save_total_limit >= 2,

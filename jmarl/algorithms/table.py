@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from jmarl.config import Aggregation, Scale, check, check_fields, did_you_mean
-from jmarl.rl.advantages import Estimator, group_mean, leave_one_out, max_baseline, raw
+from jmarl.rl.advantages import AcrossTurns, Estimator, alignment, group_mean, leave_one_out, max_baseline, raw
 from jmarl.rl.losses import cispo, clipped_surrogate, cross_entropy, policy_gradient, preference
 
 
@@ -43,6 +43,7 @@ class AlgorithmRow:
             scores of a value head (score).
         rounds: new pairs are made every `round_updates` updates.
         learned: a reward model learns from the pairs, and the team learns from its scores by another row (`rl_algorithm`).
+        across_turns: the advantages of all agents in all turns -> what is added to them; see `rl.advantages.alignment`.
         for_teams: for a single agent only: the algorithms for several agents. Empty: for any number.
         paper: its reference.
     """
@@ -62,12 +63,15 @@ class AlgorithmRow:
     margin: Literal["own", "joint", "score"] | None = None
     rounds: bool = False
     learned: bool = False
+    across_turns: AcrossTurns | None = None
     for_teams: tuple[str, ...] = ()
     paper: str = ""
 
     def __post_init__(self) -> None:
         # Without this check an unknown name would act like another one: every scale that is not known divides by nothing.
         check_fields(self, ("baseline", "scale", "aggregation", "critic", "grouping", "data", "margin"))
+        alone = self.baseline == "none" and self.critic is None and self.grouping == "turn"
+        check("across_turns", self.across_turns, alone or not self.across_turns, "None beside a baseline, critic or grouping")
         check("aggregation", self.aggregation, self.aggregation != "pair_mean" or self.data == "pairs", "a mean of tokens")
 
     @property
@@ -93,6 +97,7 @@ DEFAULTS: dict[str, Any] = {  # of settings that are None until a row or the use
     "dual_clip": 0.0,
     "mask_overlong": False,
     "ema_decay": 0.95,
+    "align_coef": 0.5,
     "gae_lambda": 1.0,
     "critic_type": "v",
     "separate_critic": True,
@@ -187,6 +192,9 @@ ALGORITHMS: dict[str, AlgorithmRow] = {
     "ippo": _ppo(per_token=True, critic="own", paper="arXiv 2011.09533"),
     "mappo": _ppo(baseline="critic", critic="central", paper="arXiv 2103.01955"),
     "c3": AlgorithmRow(policy_gradient, leave_one_out, min_group=2, paper="arXiv 2603.06859"),
+    "adalign": AlgorithmRow(
+        policy_gradient, leave_one_out, min_group=2, across_turns=alignment, paper="arXiv 2406.14662, 2511.19405"
+    ),
     "dpo": _pairs("own", paper="arXiv 2305.18290"),
     "madpo": _pairs("joint", min_group=2, paper="arXiv 2305.18290, for teams"),
     "madpo_iter": _pairs(

@@ -163,6 +163,7 @@ PREFERENCE: list[Constraint] = [
 ]
 
 RUN: list[Constraint] = [
+    off_unless("talk_swap", False, lambda s: s.talk_every, "where talk_every=0"),
     ("frozen_agents", lambda s: min(s.frozen_agents, default=0) >= 0 and len({*s.frozen_agents}) == len(s.frozen_agents),
      "must be different numbers >= 0"),
     off_unless("alternate_every", 1, lambda s: s.update_order == "alternating", "where update_order is simultaneous"),
@@ -186,7 +187,19 @@ BEST: list[Constraint] = [
 
 # --- the whole of TrainConfig, and the other parts of ExperimentConfig
 
+TALK = {  # setting -> (what restricts it, its values, in words, why)
+    "num_generations": ("talk_every", lambda x: x > 1, "2 or more", "which compares the messages of a group"),
+    "history": ("talk_every", lambda x: x == "none", "none", "where agents would read their own words again"),
+    "joint_mode": ("talk_every", lambda x: x == "aligned", "aligned", "which compares all episodes of a group"),
+    "num_prompts": ("talk_swap", lambda x: x > 1, "2 or more", "which exchanges messages between the tasks of a step"),
+    "sample_parts": ("talk_swap", lambda x: x == 1, "1", "which exchanges messages between all tasks of a step"),
+    "dynamic_sampling": ("talk_swap", lambda x: x == 0, "0", "which plays the first tasks of a step again"),
+}
+
 TRAIN: list[Constraint] = [
+    *[(name, lambda s, x=name, y=owner, z=holds: not getattr(s, y) or z(getattr(s, x)),
+       f"must be {value} where {owner}={{s.{owner}}}, {why}")
+      for name, (owner, holds, value, why) in TALK.items()],
     ("joint_mode", lambda s: s.joint_mode in ("aligned", EPISODES_OF.get(s.algorithm, {}).get("joint_mode", s.joint_mode)),
      lambda s: f"must be {EPISODES_OF[s.algorithm]['joint_mode']} for algorithm={s.algorithm}"),
     ("num_updates", lambda s: s.lr_schedule == "constant" or s.num_updates > s.warmup_updates,

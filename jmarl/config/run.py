@@ -40,6 +40,13 @@ class Run(Section):
     are played, and outside of runs: no."""
     log_every: Count = 10
     """Updates between text samples and histograms in TensorBoard."""
+    talk_every: CountOrOff = 0
+    """Updates between measurements, from the first one on, of how much messages change what agents write after them, in
+    episodes of several turns; 0: never. Every completion behind the first turn is scored under the prompts of all other
+    episodes of its group: with G of them such a step computes G times the tokens of its update, without gradients."""
+    talk_swap: bool = False
+    """Measure with talk_every also how much the return falls if what agents write in the first turn is exchanged between
+    tasks: such a step is played twice. For environments in which the first turn earns nothing."""
     max_completions_mb: CountOrOff = 100
     """Largest size in MB of completions.jsonl.gz in output_dir, which has the completions and rewards of every step; when it is
     full, every second step is dropped. 0: it is not written."""

@@ -227,6 +227,9 @@ class Loss(Section):
     """Ignore completions that were cut off at max_new_tokens (DAPO, arXiv 2503.14476); None: the algorithm's default."""
     ema_decay: Annotated[float, Range(0, 1, high_open=True)] | None = None
     """Decay of the moving average of each role's returns, the baseline of rae (arXiv 2506.24119); None: 0.95."""
+    align_coef: NotNegative | None = None
+    """Weight in adalign of past advantages times those of the other agent (beta of arXiv 2406.14662); None: 0.5. It grows with
+    rewards, whose product it weights."""
     importance_cap: Positive | None = None
     """Weight tokens by the ratio of the learner's probability to the one sampled with (truncated by top-k and top-p), at most
     this much: truncated importance sampling (Ionides 2008; IMPALA, arXiv 1802.01561). None: off."""

@@ -109,6 +109,8 @@ def make_advantages(
     finite = jnp.isfinite(returns)
     groups = batch.groups if has_own_groups(row.grouping, returns.shape[1]) else None
     expected = running.baseline[batch.roles] if row.baseline == "ema" else batch.values[..., 0]
+    if row.across_turns:
+        expected = jnp.zeros_like(expected)
     if algorithm.value_kind == "q":
         expected = advantages.per_group(masked.mean, expected, finite, groups)
     advantage = advantages.estimate(
@@ -120,6 +122,8 @@ def make_advantages(
         num_roles=running.baseline.shape[0],
         running_std=advantages.moments_std(running.num_returns, running.squares),
     )
+    if row.across_turns:
+        advantage += jnp.where(finite, batch.values[..., 0], 0)
     largest = advantages.per_group(largest_magnitude, advantage, finite, groups)
     metrics: Metrics = {
         "advantage_std": jnp.sqrt(masked.mean((advantage - masked.mean(advantage, valid)) ** 2, valid)),

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -22,6 +23,7 @@ EPS = 1e-6  # returns with a smaller standard deviation count as equal: their sc
 ROWS_AT_ONCE = 256  # number of rows processed at once by `per_group` if the groups are not prompts
 
 Estimator = Callable[[Array, Array], Array]
+AcrossTurns = Callable[[np.ndarray, float, float], np.ndarray]  # such as `alignment`
 
 
 def max_return(returns: Float[Array, " group"], valid: Bool[Array, " group"]) -> Float[Array, ""]:
@@ -163,6 +165,28 @@ def estimate(
     elif scale == "running_std":
         advantages = divide(advantages, jnp.asarray(running_std))
     return jnp.where(valid, advantages, 0)
+
+
+def alignment(
+    advantages: Float[np.ndarray, "agent turn *rows"], gamma: float, coef: float
+) -> Float[np.ndarray, "agent turn *rows"]:
+    """Return what advantage alignment adds to the advantages of two agents (arXiv 2406.14662; 2511.19405 for language models).
+
+        A*_t = A_t + beta (sum_(k<t) gamma^(t-k) A_k) A'_t
+
+    with A' the advantage of the other agent: an action that is good for the other becomes more likely after turns that were
+    good for the agent itself, and less likely after bad ones. The code of both papers multiplies the sum by gamma once more,
+    which a smaller beta does too.
+
+    Args:
+        advantages: of both agents in all turns of each episode; 0 where an episode has ended.
+        gamma: discount factor.
+        coef: beta.
+    """
+    turns = np.arange(advantages.shape[1])
+    distance = turns[:, None] - turns  # t - k
+    weights = np.where(distance > 0, gamma ** np.maximum(distance, 0).astype(float), 0)
+    return coef * np.einsum("tk,nk...->nt...", weights, advantages) * advantages[::-1]
 
 
 def gae(

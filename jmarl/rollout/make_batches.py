@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jmarl.algorithms import Algorithm
 from jmarl.lazy import Table
 from jmarl.learning.batches import (
     concatenate_prompts,
@@ -18,6 +21,7 @@ from jmarl.learning.batches import (
 )
 from jmarl.learning.setup import Setup
 from jmarl.objectives.policy import has_own_groups
+from jmarl.rl.advantages import estimate
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import Team, to_stacks
 from jmarl.types import Batch, Batches, TeamState
@@ -31,7 +35,33 @@ def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches
     """Return the batches of the stacks and of the critics."""
     if setup.algorithm.critic_kind is not None:
         return VALUES["critic"](setup, state, rollout)
-    return Batches(to_batches(setup.team, rollout, setup.algorithm.row.grouping, rollout.expected))
+    row, values = setup.algorithm.row, rollout.expected
+    if row.across_turns and rollout.num_turns > 1:
+        values = added_to_advantages(setup.algorithm, rollout, setup.cfg.episodes.gamma)
+    return Batches(to_batches(setup.team, rollout, row.grouping, values))
+
+
+_estimate = jax.jit(estimate, static_argnums=0)  # one program, not one per operation
+
+
+def added_to_advantages(algorithm: Algorithm, rollout: Rollout, gamma: float) -> list[np.ndarray]:
+    """Return what `across_turns` of a row adds to the advantages of completions, per turn [N, P, G].
+
+    An agent has an advantage in every turn of an episode: what followed for it from there on, compared with the group. This
+    is that of its own completion in turns in which agents act at once. In turns in which only one agent acts it says what the
+    action of this agent was worth to both, so what the other did to an agent counts in the agent's past."""
+    (nodes, group, agents), num_turns = rollout.joint_returns[0].shape, rollout.num_turns
+    returns = np.full((num_turns, nodes * group, agents), np.nan)
+    episodes = [np.arange(nodes * group)]  # of the joint actions of each turn
+    for t, turn in enumerate(rollout.turns):
+        episodes += [episodes[-1][turn.parents]] if t else []
+        returns[t, episodes[t]] = rollout.joint_returns[t].reshape(-1, agents)
+    by_agent = np.moveaxis(returns, -1, 0)  # [N, T, P * G]
+    values = _estimate(algorithm.row.estimator, jnp.asarray(by_agent.reshape(-1, group), jnp.float32))
+    assert algorithm.row.across_turns is not None
+    terms = algorithm.row.across_turns(np.asarray(values).reshape(by_agent.shape), gamma, algorithm.loss.align_coef or 0.0)
+    shapes = [(agents, len(turn.items), turn.group_size) for turn in rollout.turns]
+    return [terms[:, t, rows].reshape(shape) for t, (rows, shape) in enumerate(zip(episodes, shapes, strict=True))]
 
 
 def to_batches(

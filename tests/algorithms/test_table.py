@@ -34,6 +34,7 @@ def test_rows_of_the_table():
         "remax": (raw, "greedy", False, "none", policy_gradient),
         "rae": (raw, "ema", False, "none", clipped_surrogate),
         "c3": (leave_one_out, "none", False, "none", policy_gradient),
+        "adalign": (leave_one_out, "none", False, "none", policy_gradient),
         "iac": (raw, "critic", False, "none", policy_gradient),
         "maac": (raw, "critic", False, "none", policy_gradient),
         "ppo": (raw, "none", True, "batch_std", clipped_surrogate),

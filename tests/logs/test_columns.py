@@ -98,7 +98,7 @@ def written(directory: Path, short, long) -> dict[str, set[str]]:
         mistaken = make_reward([random, failing], num_agents=2, on_error=0.0, max_error_share=1)
         of("mistakes", evaluated, mistaken, ITEMS, **writing, algorithm="magrpo", long_prompts="truncate_left")
     env = Unfinished(max_turns=2)
-    turns = writing | dict(algorithm="magrpo", num_turns=2, branching="chain")
+    turns = writing | dict(algorithm="magrpo", num_turns=2, branching="chain", talk_every=1)
     with pytest.warns(UserWarning, match="were truncated"):
         of("turns", evaluated, env, env.tasks("train", 4), agents=(long, long), **turns)
 

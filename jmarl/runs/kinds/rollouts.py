@@ -43,6 +43,7 @@ from jmarl.team import Team, to_agents
 from jmarl.types import TeamState
 
 LEAGUE = Table[Any]({"sampler": "jmarl.league.league:LeagueSampler", "slots": "jmarl.league.league:empty_slots"})
+TALK = Table[Callable[..., dict[str, float]]]({"columns": "jmarl.league.talk:columns_of_talk"})
 
 
 def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -> tuple[Task, dict[str, Any], TrainConfig]:
@@ -111,6 +112,9 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
         with calling(f"update {step + 1}"):
             rollout = play_step(sample, setup, tasks(), env, step, tasks, playing)
         rollout = rollout._replace(notes={**rollout.notes, **early.notes(step, rollout.turns[0].completions)})
+        if cfg.run.talk_every and step % cfg.run.talk_every == 0:
+            talk = TALK["columns"](setup, params, rollout, env, lambda other: play_step(sample, setup, tasks(), other, step))
+            rollout = rollout._replace(notes={**rollout.notes, **talk})
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
             warn_of_cut_completions(setup, rollout)
