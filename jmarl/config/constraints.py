@@ -156,7 +156,7 @@ POPULATION: list[Constraint] = [
     ("members", lambda s: s.members != 1, "must be 0, or at least 2: one member has no other to copy"),
     ("perturb", lambda s: {*s.perturb} <= {*PERTURBED},
      lambda s: f"perturb={s.perturb} is not allowed: members may differ in {', '.join(PERTURBED)}, which programs read as "
-               f"arrays; {next(name for name in s.perturb if name not in PERTURBED)!r} is a part of them, or none of theirs"),
+               f"arrays; {next(name for name in s.perturb if name not in PERTURBED)!r} is none of these"),
     ("perturb", lambda s: all(map(are_factors, s.perturb.values())),
      "must be a list of numbers > 0 for each setting, such as {{'learning_rate': [0.8, 1.25]}}"),
 ]

@@ -132,7 +132,8 @@ class Members:
         assert self.source.evaluate is not None  # a population has held-out tasks
         results = self.source.evaluate(state)
         scores = [result.mean for result in results]
-        notes = {f"member_{k}": score for k, score in enumerate(scores)} | {"best_member": float(best := best_of(results))}
+        notes = {f"member_{k}": score for k, score in enumerate(scores) if np.isfinite(score)}
+        notes["best_member"] = float(best := best_of(results))
         if self.run.progress and int(state.step) == self.run.num_updates:
             say(f"best member: {best} (seed_{self.seeds[best]}), held-out return {scores[best]:.3f}")
         return [result._replace(notes={**result.notes, **notes}) for result in results]
