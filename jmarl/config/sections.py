@@ -10,18 +10,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from jmarl.config.constraints import (
-    EPISODES,
-    LEAGUE,
-    LORA,
-    LORA_TARGETS,
-    LOSS,
-    OPTIMIZER,
-    POPULATION,
-    SAMPLING,
-    Constraint,
-    require,
-)
+from jmarl.config.constraints import EPISODES, LEAGUE, LORA, LORA_TARGETS, LOSS, OPTIMIZER, SAMPLING, Constraint, require
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import Count, CountOrAuto, CountOrOff, NotNegative, Positive, Range, Share, check_fields
 
@@ -358,24 +347,6 @@ class League(Section):
     rounded so that a slot holds each seat equally often."""
     opponents_at_once: Count = 1
     """Slots that are drawn for a step. Each is sampled as one more copy of the team."""
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Population(Section):
-    """Population based training (arXiv 1711.09846): teams that learn in one program, of which the worst copy the best."""
-
-    constraints = POPULATION
-
-    members: Annotated[int, Range(0, note="0: no population")] = 0
-    """Teams that learn at once, from the seeds seed, seed + 1, ...; each has a directory `seed_S`. 0: no population."""
-    exploit_every: Count = 20
-    """Updates from one exploit to the next: members are ranked by the mean return on held-out tasks, and the worst take
-    weights, optimizer state and settings of some of the best. A multiple of eval_every."""
-    exploit: Literal["truncation"] = "truncation"
-    """Who copies whom. truncation: the worst max(1, round(members / 5)), each one of as many best ones, drawn uniformly."""
-    perturb: dict[str, Any] = dataclasses.field(default_factory=lambda: {"learning_rate": [0.8, 1.25]}, hash=False)
-    """Settings of a member that change when it copies another, and the factors of which one is drawn: of learning_rate,
-    max_grad_norm, weight_decay and kl_coef. As a flag: JSON."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 from jmarl.config.aliases import BY_VALUE, CONVERSIONS, OTHER_NAMES, OTHER_VALUES, REFUSED_VALUES, convert
 from jmarl.config.constraints import EPISODES_OF, TRAIN, require
 from jmarl.config.preference import Preference
-from jmarl.config.run import Run
-from jmarl.config.sections import Critic, Episodes, League, LoRA, Loss, Optimizer, Population, Sampling, Section
+from jmarl.config.run import Population, Run
+from jmarl.config.sections import Critic, Episodes, League, LoRA, Loss, Optimizer, Sampling, Section
 from jmarl.config.validation import check_names, did_you_mean, explain
 
 C = TypeVar("C")

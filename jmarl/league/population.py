@@ -58,25 +58,28 @@ def with_exploits(source: Source, joint: Setup, count: int) -> Source:
     return source._replace(play=members.play, evaluate=members.evaluate, renew=members.renew)
 
 
-def draw(settings: Population, scores: Sequence[float], rng: np.random.Generator) -> Exploit:
-    """Return which members copy which, from their scores; a score that is not finite is the lowest."""
+def truncation(settings: Population, scores: Sequence[float], rng: np.random.Generator) -> Exploit:
+    """Return which members copy which, from their scores; one that is not finite is the lowest. The worst copy the best."""
     ranked = np.argsort(np.nan_to_num(np.asarray(scores, float), nan=-np.inf, neginf=-np.inf), kind="stable")
     n = max(1, round(len(scores) / 5))
     parents = rng.choice(ranked[-n:], n)
     return Exploit(ranked[:n], parents, {name: rng.choice(values, n) for name, values in sorted(settings.perturb.items())})
 
 
+EXPLOITS = {"truncation": truncation}
+
+
 def copied(state: TeamState, exploit: Exploit, count: int, mesh: DeviceMesh | None) -> TeamState:
     """Return the state of `count` members after an exploit; the old one is donated."""
 
-    def of_stack(stack: StackState) -> StackState:
+    def copied_stack(stack: StackState) -> StackState:
         agents = np.arange(agents_of_member := stack.skipped.shape[0] // count)
         children, parents = ((x[:, None] * agents_of_member + agents).ravel() for x in exploit[:2])
         factors = {name: np.repeat(x, agents_of_member).astype(np.float32) for name, x in exploit.factors.items()}
         own = stack._replace(base=None, grads=None)  # shared, and overwritten by the next update
         return _copy(own, children, parents, factors, mesh=mesh)._replace(base=stack.base, grads=stack.grads)
 
-    return map_stacks(state, of_stack)
+    return map_stacks(state, copied_stack)
 
 
 @partial(jax.jit, static_argnames="mesh", donate_argnames="stack")
@@ -108,7 +111,8 @@ class Members:
             return state
         assert evaluation is not None  # exploit_every is a multiple of eval_every
         scores = [result.mean for result in evaluation]
-        exploit = draw(self.settings, scores, np.random.default_rng((self.seeds[0], step, POPULATION)))
+        rng = np.random.default_rng((self.seeds[0], step, POPULATION))
+        exploit = EXPLOITS[self.settings.exploit](self.settings, scores, rng)
         state = copied(state, exploit, self.count, self.mesh)
         scales = {name: to_host(x)[:: len(x) // self.count] for name, x in state.stacks[0].scales.items()}
         lineage = np.arange(self.count)

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, dataclass_transform
 
 from jmarl.config import SECTION_OF, Count, Positive, Preference, Range, Run, TrainConfig, by_field, check_fields, check_names
 from jmarl.config.aliases import OtherNames, fields_of, other_names, same
-from jmarl.config.sections import Critic, Episodes, League, LoRA, Loss, Optimizer, Population, Sampling
+from jmarl.config.run import Population
+from jmarl.config.sections import Critic, Episodes, League, LoRA, Loss, Optimizer, Sampling
 
 ANY, READ = None, ()
 DEVICES = (ANY, "mesh and CUDA_VISIBLE_DEVICES choose the devices")
