@@ -9,7 +9,7 @@ import numpy as np
 TRAIN, EVAL, GREEDY = 0, 1, 2  # playing
 COMPARE, PAIRS, DRAW, PROPOSE = 3, 4, 5, 6  # preferences: texts of comparators; choosing pairs (2); texts of the team
 FURTHER, FIT = 7, 8  # dynamic sampling; fitting reward models
-LEAGUE = 9  # opponents and seats
+LEAGUE, POPULATION = 9, 10  # opponents and seats; which members are copied
 
 
 class Randomness(NamedTuple):

@@ -5,7 +5,7 @@ N all agents of the team. A stack of shared weights has A = 1, with its roles si
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -140,6 +140,7 @@ class StackState(NamedTuple):
     grads: Any  # pytree [A, ...] like params: of the last update, zeros before the first, for their memory (see
     # `models.platforms.gradient_memory`); None on other platforms, in checkpoints and in results
     base: Any = None  # with LoRA the frozen parameters, each `Shared`; never in checkpoints
+    scales: Mapping[str, jax.Array] = {}  # [A] float32 by setting: factors of a population's members; empty: there is none
 
     @property
     def frozen(self) -> Any:

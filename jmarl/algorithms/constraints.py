@@ -211,6 +211,11 @@ HELD_OUT: Constraint = (
     "held_out",
 )
 
+RANKED: Constraint = (
+    "members", lambda s: not s.members or s.held_out,
+    "a population (members={s.members}) needs held-out tasks that rank its members: set held_out (in Python: eval_items)",
+)
+
 FILES: Constraint = (
     "wandb", lambda s: s.wandb is None or s.output_dir,
     "wandb_config was given without output_dir: W&B keeps its files there, so set output_dir",
@@ -335,6 +340,12 @@ SEEDS: list[Constraint] = [
      "seed_0, ...: choose another directory"),
 ]
 
+POPULATION: list[Constraint] = [
+    ("members", lambda s: s.members in (0, len(s.seeds)),
+     lambda s: f"a population of members={s.members} learns in `jmarl.train_seeds` from as many seeds, and there are "
+               f"{len(s.seeds) or 'none'}: call it with seeds=range({s.members}), or run an ExperimentConfig"),
+]
+
 # --- an experiment. plays: whether it learns from completions, or from given data
 
 EXPERIMENT: list[Constraint] = [
@@ -349,6 +360,8 @@ EXPERIMENT: list[Constraint] = [
       for name in ("wandb", "eval_metrics")],
     ("seeds", lambda s: s.plays or not s.seeds,
      "seeds={s.seeds} is for completions with a reward: run given data once per seed of train"),
+    ("members", lambda s: s.plays or not s.members,
+     "members={s.members} is for completions with a reward: a population is not trained on given data"),
     ("eval_metrics", lambda s: s.plays or s.eval_metrics is None,
      "eval_metrics={s.eval_metrics!r} is for completions with a reward: remove it"),
     ("data", lambda s: not s.plays or s.row.data == "rollouts" or s.row.makes_pairs,

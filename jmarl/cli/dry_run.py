@@ -60,6 +60,7 @@ LEGEND = "special tokens are in ⟨ ⟩; everything else is text, whatever it sp
 
 def checked_run(cfg: ExperimentConfig) -> list[str]:
     """Check a run and return what it would do, as lines. Raises what the run would raise before its first step."""
+    cfg = cfg.with_seeds()
     cfg = cfg.replace(resume=resolve_resume(cfg.train, cfg.seeds).run.resume)
     lines, size = checked_prompts(cfg) if learns_from_completions(cfg) else checked_data(cfg)
     end = "dry run: all checks passed, nothing was trained or written"

@@ -150,6 +150,7 @@ def check_can_plan(cfg: ExperimentConfig) -> None:
     reasons = {
         f"num_turns={turns} in trees": turns > 1 and train.episodes.branching != "chain",
         f"several seeds in one program, seeds={list(cfg.seeds)}": len(cfg.seeds) > 1,
+        f"a population, members={train.population.members}": train.population.members,
     }
     for reason, applies in reasons.items():
         if applies:

@@ -7,7 +7,7 @@ from jmarl.config.aliases import BY_VALUE, OTHER_NAMES, OTHER_VALUES
 from jmarl.config.constraints import CHANGES, LORA_TARGETS, ONLY_WITH
 from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
 from jmarl.config.preference import Preference
-from jmarl.config.run import Run
+from jmarl.config.run import Population, Run
 from jmarl.config.sections import (
     Aggregation,
     Chat,
@@ -60,6 +60,7 @@ __all__ = [
     "Loss",
     "NotNegative",
     "Optimizer",
+    "Population",
     "Positive",
     "Preference",
     "Range",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,6 +22,8 @@ Constraint = tuple[str, Callable[[Any], Any], str | Callable[[Any], str]]
 
 CHANGES = ("data", "reward", "environment", "held_out")  # what `allow_changed` can allow
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # Hugging Face's names
+
+PERTURBED = ("learning_rate", "max_grad_norm", "weight_decay", "kl_coef")  # settings that programs read as arrays [A]
 
 # A setting of one optimizer -> that optimizer, and the default.
 ONLY_WITH = {"adam_b1": ("adamw", 0.9), "adam_b2": ("adamw", 0.999), "adam_eps": ("adamw", 1e-8), "momentum": ("sgd", 0.0)}
@@ -93,6 +96,12 @@ def is_date(text: str) -> bool:
         return False
 
 
+def are_factors(value: Any) -> bool:
+    """Return whether a value is a list of finite numbers > 0, at least one."""
+    numbers = value if isinstance(value, list | tuple) else ()
+    return bool(numbers) and all(type(x) in (int, float) and 0 < x < math.inf for x in numbers)
+
+
 def is_json(value: Any) -> bool:
     """Return whether JSON has a value, which is not null."""
     try:
@@ -142,6 +151,17 @@ LEAGUE: list[Constraint] = [
         "snapshot_dtype": "float32", "snapshot_every": 10, "opponents": "uniform", "opponent_share": 0.5,
         "opponents_at_once": 1,
     }.items()
+]
+
+POPULATION: list[Constraint] = [
+    *[off_unless(name, default, lambda s: s.members, "where members=0, which is no population")
+      for name, default in (("exploit_every", 20), ("perturb", {"learning_rate": [0.8, 1.25]}))],
+    ("members", lambda s: s.members != 1, "must be 0, or at least 2: one member has no other to copy"),
+    ("perturb", lambda s: {*s.perturb} <= {*PERTURBED},
+     lambda s: f"perturb={s.perturb} is not allowed: members may differ in {', '.join(PERTURBED)}, which programs read as "
+               f"arrays; {next(name for name in s.perturb if name not in PERTURBED)!r} is none of these"),
+    ("perturb", lambda s: all(map(are_factors, s.perturb.values())),
+     "must be a list of numbers > 0 for each setting, such as {{'learning_rate': [0.8, 1.25]}}"),
 ]
 
 LORA: list[Constraint] = [
@@ -204,6 +224,13 @@ TRAIN: list[Constraint] = [
      lambda s: f"must be {EPISODES_OF[s.algorithm]['joint_mode']} for algorithm={s.algorithm}"),
     ("num_updates", lambda s: s.lr_schedule == "constant" or s.num_updates > s.warmup_updates,
      "must be > warmup_updates={s.warmup_updates} for lr_schedule={s.lr_schedule}"),
+    ("exploit_every", lambda s: not s.members or (s.eval_every and s.exploit_every % s.eval_every == 0),
+     "must be a multiple of eval_every={s.eval_every}, the updates between the evaluations that members are ranked by"),
+    *[("perturb", lambda s, x=name: not s.members or x not in s.perturb or any(per_agent_values(getattr(s, x))),
+       f"perturb={{s.perturb}} has no effect on {name}=0: set it, or remove it from perturb")
+      for name in ("weight_decay", "kl_coef")],
+    ("perturb", lambda s: not s.members or "kl_coef" not in s.perturb or s.kl_target is None,
+     "perturb={s.perturb} does not go with kl_target={s.kl_target}, which adapts kl_coef: leave one of them out"),
 ]
 
 TEAM: list[Constraint] = [
@@ -232,6 +259,8 @@ TASK: list[Constraint] = [
 ]
 
 EXPERIMENT: list[Constraint] = [
+    ("seeds", lambda s: not s.members or not s.seeds or len(s.seeds) == s.members,
+     "must be empty, or one per member of the population, {s.members}"),
     ("keep_best", lambda s: not s.keep_best or s.held_out != 0,
      "must be off where held_out is 0: set held_out, the tasks that the best is chosen by"),
     ("roles", lambda s: not s.roles or s.reward is not None, "must be empty without data and a reward"),

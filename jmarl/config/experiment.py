@@ -190,8 +190,14 @@ class ExperimentConfig:
         for name in PARTS:
             _check_part(name, getattr(self, name))
         check_fields(self, TOP_SETTINGS)
-        more = {"size": self.team.size, "keep_best": self.train.run.keep_best}
+        more = {"size": self.team.size, "keep_best": self.train.run.keep_best, "seeds": self.seeds}
+        more["members"] = self.train.population.members
         require(EXPERIMENT, SimpleNamespace(**vars(self.team), **vars(self.task), **more))
+
+    def with_seeds(self) -> Self:
+        """Return a copy with the seeds of a population's members, if there is one and none are given."""
+        first, count = self.train.run.seed, self.train.population.members
+        return dataclasses.replace(self, seeds=tuple(range(first, first + count))) if count and not self.seeds else self
 
     @classmethod
     def of(cls, **settings: Any) -> Self:

@@ -18,7 +18,7 @@ from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import Given, KeyPath, YamlFile, put
 
 NUM_HELD_OUT = 20
-TREES = ("options", "wandb", "chat_template_kwargs", "train_envs", "eval_envs", "environment")  # with content of any keys
+TREES = ("options", "wandb", "chat_template_kwargs", "perturb", "train_envs", "eval_envs", "environment")  # with any keys
 FLAGS = "flags"  # the place of settings of flags with names of their own, which say what they are
 OUTSIDE = ("device", "processes")  # settings of the command line alone, and what the processes are compared with
 

@@ -1,11 +1,11 @@
-"""The section of `TrainConfig` for the run as a whole: its length, devices, evaluations and files."""
+"""The sections of `TrainConfig` for the run as a whole: its length, devices, evaluations and files; and for a population."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from jmarl.config.constraints import RUN
+from jmarl.config.constraints import POPULATION, RUN
 from jmarl.config.sections import Section
 from jmarl.config.validation import Count, CountOrOff, NotNegative, Range
 
@@ -107,3 +107,21 @@ class Run(Section):
     @property
     def allowed_changes(self) -> list[str]:
         return [name.strip() for name in (self.allow_changed or "").split(",") if name.strip()]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Population(Section):
+    """Population based training (arXiv 1711.09846): teams that learn in one program, of which the worst copy the best."""
+
+    constraints = POPULATION
+
+    members: Annotated[int, Range(0, note="0: no population")] = 0
+    """Teams that learn at once, from the seeds seed, seed + 1, ...; each has a directory `seed_S`. 0: no population."""
+    exploit_every: Count = 20
+    """Updates from one exploit to the next: members are ranked by the mean return on held-out tasks, and the worst take
+    weights, optimizer state and settings of some of the best. A multiple of eval_every."""
+    exploit: Literal["truncation"] = "truncation"
+    """Who copies whom. truncation: the worst max(1, round(members / 5)), each one of as many best ones, drawn uniformly."""
+    perturb: dict[str, Any] = dataclasses.field(default_factory=lambda: {"learning_rate": [0.8, 1.25]}, hash=False)
+    """Settings of a member that change when it copies another, and the factors of which one is drawn: of learning_rate,
+    max_grad_norm, weight_decay (of critics too) and kl_coef. As a flag: JSON."""

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import textwrap
+from collections import ChainMap
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Self, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, Self, TypeVar
 from jmarl.config.aliases import BY_VALUE, CONVERSIONS, OTHER_NAMES, OTHER_VALUES, REFUSED_VALUES, convert
 from jmarl.config.constraints import EPISODES_OF, TRAIN, require
 from jmarl.config.preference import Preference
-from jmarl.config.run import Run
+from jmarl.config.run import Population, Run
 from jmarl.config.sections import Critic, Episodes, League, LoRA, Loss, Optimizer, Sampling, Section
 from jmarl.config.validation import check_names, did_you_mean, explain
 
@@ -28,10 +29,12 @@ SECTIONS: dict[str, type] = {
     "lora": LoRA,
     "preference": Preference,
     "league": League,
+    "population": Population,
     "run": Run,
 }
 SHORT: dict[str, dict[str, str]] = {  # names that are settings inside their section only
-    "league": {"dtype": "snapshot_dtype", "every": "snapshot_every", "sample": "opponents", "share": "opponent_share"}
+    "league": {"dtype": "snapshot_dtype", "every": "snapshot_every", "sample": "opponents", "share": "opponent_share"},
+    "population": {"size": "members", "every": "exploit_every"},
 }
 SECTION_OF: dict[str, str] = {field.name: name for name, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
 
@@ -86,6 +89,7 @@ class TrainConfig:
     lora: LoRA = LoRA()
     preference: Preference = Preference()
     league: League = League()
+    population: Population = Population()
     run: Run = Run()
 
     __repr__ = Section.__repr__
@@ -96,7 +100,7 @@ class TrainConfig:
                 raise TypeError(f"{name}={getattr(self, name)!r:.60} is not allowed: {name} must be a {cls.__name__}(...)")
         if not isinstance(self.algorithm, str):
             raise TypeError(f"algorithm={self.algorithm!r} is not allowed: algorithm must be of type str")
-        settings = {**vars(self.episodes), **vars(self.optimizer), **vars(self.run)}
+        settings = ChainMap(*map(vars, (self.episodes, self.loss, self.optimizer, self.population, self.run)))
         require(TRAIN, SimpleNamespace(algorithm=self.algorithm, **settings))
         if self.algorithm in EPISODES_OF:
             object.__setattr__(self, "episodes", dataclasses.replace(self.episodes, **EPISODES_OF[self.algorithm]))

@@ -17,7 +17,7 @@ CONFIG_FILE = "config.yaml"
 BEST_FILE = "best.json"  # in the folder of checkpoints
 PACKAGES = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 WRITTEN = {"temperature", "top_p", "top_k", "max_new_tokens"}  # the section `sampling` of a run has them
-DICTIONARIES = {"options", "wandb", "chat_template_kwargs"}  # settings that are mappings, not sections
+DICTIONARIES = {"options", "wandb", "chat_template_kwargs", "perturb"}  # settings that are mappings, not sections
 
 
 def config_file_of(directory: Path) -> Path | None:

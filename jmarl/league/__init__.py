@@ -1,5 +1,6 @@
-"""Leagues: the team also plays against frozen copies of its past, beside the present team.
+"""Leagues: the team also plays against frozen copies of its past, beside the present team. Populations: the worst of several
+teams that learn together copy the best. Talk: what messages change.
 
-A guest of the core: `settings.league` chooses it, and `runs.kinds.rollouts` finds it by its name. Open `league.py` first.
-`talk.py` stands beside it: what messages change (`talk_every`).
+A guest of the core: `settings.league`, `settings.population` and `talk_every` choose it, and `runs.kinds.rollouts` and `seeds`
+find it by its name. Open `league.py`, `population.py` or `talk.py` first.
 """

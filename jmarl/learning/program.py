@@ -132,6 +132,7 @@ def update_agents(
         return grads, metrics | batch_metrics
 
     before = state
+    numbers = {**numbers, **{name: numbers[name] * x for name, x in state.scales.items() if name in numbers}}
     state = state._replace(running=jax.vmap(add_returns)(state.running, batch))
     # Agents without a row to learn from, such as those that did not act, make no step: Adam would move them by its momentum.
     has_rows = jax.vmap(lambda batch: jnp.any(objective.trained_rows(batch, algorithm)))(batch)

@@ -195,3 +195,37 @@ function sample(stroke, dash) {
   svg.append(shape("line", { x1: 0, x2: 22, y1: 4, y2: 4, style: `stroke: ${stroke}`, "stroke-width": 3, "stroke-dasharray": dash || "none" }));
   return svg;
 }
+
+/** Return who copied whom in a population: a lane of each member over updates, in the color of the member that its weights come
+ * from, and its last held-out return; null where there is no population. */
+function lineage({ name, curves, updates }) {
+  const parents = [];
+  while (curves[`population/member_${parents.length}/parent`]) parents.push(curves[`population/member_${parents.length}/parent`]);
+  if (!parents.length) return null;
+  const [width, left, right, lane] = [860, 76, 56, 24], height = lane * parents.length + 26, toY = (k) => lane * (k + 0.5) + 4;
+  const { place: toX, labels } = axis(0, updates, left, width - right, false);
+  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `lineage of ${name}` });
+  const line = (x1, y1, x2, y2, k, more) => svg.append(shape("line", { x1, y1, x2, y2, style: `stroke: ${color(k)}`, ...more }));
+  for (const x of labels.filter(Number.isInteger)) svg.append(shape("text", { x: toX(x), y: height - 6, "text-anchor": "middle" }, number(x)));
+  let origins = parents.map((_, k) => k), since = 0;
+  const lanes = (until) => origins.forEach((origin, k) => line(toX(since), toY(k), toX(until), toY(k), origin, { "stroke-width": 2.5 }));
+  parents[0].x.forEach((x, i) => { // the row of the update after the exploit
+    lanes(x - 1);
+    since = x - 1;
+    const copied = parents.map((curve) => Math.round(curve.mean[i])), before = origins;
+    origins = copied.map((parent) => before[parent]);
+    copied.forEach((parent, k) => {
+      if (parent !== k) line(toX(since), toY(parent), toX(since), toY(k), before[parent], { class: "copy", "stroke-dasharray": "3 2" });
+    });
+    copied.forEach((parent, k) => {
+      if (parent !== k) svg.append(shape("circle", { cx: toX(since), cy: toY(k), r: 4, style: `fill: ${color(origins[k])}` }));
+    });
+  });
+  lanes(updates);
+  parents.forEach((_, k) => {
+    const held = curves[`eval/member_${k}`];
+    svg.append(shape("text", { x: left - 8, y: toY(k) + 4, "text-anchor": "end" }, `member ${k}`));
+    if (held) svg.append(shape("text", { x: width - right + 8, y: toY(k) + 4 }, number(held.mean[held.mean.length - 1])));
+  });
+  return make("div", { class: "chart lineage" }, make("h3", {}, `${name}: lineage, and last held-out return`), svg);
+}

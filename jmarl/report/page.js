@@ -61,7 +61,7 @@ function fillCurves(section, groups) {
   };
   more.addEventListener("toggle", () => { if (more.open) drawMore(); });
   section.append(make("h3", {}, view.smooth > 1 ? `Last values, mean of ${view.smooth} points` : "Last values"),
-    lastValues(groups, charts, main, draw), agentLegend(groups, charts), note(explanation(groups)), place);
+    lastValues(groups, charts, main, draw), agentLegend(groups, charts), note(explanation(groups)), place, ...groups.map(lineage).filter(Boolean));
   if (rest.length) section.append(more);
   draw();
 }

@@ -32,3 +32,5 @@ class Source(NamedTuple):
     """Called once with the first or restored state: compile programs, read earlier rounds, take what belongs to the sampler."""
     to_save: Callable[[TeamState], TeamState] = same_state  # what a checkpoint saves: the inverse of `open`
     waits: Callable[[int], bool] = lambda step: False  # whether a step on pairs needs the update before, e.g. to sample them
+    renew: Callable[[int, TeamState, Any], TeamState] = lambda step, state, evaluation: state
+    """(step, state, newest evaluation) -> the state that the step plays with. A resumed run may call it with the result."""

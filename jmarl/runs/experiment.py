@@ -72,6 +72,7 @@ def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[Trai
         FileNotFoundError: a file of data does not exist.
     """
     check_argument("cfg", cfg, ExperimentConfig, "an ExperimentConfig(team=..., task=..., train=...)")
+    cfg = cfg.with_seeds()
     cfg = cfg.replace(resume=exchange.from_first(partial(resolve_resume, cfg.train, cfg.seeds)).run.resume)
     return _train(cfg) if learns_from_completions(cfg) else _fit(cfg)
 

@@ -76,6 +76,7 @@ def run_loop(run: PreparedRun, state: TeamState, source: Source, log: StepLog, s
             for step in range(first, settings.num_updates):
                 if interrupted := exchange.any_of(signals.requested):
                     break
+                state = source.renew(step, state, after)
                 if source.waits(step):
                     log.flush()  # the step before ends with its update
                 with CLOCK.phase("rewards"):

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from jmarl.algorithms.constraints import POPULATION, facts
 from jmarl.config import TrainConfig, flat
+from jmarl.config.constraints import require
 from jmarl.files.run_directory import resolve_auto, resolve_resume, with_absolute_directory
 from jmarl.logs.terminal import say
 from jmarl.processes import exchange
@@ -49,6 +51,7 @@ def prepare(
     seeds = kind.seeds if kind else ()
     team = team if params is None else dataclasses.replace(team, random_weights=False)
     find_own_algorithms(cfg.algorithm, cfg.preference.rl_algorithm)
+    require(POPULATION, facts(cfg, seeds=seeds))
     cfg = with_absolute_directory(of_this_process(cfg))
     given = exchange.from_first(partial(resolve_resume, cfg, seeds))  # files are read by one process
     cfg = of_this_process(exchange.from_first(partial(resolve_auto, given, seeds)))

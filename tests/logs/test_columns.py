@@ -13,6 +13,7 @@ from jmarl.config import TrainConfig
 from jmarl.envs.games.grid import GridPlanning
 from jmarl.envs.rewards import make_reward
 from jmarl.preferences.pairs import load_pairs, load_trajectories
+from jmarl.runs.seeds import train_seeds
 from jmarl.runs.train import fit, train
 from jmarl.team import make_team
 from tests.house import HOUSE
@@ -90,6 +91,12 @@ def written(directory: Path, short, long) -> dict[str, set[str]]:
         snapshot_every=1,
         opponent_share=1.0,
     )
+
+    def members(team, params, reward, items, cfg):
+        train_seeds(team, reward, items, cfg, params=params, seeds=[0, 1], eval_items=items[:2])
+
+    population = dict(num_updates=2, eval_every=1, population=dict(size=2, every=1))
+    of("population", members, make_reward(random, num_agents=2), ITEMS, **writing | population, algorithm="magrpo")
 
     def failing(a, b):
         raise OSError("no service")

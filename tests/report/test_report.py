@@ -40,6 +40,21 @@ def content(page: Path) -> dict:
 
 
 @needs_chromium
+def test_the_lineage_of_a_population_is_drawn(tmp_path):
+    """Two exploits of three members: 0 copies 2, and then 1 copies 0, whose weights are those of 2."""
+    run = write_run(tmp_path / "run")
+    parents = {2: (2, 1, 2), 4: (0, 0, 2)}
+    exploits = [{"step": n} | {f"population/member_{k}/parent": x for k, x in enumerate(row)} for n, row in parents.items()]
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in exploits))
+    write_report([run], tmp_path / "r.html")
+    page = dom(tmp_path / "r.html", tmp_path / "profile").split('class="chart lineage"')[1].split("</svg>")[0]
+    assert page.count('class="copy"') == 2 and page.count("<circle") == 2
+    drawn = re.findall(r"stroke: var\(--c(\d)\);?\" (?:class=\"copy\"|stroke-width)", page)
+    assert drawn == [*"012", "2", *"212", "2", *"222"], "lanes and copies in the colors of the members that they come from"
+
+
+@needs_chromium
 def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsys):
     run = write_run(tmp_path / "run", turns=2)
     assert main(["report", str(run), "-o", str(tmp_path / "out" / "r.html")]) == 0

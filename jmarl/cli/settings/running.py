@@ -24,6 +24,7 @@ def train(cfg: ExperimentConfig, again: str = "") -> tuple[int, Any]:
         from jmarl.files.interrupt import ending_at_second_signal
         from jmarl.runs.experiment import run_experiment  # imports jax
 
+    cfg = cfg.with_seeds()
     directory, updates = cfg.train.run.output_dir, cfg.train.run.num_updates
     place_of_run = os.path.abspath(directory)  # code of the user may change the working directory
     if cfg.train.run.resume == "auto" and has_ended(cfg):

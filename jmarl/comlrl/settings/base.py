@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, dataclass_transform
 
 from jmarl.config import SECTION_OF, Count, Positive, Preference, Range, Run, TrainConfig, by_field, check_fields, check_names
 from jmarl.config.aliases import OtherNames, fields_of, other_names, same
+from jmarl.config.run import Population
 from jmarl.config.sections import Critic, Episodes, League, LoRA, Loss, Optimizer, Sampling
 
 ANY, READ = None, ()
@@ -147,7 +148,9 @@ class Declared:
         return by_field(usual, set(others), cls.__name__, others, OTHER_NAMES)
 
 
-class TrainerConfig(Declared, Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preference, League, Run, TrainerNames):
+class TrainerConfig(
+    Declared, Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preference, League, Population, Run, TrainerNames
+):
     """Settings of a trainer: all settings of `TrainConfig` and those below. The names of `OTHER_NAMES` can be set and read too.
 
     The defaults are those of CoMLRL 1.4.3 if it has the setting (20 epochs, learning rate 5e-6, 4 generations of 256 tokens,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.algorithms.constraints import HELD_OUT, facts
+from jmarl.algorithms.constraints import HELD_OUT, RANKED, facts
 from jmarl.config import TrainConfig
 from jmarl.config.constraints import require
 from jmarl.envs.base import Environment
@@ -51,7 +51,7 @@ def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -
     env = environment_of(team, task.env, cfg)
     items, held_out = read_rows(task.items), read_rows(() if task.held_out is None else task.held_out)
     check_run(items, cfg, wandb_config)
-    require([HELD_OUT], facts(cfg, held_out=held_out))
+    require([HELD_OUT, RANKED], facts(cfg, held_out=held_out))
     check_team(team, cfg)
     data = fingerprints(items, held_out)
     cfg = in_chosen_context(team, cfg, partial(needs_long_context, team, env, [*items, *held_out], cfg))

@@ -18,6 +18,7 @@ import numpy as np
 from jmarl.algorithms import with_fastest_updates
 from jmarl.config import TrainConfig
 from jmarl.evaluation.evaluate import Evaluation, check_result, play_held_out, summarize
+from jmarl.lazy import Table
 from jmarl.learning.batches import concatenate_agents
 from jmarl.learning.choose import update_settings, with_settings
 from jmarl.learning.setup import Setup, make_setup, mesh_of_critics
@@ -41,6 +42,7 @@ from jmarl.team import StackSpec, Team, initial_params, map_stacks
 from jmarl.types import Batches, Completions, StackState, TeamState
 
 T = TypeVar("T")
+POPULATION = Table[Any]({"start": "jmarl.league.population:with_scales", "source": "jmarl.league.population:with_exploits"})
 
 
 def several(seeds: Sequence[int]) -> Kind:
@@ -81,7 +83,9 @@ def start_seeds(
         else:
             own = [params_of_next(old, stack) for old, stack in zip(params, first.stacks, strict=True)]
         states.append(start(team, own, cfg.for_seed(seed))[1])
-    joint, joined = runs_of(setup._replace(cfg=cfg), seeds).joint, joined_shapes(first, len(seeds))
+    if cfg.population.members:
+        states = [POPULATION["start"](state, setup.team.stacks[0].mesh, cfg.population) for state in states]
+    joint, joined = runs_of(setup._replace(cfg=cfg), seeds).joint, joined_shapes(states[0], len(seeds))
     if mesh_of(joint) is not None:
         joint = with_settings(joint, update_settings(with_fastest_updates(cfg)))
     joint = choose_updates(rollouts.ROLLOUTS, joint, joined, task)
@@ -115,7 +119,8 @@ def source(seeds: Sequence[int], run: PreparedRun, states: Sequence[TeamState]) 
             check_result(result)
         return results
 
-    return Source(play, evaluate if task.held_out else None)
+    own = Source(play, evaluate if task.held_out else None)
+    return POPULATION["source"](own, runs.joint, len(seeds)) if run.cfg.population.members else own
 
 
 # --- the stacks of several runs ----------------------------------------------------------------------------------------------
