@@ -125,9 +125,9 @@ class LeagueConfig:
     """Updates of each run; 0: 400 of Kuhn poker, 300 of tic-tac-toe."""
     algorithm: str = "rae"
     """Row of the table of algorithms."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     """Learning rate after a warm-up of 20 updates."""
-    entropy_coef: float = 0.01
+    entropy_coef: float = 0.1
     """Weight of the entropy."""
     measure_every: Count = 20
     """Updates between two measures."""
