@@ -7,6 +7,9 @@ says nothing about the opponent. The opponent's parameters are further sets of t
 is drawn; how many rows act decides its size, in quarters. Snapshots are on the host, and in checkpoints as
 `TeamState.pending`. `jmarl plan` counts the present team alone.
 
+`strangers` are further opponents, which do not change; numbers behind those of the slots are theirs. A run with strangers
+resumes bit for bit if they write the same again, as functions of the prompt alone do, and services (addresses) do not.
+
 Left out: episodes that branch at every turn, and joint actions of completions with each other (`joint_mode=cross`), in which
 players who do not sit at a table would multiply.
 """
@@ -26,8 +29,10 @@ from jmarl.envs.base import Environment
 from jmarl.files.saving import gib
 from jmarl.league.choice import probabilities, win_rates
 from jmarl.league.seats import Seated, Seating, narrowed, players_of
+from jmarl.league.strangers import frozen_params, is_stranger, open_stranger
 from jmarl.learning.setup import Setup
 from jmarl.logs.terminal import say
+from jmarl.models.lora import model_of
 from jmarl.models.stack import to_host
 from jmarl.randomness import LEAGUE, Randomness
 from jmarl.rollout.play import play
@@ -43,7 +48,7 @@ class Snapshots(NamedTuple):
     """What a league knows before a step."""
 
     weights: tuple[Weights, ...]  # of each slot, on the host; zeros if nothing was taken yet
-    ages: np.ndarray  # [K] the update at which each was taken; -1: not yet
+    ages: np.ndarray  # [K] of slots, and behind them strangers: the update at which each was taken; -1: not yet
     won: np.ndarray  # [K] games that the team won against it, a draw as half
     games: np.ndarray  # [K] games against it, a float like `won`
 
@@ -54,10 +59,11 @@ class Snapshots(NamedTuple):
         return Snapshots((*self.weights[:k], weights, *self.weights[k + 1 :]), ages, won, games)
 
 
-def empty_slots(params: Sequence[Any], count: int) -> Snapshots:
-    """Return slots before the first step. params: of each stack, [A, ...]."""
+def empty_slots(params: Sequence[Any], count: int, strangers: int = 0) -> Snapshots:
+    """Return slots before the first step, and the results of strangers. params: of each stack, [A, ...]."""
     zeros = tuple(tuple(np.zeros(x.shape, x.dtype) for x in own_arrays(stack)) for stack in params)
-    return in_memory_of_host(Snapshots((zeros,) * count, np.full(count, -1, np.int32), np.zeros(count), np.zeros(count)))
+    ages = np.repeat(np.array([-1, 0], np.int32), [count, strangers])
+    return in_memory_of_host(Snapshots((zeros,) * count, ages, np.zeros(len(ages)), np.zeros(len(ages))))
 
 
 def in_memory_of_host(slots: Snapshots) -> Snapshots:
@@ -75,6 +81,11 @@ def own_arrays(params: Any) -> list[Any]:
     return [x for x in leaves_of(params)[0] if not isinstance(x, Shared)]
 
 
+def host_weights(params: Sequence[Any]) -> Weights:
+    """Return what a slot takes of parameters [A, ...] of each stack."""
+    return tuple(tuple(map(to_host, own_arrays(stack))) for stack in params)
+
+
 def leaves_of(params: Any) -> tuple[list[Any], Any]:
     """Return arrays, and what all agents of a stack share as one leaf, and their structure."""
     return jax.tree.flatten(params, is_leaf=lambda x: isinstance(x, Shared))
@@ -82,6 +93,8 @@ def leaves_of(params: Any) -> tuple[list[Any], Any]:
 
 def joined(params: Any, opponents: Sequence[Sequence[np.ndarray]]) -> Any:
     """Return the parameters of a stack and behind them the arrays of its opponents, along the agent axis."""
+    if not opponents:
+        return params
     leaves, tree = leaves_of(params)
     others = iter(zip(*opponents, strict=True))
     return jax.tree.unflatten(tree, [x if isinstance(x, Shared) else jnp.concatenate([x, *next(others)]) for x in leaves])
@@ -93,7 +106,13 @@ class LeagueSampler(StepSampler):
     def __init__(self, setup: Setup):
         super().__init__(setup.team)
         self.settings, self.seed, self.says = setup.cfg.league, setup.cfg.run.seed, setup.cfg.run.progress
-        self.players = players_of(setup.team, self.settings.opponents_at_once)
+        self.setup, names = setup, self.settings.strangers
+        asked = setup.cfg.sampling, bool(np.any(setup.cfg.episodes.chat)), self.seed
+        self.strangers = [open_stranger(name, *asked) if is_stranger(name) else None for name in names]
+        self.frozen: dict[int, Weights] = {}  # numbers of strangers that are directories -> their weights
+        has_weights = self.settings.snapshots or None in self.strangers
+        self.copies = self.settings.opponents_at_once if has_weights else 0  # of the team, in which opponents with weights play
+        self.players = players_of(setup.team, self.copies)
         self.slots: dict[int, Snapshots] = {}  # before each step whose update is not made yet
         self.group = setup.cfg.episodes.num_generations
         self.drawn = np.zeros(0, int)  # slots that the step meets
@@ -104,8 +123,11 @@ class LeagueSampler(StepSampler):
 
     def take(self, state: TeamState) -> TeamState:
         slots = Snapshots(*jax.tree.map(np.asarray, tuple(state.pending)))
-        self.slots = {int(state.step): slots}
-        if self.says:
+        self.slots, params = {int(state.step): slots}, [model_of(stack) for stack in state.stacks]
+        for i, name in enumerate(self.settings.strangers):
+            if self.strangers[i] is None:
+                self.frozen[i] = host_weights(frozen_params(name, self.setup, params))
+        if self.says and slots.weights:
             size = sum(x.nbytes for x in jax.tree.leaves(slots.weights))
             say(f"league: {len(slots.weights)} slots take {gib(size)} of the host's memory and of each checkpoint")
         return state._replace(pending=())
@@ -127,18 +149,19 @@ class LeagueSampler(StepSampler):
     def begin(self, step: int, params: Sequence[Any]) -> None:
         """Take a snapshot if it is time, and draw the slots that the step meets."""
         slots = self.before(step)
-        if step % self.settings.snapshot_every == 0:
+        if self.settings.snapshots and step % self.settings.snapshot_every == 0:
             k = step // self.settings.snapshot_every % self.settings.snapshots
-            weights = tuple(tuple(map(to_host, own_arrays(stack))) for stack in params)
-            slots = self.slots[step] = slots.taking(k, weights, step)
+            slots = self.slots[step] = slots.taking(k, host_weights(params), step)
         filled = np.flatnonzero(slots.ages >= 0)
         shares = probabilities(self.settings.opponents, slots.ages[filled], slots.won[filled], slots.games[filled])
         rng, count = np.random.default_rng((self.seed, step, LEAGUE)), self.settings.opponents_at_once
         self.drawn = rng.choice(filled, count, replace=count > int(np.count_nonzero(shares)), p=shares)
-        started, weights = time.monotonic(), [slots.weights[k] for k in self.drawn]
+        known = [*slots.weights, *(self.frozen.get(i) for i in range(len(self.strangers)))]
+        spare = next((x for x in known if x is not None), ())  # in the place of an opponent without weights
+        started, weights = time.monotonic(), [known[k] or spare for k in self.drawn] if self.copies else []
         pairs = [(stack, [own[i] for own in weights]) for i, stack in enumerate(params)]
         self.stacks = jax.block_until_ready([joined(*pair) for pair in pairs])
-        copied = sum(x.nbytes for stack in self.stacks for x in own_arrays(stack))
+        copied = sum(x.nbytes for stack in self.stacks for x in own_arrays(stack)) if self.copies else 0
         self.columns = {"league/copy_s": time.monotonic() - started, "league/copied_bytes": float(copied)}
 
     def seats(self, count: int, step: int) -> list[Seating]:
@@ -164,9 +187,10 @@ class LeagueSampler(StepSampler):
     ) -> Rollout:
         """Play the episodes of a step, some of them against slots. Arguments as of `rollout.play.play`."""
         step, slots, seats = randomness.step, self.slots[randomness.step], self.seats(len(items), randomness.step)
-        seated = Seated(env, seats, team.num_agents, len(self.drawn))
+        holders = [seat.holders(team.num_agents, self.number_of(seat)) for seat in seats]
+        seated = Seated(env, holders, team.num_agents, self.copies + 1, self.strangers)
         if isinstance(episodes.chat, tuple):  # one value per agent
-            episodes = dataclasses.replace(episodes, chat=episodes.chat * (len(self.drawn) + 1))
+            episodes = dataclasses.replace(episodes, chat=episodes.chat * (self.copies + 1))
         played = play(sample, self.players, items, seated, settings, episodes, group, randomness)
         self.stacks = []
         if step == 0:
@@ -175,11 +199,18 @@ class LeagueSampler(StepSampler):
         met = [{} if seat.opponent < 0 else self.described(seat, slots) for seat in seats]
         tasks = [{**item, **opponent} for item, opponent in zip(items, met, strict=True)]
         self.columns |= {"league/" + name: x for name, x in columns_of(slots).items()}
-        return narrowed(played, team, self.players, seats, seated)._replace(tasks=tasks)
+        return narrowed(played, team, self.players, seated)._replace(tasks=tasks)
+
+    def number_of(self, seat: Seating) -> int:
+        """Return who holds a seat, see `Seated`: a copy of the team, or behind them a stranger without weights."""
+        stranger = self.drawn[seat.opponent] - self.settings.snapshots
+        return self.copies + 1 + stranger if stranger >= 0 and self.strangers[stranger] else seat.opponent + 1
 
     def described(self, seat: Seating, slots: Snapshots) -> dict[str, Any]:
         """Return what the record of an episode says of its opponent."""
-        slot = int(self.drawn[seat.opponent])
+        slot, count = int(self.drawn[seat.opponent]), len(slots.weights)
+        if slot >= count:
+            return {"league": {"stranger": self.settings.strangers[slot - count], "seat": seat.seat}}
         return {"league": {"slot": slot, "update": int(slots.ages[slot]), "seat": seat.seat}}
 
     def with_results(self, slots: Snapshots, played: Rollout, seats: Sequence[Seating]) -> Snapshots:
@@ -218,13 +249,14 @@ def warn_of_equal_rewards(played: Rollout) -> None:
     if np.any(returns) and np.all((returns == returns[..., :1]) | ~np.isfinite(returns)):
         warnings.warn(
             "a league is for agents with rewards of their own, such as [1, -1], and here all agents earned the same in every "
-            "joint action of the first update: no game against a slot has a winner",
+            "joint action of the first update: no game against an opponent has a winner",
             stacklevel=2,
         )
 
 
 def columns_of(slots: Snapshots) -> dict[str, float]:
-    """Return the columns of the log: how often the team wins against each slot, and against all."""
-    rates = win_rates(slots.won, slots.games)
-    own = {f"slot_{k}/winrate": float(rate) for k, rate in enumerate(rates) if np.isfinite(rate)}
+    """Return the columns of the log: how often the team wins against each opponent, and against all."""
+    rates, count = win_rates(slots.won, slots.games), len(slots.weights)
+    names = [f"slot_{k}" if k < count else f"stranger_{k - count}" for k in range(len(rates))]
+    own = {f"{name}/winrate": float(rate) for name, rate in zip(names, rates, strict=True) if np.isfinite(rate)}
     return own | {"winrate": float(np.nanmean(rates))} if own else own

@@ -76,7 +76,7 @@ def whole(tmp_path_factory):
 def test_players_sit_where_the_seats_say():
     """Each node is read by one player for each agent that acts; what the opponent writes is what the environment reads."""
     seats, env = [Seating(-1), Seating(0, 1), Seating(1, 0)], RecordingDuel()
-    seated = Seated(env, seats, 2, 2)
+    seated = Seated(env, [seat.holders(2, seat.opponent + 1) for seat in seats], 2, 3)
     states, prompts = seated.reset([{"prompt": text} for text in "abc"], np.random.default_rng(0))
     assert prompts == [["a", "b", None], ["a", None, "c"], [None] * 3, [None, "b", None], [None, None, "c"], [None] * 3]
     actions = [[f"{player}{b}" for b in range(3)] for player in range(6)]
