@@ -40,7 +40,7 @@ from jmarl.team import Team, check_agents, on_mesh, stack_agents
 from jmarl.types import Completions
 
 
-class Runs(NamedTuple):
+class PairedRuns(NamedTuple):
     """The agents of several runs as one team: those of the first run, behind them those of the next."""
 
     team: Team
@@ -49,7 +49,7 @@ class Runs(NamedTuple):
     stacks: Sequence[int]  # of each agent the number of its stack in its own run, which its random keys follow from
 
     @classmethod
-    def of(cls, teams: Sequence[Sequence[Agent]], cfg: TrainConfig) -> Runs:
+    def of(cls, teams: Sequence[Sequence[Agent]], cfg: TrainConfig) -> PairedRuns:
         """Return runs of loaded agents, on the devices that the settings name."""
         for agents in teams:
             check_agents(agents)
@@ -60,7 +60,7 @@ class Runs(NamedTuple):
 
 
 def play_pairings(
-    runs: Runs,
+    runs: PairedRuns,
     items: Rows,
     env: Reward,
     cfg: TrainConfig,
@@ -73,7 +73,7 @@ def play_pairings(
     The numbers of the result are returns of episodes. They are those of agents, if these have rewards of their own.
 
     Args:
-        runs: who plays: `Runs.of` loaded agents, or stacked parameters, such as the slots of a league behind its team.
+        runs: who plays: `PairedRuns.of` loaded agents, or stacked parameters, such as the slots of a league behind its team.
         items: what the episodes are about, as for `cross_play`.
         env: a reward or an environment, as for `jmarl.train`.
         cfg: settings of the evaluation, as for `evaluate`.
@@ -114,7 +114,7 @@ def play_pairings(
     return CrossPlay(tuple(names), table.reshape(*[k] * n, *table.shape[1:]), (), fault, raised)
 
 
-def sample_runs(runs: Runs, num_items: int, group: int, request: SampleRequest) -> tuple[Completions, ...]:
+def sample_runs(runs: PairedRuns, num_items: int, group: int, request: SampleRequest) -> tuple[Completions, ...]:
     """Return the completions of each stack, with random keys that do not follow from the pairing.
 
     num_items, group: of each pairing; the nodes of a later turn follow a completion of an item each."""
@@ -124,10 +124,9 @@ def sample_runs(runs: Runs, num_items: int, group: int, request: SampleRequest) 
     for i, (spec, params) in enumerate(zip(runs.team.stacks, runs.params, strict=True)):
         program, keys = stack_program(i, spec, params, request)
         members = np.array(spec.members)
-        own = np.unique(stacks[members])
-        keys = keys._replace(
-            agents=(numbers % runs.num_agents)[members], stack=own[0] if len(own) == 1 else stacks[members[:, 0]]
-        )
+        alike = len(np.unique(stacks[members])) == 1
+        own = int(stacks[members[0, 0]]) if alike else stacks[members[:, 0]]  # a team with shared weights is one stack
+        keys = keys._replace(agents=(numbers % runs.num_agents)[members], stack=own)
         acting = None if request.acts is None else choose_acting(spec, request.acts, fewer=True)
         known = vocabulary(spec, request.settings.stop_texts)
         sampled.append(

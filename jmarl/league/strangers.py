@@ -63,12 +63,12 @@ def service_at(address: str, sampling: Sampling, chat: bool, seed: int) -> Stran
     """Return the stranger behind an address. Its prompts are sent at the same time."""
     url, _, model = address.partition("#")
     api, seeds = ChatAPI(url, model, chat, KEY, name="stranger"), itertools.count(seed)
-    options = dict(max_tokens=sampling.max_new_tokens, temperature=sampling.temperature, top_p=sampling.top_p)
 
     def write(prompt: Any, seed: int) -> str:
         messages = prompt.messages if isinstance(prompt, ChatPrompt) else prompt
         own = api if isinstance(messages, str) else dataclasses.replace(api, chat=True)
-        [(text, _)] = own.complete(messages, 1, seed=seed, **options)
+        limits = dict(max_tokens=sampling.max_new_tokens, seed=seed)
+        [(text, _)] = own.complete(messages, 1, temperature=sampling.temperature, top_p=sampling.top_p, **limits)
         return text
 
     def write_all(prompts: Sequence[Any]) -> list[str]:

@@ -24,6 +24,8 @@ from tests.house import HOUSE
 from tests.runs.training_process import WORDS, tiny_team
 
 LEAGUE = dict(snapshots=2, every=2, share=0.5)
+STRANGER = "tests.league.test_league:tells"
+WITH_STRANGER = LEAGUE | dict(strangers=[STRANGER])
 BASE = HOUSE | dict(num_updates=5, num_prompts=4, num_generations=3, max_new_tokens=4, learning_rate=1e-2)
 
 
@@ -50,10 +52,15 @@ class Duel(TextEnvironment):
         return Step(state, ["", ""], [result, -result], True)
 
 
-def run(in_turns=False, directory=None, **fields):
+def tells(prompt):
+    """A stranger."""
+    return f"{prompt} two"
+
+
+def run(in_turns=False, directory=None, league=LEAGUE, **fields):
     env = Duel(in_turns)
     turns = dict(num_turns=2, branching="chain") if in_turns else {}
-    cfg = TrainConfig.of(**{**BASE, **turns, "output_dir": directory and str(directory), **fields}, league=LEAGUE)
+    cfg = TrainConfig.of(**{**BASE, **turns, "output_dir": directory and str(directory), **fields}, league=league)
     team, params = tiny_team()
     return train(team, env, env.tasks(count=8), cfg, params=params)
 
@@ -62,15 +69,20 @@ def records(directory):
     return [record for record in read_completions(directory / "completions.jsonl.gz") if record["kind"] == "train"]
 
 
+def met_of(record):
+    """Return what a record says of the opponents of its episodes."""
+    return [task["league"] for task in record["tasks"] if "league" in task]
+
+
 def rows(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run over two turns, and its directory."""
+    """A run over two turns, with slots and a stranger, and its directory."""
     directory = tmp_path_factory.mktemp("league")
-    return run(True, directory, save_every=1, save_total_limit=10), directory
+    return run(True, directory, WITH_STRANGER, save_every=1, save_total_limit=10), directory
 
 
 def test_players_sit_where_the_seats_say():
@@ -141,18 +153,20 @@ def test_only_the_present_team_learns_and_no_opponent_compiles_anew(whole):
                 nodes = np.flatnonzero(np.array(turn["items"]) == p)
                 assert not np.array(turn["acts"])[task["league"]["seat"], nodes].any()
     compiles = [row["compiles"] for row in rows(directory)]
-    assert compiles[-1] == compiles[1]
+    kinds = ["stranger" in met_of(record)[0] for record in records(directory)]
+    assert set(kinds[:4]) == {False, True} and compiles[-1] == compiles[3]
 
 
 @pytest.mark.long
 def test_a_league_resumes_bit_for_bit(whole, tmp_path):
     """Stopped after three updates, between two snapshots: slots, results and weights are those of the whole run."""
     result, directory = whole
-    run(True, tmp_path, num_updates=3, save_every=1)
-    resumed = run(True, tmp_path, resume=True, save_every=1)
+    run(True, tmp_path, WITH_STRANGER, num_updates=3, save_every=1)
+    resumed = run(True, tmp_path, WITH_STRANGER, resume=True, save_every=1)
     for x, y in zip(jax.tree.leaves(result.state.stacks), jax.tree.leaves(resumed.state.stacks), strict=True):
         np.testing.assert_array_equal(x, y)
-    names = ("league/winrate", "league/slot_0/winrate", "league/slot_1/winrate", "reward/mean", "agent_0/return")
+    names = ["league/winrate", *(f"league/{name}/winrate" for name in ("slot_0", "slot_1", "stranger_0"))]
+    names += ["reward/mean", "agent_0/return"]
     own = [[{name: row.get(name) for name in names} for row in rows(path)] for path in (directory, tmp_path)]
     assert own[0] == own[1]
     assert records(directory)[-1] == records(tmp_path)[-1]
