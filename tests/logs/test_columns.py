@@ -84,9 +84,11 @@ def written(directory: Path, short, long) -> dict[str, set[str]]:
         evaluated,
         make_reward(own, num_agents=2),
         ITEMS,
-        **writing,
+        **writing | dict(num_updates=2),  # a slot and a stranger, of which each update meets one
         algorithm="magrpo",
         snapshots=1,
+        strangers=("jmarl.envs.rewards:str",),
+        opponents="winrate",
         opponent_share=1.0,
     )
 
