@@ -124,7 +124,7 @@ def test_a_pairing_over_turns_earns_what_its_agents_earn_as_a_team():
     assert np.all(got.rewards[2, 2] == [-1, 1])  # the second adds to what the first wrote
     assert len({x.tobytes() for x in got.rewards.reshape(9, -1)}) >= 4
     lines = got.table().splitlines()
-    assert lines[0] == "own reward of agent 0:" and lines[-1][:9] + lines[-1][-19:] == "| tells || -1.000 ± 0.000 |"
+    assert lines[0] == "own reward of agent 0:" and lines[-1][:9] + lines[-1][-18:] == "| tells || -1.000 ± 0.000 |"
     assert np.allclose(got.summary()["own"]["mean"][0], got.rewards[..., 0].mean((-2, -1)))
 
 

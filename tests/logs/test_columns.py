@@ -87,7 +87,7 @@ def written(directory: Path, short, long) -> dict[str, set[str]]:
         **writing | dict(num_updates=2),  # a slot and a stranger, of which each update meets one
         algorithm="magrpo",
         snapshots=1,
-        strangers=("jmarl.envs.rewards:str",),
+        strangers=("builtins:str",),
         opponents="winrate",
         opponent_share=1.0,
     )
