@@ -5,7 +5,8 @@ a service with an OpenAI-compatible API, by its address, `http://localhost:8000/
 model there. A service is asked with the length, temperature and top_p of the agents, and with the API key that is in
 STRANGER_API_KEY. Prompts of one call have one seed, but not every service reads seeds: what it writes is not repeated by a run
 that resumes. In training a stranger may also be the directory of a run or of agents of the team's own architecture, which is a
-slot that never changes (`frozen_params`); any other is served by `jmarl serve` and meets the team by its address.
+slot that never changes (`frozen_params`; a run that resumes reads it again); any other is served by `jmarl serve --http` and
+meets the team by its address.
 """
 
 from __future__ import annotations
@@ -99,5 +100,5 @@ def frozen_params(directory: str, setup: Setup, params: Sequence[Any]) -> list[A
             return own
     raise ValueError(
         f"strangers={directory!r}: its agents have other arrays than those of the team (another architecture, adapters, shared "
-        "weights or a value head): serve it with `jmarl serve`, and give its address in place of the directory"
+        "weights or a value head): serve it with `jmarl serve --http`, and give its address in place of the directory"
     )

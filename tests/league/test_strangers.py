@@ -176,7 +176,7 @@ def test_a_directory_of_the_teams_architecture_is_a_slot_and_another_is_refused(
     (own,), (_, [expected]) = frozen_params(str(tmp_path / "others"), setup, params), make_team(others)
     for x, y in zip(jax.tree.leaves(own), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(x, y)
-    with pytest.raises(ValueError, match="serve it with `jmarl serve`, and give its address"):
+    with pytest.raises(ValueError, match="serve it with `jmarl serve --http`, and give its address"):
         frozen_params(str(tmp_path / "narrow"), setup, params)
     with pytest.raises(FileNotFoundError, match="has no whole team"):
         frozen_params(str(tmp_path), setup, params)
