@@ -1,6 +1,6 @@
 """Draw the learning curves of runs as one picture.
 
-Command: python -m experiments.plot_runs runs/story_length-0 runs/story_length-1 --out experiments/story_length.png
+Command: python -m experiments.plot_runs runs/story_length-0 runs/story_length-1 --out curves.png
 Needs matplotlib (the extra `plot`). The left panel has the training reward (thin: every update; thick: mean of ten) and the
 reward on held-out prompts (points). The right panel has the completion length of each agent in tokens, or the columns of
 --parts. Runs on given data have no rewards: left is their loss, and right the accuracy of each agent on pairs. With --each,

@@ -202,18 +202,6 @@ def test_listing_environments_does_not_time_them():
     assert len(row("grid", ListConfig(speed=True))) == len(rows[0]) + 1
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("game, ways, flags", [("grid", "team", "0 1"), ("sudoku", "single apart", "0 --processes 2")])
-def test_games_print_a_row_per_method_with_possible_returns(game, ways, flags):
-    """Two updates of a small model; in the second case, runs in two processes."""
-    command = f"python -m experiments.games {game} --num-updates 2 --width 16 --ways {ways} --seeds {flags}"
-    done = (in_own_process if "--processes" in flags else call)(shlex.split(command))
-    assert done.code == 0, done.text
-    lines = done.text.splitlines()
-    table = [line for line in lines if line.startswith("| ")]
-    assert len(table) == 1 + len(ways.split()) and all(0 <= float(line.split("|")[3].split("±")[0]) <= 1 for line in table[1:])
-
-
 @pytest.mark.parametrize(
     "module, config, options",
     [

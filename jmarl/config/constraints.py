@@ -138,8 +138,9 @@ OPTIMIZER: list[Constraint] = [
 
 LEAGUE: list[Constraint] = [
     *[off_unless(name, default, lambda s: s.snapshots or s.strangers, "where snapshots=0 without strangers, which is no league")
-      for name, default in (("opponents", "uniform"), ("opponent_share", 0.5), ("opponents_at_once", 1))],
-    off_unless("snapshot_every", 10, lambda s: s.snapshots, "where snapshots=0"),
+      for name, default in {"opponents": "uniform", "opponent_share": 0.5, "opponents_at_once": 1}.items()],
+    *[off_unless(name, default, lambda s: s.snapshots, "where snapshots=0")
+      for name, default in {"snapshot_dtype": "float32", "snapshot_every": 10}.items()],
     ("opponents", lambda s: s.opponents != "latest" or not s.strangers,
      "must be uniform or winrate where there are strangers: latest meets the newest slot alone"),
 ]

@@ -337,6 +337,8 @@ class League(Section):
     snapshots: Annotated[int, Range(0, note="0: no league")] = 0
     """Slots with past weights; 0: no league. Each takes as much memory of the host, and of a checkpoint, as the weights that
     are trained (with LoRA the adapters)."""
+    snapshot_dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: slots take half of the memory, and an opponent plays with weights that are rounded to it."""
     snapshot_every: Count = 10
     """Updates from one snapshot to the next, which takes the place of the oldest."""
     strangers: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ SECTIONS: dict[str, type] = {
     "run": Run,
 }
 SHORT: dict[str, dict[str, str]] = {  # names that are settings inside their section only
-    "league": {"every": "snapshot_every", "sample": "opponents", "share": "opponent_share"}
+    "league": {"dtype": "snapshot_dtype", "every": "snapshot_every", "sample": "opponents", "share": "opponent_share"}
 }
 SECTION_OF: dict[str, str] = {field.name: name for name, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.config import Episodes, Sampling
+from jmarl.config.sections import League
 from jmarl.envs.base import Environment
 from jmarl.files.saving import gib
 from jmarl.league.choice import probabilities, win_rates
@@ -59,11 +60,16 @@ class Snapshots(NamedTuple):
         return Snapshots((*self.weights[:k], weights, *self.weights[k + 1 :]), ages, won, games)
 
 
-def empty_slots(params: Sequence[Any], count: int, strangers: int = 0) -> Snapshots:
-    """Return slots before the first step, and the results of strangers. params: of each stack, [A, ...]."""
-    zeros = tuple(tuple(np.zeros(x.shape, x.dtype) for x in own_arrays(stack)) for stack in params)
-    ages = np.repeat(np.array([-1, 0], np.int32), [count, strangers])
-    return in_memory_of_host(Snapshots((zeros,) * count, ages, np.zeros(len(ages)), np.zeros(len(ages))))
+def empty_slots(params: Sequence[Any], settings: League) -> Snapshots:
+    """Return slots before the first step, and behind them the results of strangers. params: of each stack, [A, ...]."""
+    zeros = tuple(tuple(np.zeros(x.shape, dtype_in_slot(x, settings)) for x in own_arrays(stack)) for stack in params)
+    ages = np.repeat(np.array([-1, 0], np.int32), [settings.snapshots, len(settings.strangers)])
+    return in_memory_of_host(Snapshots((zeros,) * settings.snapshots, ages, np.zeros(len(ages)), np.zeros(len(ages))))
+
+
+def dtype_in_slot(x: Any, settings: League) -> jax.typing.DTypeLike:
+    """Return the dtype that a slot has of an array."""
+    return jnp.bfloat16 if settings.snapshot_dtype == "bfloat16" and x.dtype == jnp.float32 else x.dtype
 
 
 def in_memory_of_host(slots: Snapshots) -> Snapshots:
@@ -81,9 +87,9 @@ def own_arrays(params: Any) -> list[Any]:
     return [x for x in leaves_of(params)[0] if not isinstance(x, Shared)]
 
 
-def host_weights(params: Sequence[Any]) -> Weights:
+def host_weights(params: Sequence[Any], settings: League) -> Weights:
     """Return what a slot takes of parameters [A, ...] of each stack."""
-    return tuple(tuple(map(to_host, own_arrays(stack))) for stack in params)
+    return tuple(tuple(to_host(x).astype(dtype_in_slot(x, settings)) for x in own_arrays(stack)) for stack in params)
 
 
 def leaves_of(params: Any) -> tuple[list[Any], Any]:
@@ -97,7 +103,11 @@ def joined(params: Any, opponents: Sequence[Sequence[np.ndarray]]) -> Any:
         return params
     leaves, tree = leaves_of(params)
     others = iter(zip(*opponents, strict=True))
-    return jax.tree.unflatten(tree, [x if isinstance(x, Shared) else jnp.concatenate([x, *next(others)]) for x in leaves])
+
+    def with_others(x: Any) -> Any:
+        return x if isinstance(x, Shared) else jnp.concatenate([x, *(jnp.asarray(y, x.dtype) for y in next(others))])
+
+    return jax.tree.unflatten(tree, list(map(with_others, leaves)))
 
 
 class LeagueSampler(StepSampler):
@@ -126,7 +136,7 @@ class LeagueSampler(StepSampler):
         self.slots, params = {int(state.step): slots}, [model_of(stack) for stack in state.stacks]
         for i, name in enumerate(self.settings.strangers):
             if self.strangers[i] is None:
-                self.frozen[i] = host_weights(frozen_params(name, self.setup, params))
+                self.frozen[i] = host_weights(frozen_params(name, self.setup, params), self.settings)
         if self.says and slots.weights:
             size = sum(x.nbytes for x in jax.tree.leaves(slots.weights))
             say(f"league: {len(slots.weights)} slots take {gib(size)} of the host's memory and of each checkpoint")
@@ -151,7 +161,7 @@ class LeagueSampler(StepSampler):
         slots = self.before(step)
         if self.settings.snapshots and step % self.settings.snapshot_every == 0:
             k = step // self.settings.snapshot_every % self.settings.snapshots
-            slots = self.slots[step] = slots.taking(k, host_weights(params), step)
+            slots = self.slots[step] = slots.taking(k, host_weights(params, self.settings), step)
         filled = np.flatnonzero(slots.ages >= 0)
         shares = probabilities(self.settings.opponents, slots.ages[filled], slots.won[filled], slots.games[filled])
         rng, count = np.random.default_rng((self.seed, step, LEAGUE)), self.settings.opponents_at_once

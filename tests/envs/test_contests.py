@@ -86,6 +86,30 @@ def test_minimax_never_loses_and_wins_if_the_other_lets_it(mark):
     assert results == {mark, ""}
 
 
+def evenly(moves_of):
+    return {board: dict.fromkeys(moves_of(board), 1 / len(moves_of(board))) for board in tictactoe.boards()}
+
+
+def test_values_of_policies_are_those_of_perfect_and_of_random_play():
+    """Perfect play draws and cannot be beaten. Random games are won by x in 737 of 1260, by o in 121 of 420."""
+    best, random = evenly(tictactoe.best_moves), evenly(legal_moves)
+    assert len(tictactoe.boards()) == 4520 == len([board for board in reachable_boards() if legal_moves(board)])
+    assert tictactoe.nash_conv(best, best) == pytest.approx(0, abs=1e-12)
+    assert tictactoe.value_against(random, "x", "random") == pytest.approx(737 / 1260 - 121 / 420)
+    assert tictactoe.value_against(random, "o", "random") == pytest.approx(121 / 420 - 737 / 1260)
+    for mark in "xo":
+        assert tictactoe.value_against(best, mark, "minimax") == pytest.approx(0, abs=1e-12)
+        values = [tictactoe.value_against(random, mark, opponent) for opponent in ("best", "minimax", "random")]
+        assert values == sorted(values)
+
+
+def test_a_policy_without_legal_moves_always_loses():
+    nothing = dict.fromkeys(tictactoe.boards(), {})
+    assert tictactoe.nash_conv(nothing, nothing) == 2
+    only_nine = dict.fromkeys(tictactoe.boards(), {9: 1.0})  # taken when o moves again, if x has not lost before
+    assert tictactoe.value_against(only_nine, "x", "random") == -1
+
+
 def test_players_choose_any_legal_and_any_best_move():
     """Not always the first one, and none that is worse."""
     for player, is_best in ((random_player, False), (minimax, True)):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -11,6 +15,7 @@ import pytest
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.vector import vectorize
+from jmarl.files.checkpoint import saved_steps
 from jmarl.league.choice import probabilities, win_rates
 from jmarl.league.league import LeagueSampler, empty_slots
 from jmarl.league.seats import Seated, Seating, players_of
@@ -21,6 +26,7 @@ from jmarl.runs.start import start
 from jmarl.runs.train import train
 from jmarl.sampling.generate import SampleRequest, pad, sample_team, texts_of, tokenize, tokens_of
 from tests.house import HOUSE
+from tests.running import ROOT
 from tests.runs.training_process import WORDS, tiny_team
 
 LEAGUE = dict(snapshots=2, every=2, share=0.5)
@@ -157,12 +163,35 @@ def test_only_the_present_team_learns_and_no_opponent_compiles_anew(whole):
     assert set(kinds[:4]) == {False, True} and compiles[-1] == compiles[3]
 
 
+KILLED = """
+import os, pathlib, signal, sys, time
+from jmarl.files.checkpoint import saved_steps
+from tests.league import test_league
+
+calls, step, directory = 0, test_league.Duel.step, pathlib.Path(sys.argv[1])
+
+def kill_in_the_fourth_update(self, *arguments):
+    global calls
+    calls += 1
+    if calls > 3 * 4 * 3 * 2 + 5:  # updates, tasks, completions, turns
+        while not saved_steps(directory / "checkpoints"):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *arguments)
+
+test_league.Duel.step = kill_in_the_fourth_update
+test_league.run(True, directory, test_league.WITH_STRANGER, save_every=1)
+"""
+
+
 @pytest.mark.long
 def test_a_league_resumes_bit_for_bit(whole, tmp_path):
-    """Stopped after three updates, between two snapshots: slots, results and weights are those of the whole run."""
+    """Killed in the fourth update, between two snapshots: slots, results and weights are those of the whole run."""
     result, directory = whole
-    run(True, tmp_path, WITH_STRANGER, num_updates=3, save_every=1)
-    resumed = run(True, tmp_path, WITH_STRANGER, resume=True, save_every=1)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert killed.returncode == -signal.SIGKILL and saved_steps(tmp_path / "checkpoints")
+    more = dict(resume=True, save_every=1, allow_changed="environment")  # the killed one called itself otherwise
+    resumed = run(True, tmp_path, WITH_STRANGER, **more)
     for x, y in zip(jax.tree.leaves(result.state.stacks), jax.tree.leaves(resumed.state.stacks), strict=True):
         np.testing.assert_array_equal(x, y)
     names = ["league/winrate", *(f"league/{name}/winrate" for name in ("slot_0", "slot_1", "stranger_0"))]
@@ -186,7 +215,7 @@ def league_of(**settings):
     cfg = TrainConfig.of(**BASE, **settings)
     setup, state = start(team, params, cfg)
     league = LeagueSampler(setup)
-    league.take(state._replace(pending=tuple(empty_slots(params, cfg.league.snapshots))))
+    league.take(state._replace(pending=tuple(empty_slots(params, cfg.league))))
     return league
 
 
@@ -201,6 +230,17 @@ def test_a_snapshot_takes_the_place_of_the_oldest():
     slot = league.slots[9].weights[int(np.argmax(league.slots[9].ages))]
     for x, y in zip(slot[0], jax.tree.leaves(params[0]), strict=True):
         np.testing.assert_array_equal(x, np.asarray(y) + 9)
+
+
+def test_slots_of_bfloat16_take_half_of_the_memory_and_play_with_rounded_weights():
+    league, whole, (_, params) = league_of(snapshots=2, snapshot_dtype="bfloat16"), league_of(snapshots=2), tiny_team()
+    for own in (league, whole):
+        own.begin(0, params)
+    sizes = [sum(x.nbytes for x in jax.tree.leaves(own.slots[0].weights)) for own in (league, whole)]
+    assert sizes[1] == 2 * sizes[0]
+    for x, y in zip(jax.tree.leaves(league.stacks), jax.tree.leaves(params), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, np.concatenate([y, np.asarray(y).astype("bfloat16").astype(np.float32)]))
 
 
 def test_slots_are_drawn_by_what_they_win():

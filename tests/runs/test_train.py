@@ -189,6 +189,14 @@ def test_invalid_rewards_are_masked_and_counted(pair, tmp_path):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params_of(result)))
 
 
+@pytest.mark.long
+def test_agents_whose_completions_are_all_cut_and_left_out_are_named(pair):
+    """`dapo` leaves out what is cut at max_new_tokens: with short answers nothing is left, and no column says so."""
+    with pytest.warns(UserWarning, match="of agent 0, 1 in the first .*max_new_tokens=4, .* or set mask_overlong=False"):
+        result = run(pair, lambda a, b: [len(x) for x in a], algorithm="dapo", num_updates=1)
+    assert int(result.state.step) == 1
+
+
 def test_an_update_without_valid_rewards_changes_nothing(pair):
     """In the first update they are an error, with the reason; later ones pass."""
     with pytest.raises(ValueError, match="no joint action of the first update has a valid reward.* returned None"):

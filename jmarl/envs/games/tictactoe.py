@@ -15,7 +15,7 @@ other sizes.
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,7 @@ EMPTY = "." * 9  # a board: x, o or . for each cell in reading order
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 _MOVE = re.compile(r"\b[1-9]\b")
 _BRIEF = re.compile(r"(?:[xo.] ){9}(?=move)")
+Policy = Mapping[str, Mapping[int, float]]  # board -> move -> probability
 _ROW = re.compile(r"^([XO1-9]) ([XO1-9]) ([XO1-9])$", re.MULTILINE)
 
 
@@ -62,6 +63,61 @@ def minimax_values(board: str) -> dict[int, int]:
     return {move: -value(after_move(board, move)) for move in legal_moves(board)}
 
 
+@cache
+def boards() -> tuple[str, ...]:
+    """Return the 4,520 boards of all games that are not over, each after those that lead to it."""
+    layers: list[set[str]] = [{EMPTY}]
+    while layers[-1]:
+        layers.append({after for board in layers[-1] for after in _continuations(board) if legal_moves(after)})
+    return tuple(board for layer in layers for board in sorted(layer))
+
+
+def _continuations(board: str) -> list[str]:
+    return [after_move(board, move) for move in legal_moves(board)]
+
+
+def best_moves(board: str) -> list[int]:
+    """Return the moves of a player that plays best, of which `minimax` takes one."""
+    values = minimax_values(board)
+    return [move for move in values if values[move] == max(values.values())]
+
+
+def value_against(policy: Policy, mark: str, opponent: str) -> float:
+    """Return the expected result of a player, from -1 to 1, on the empty board.
+
+    Args:
+        policy: {board: {move: probability}} of the player for the boards on which it moves. What is missing, or of a move that
+            is not legal, loses.
+        mark: x or o, which the player has.
+        opponent: best: the best response to this policy. minimax: any of the best moves of perfect play, all alike. random: any
+            legal move.
+    """
+    values: dict[str, float] = {}
+    for board in reversed(boards()):
+        after = {move: _result(values, after_move(board, move), mark) for move in legal_moves(board)}
+        if to_move(board) == mark:
+            odds = {move: policy[board].get(move, 0.0) for move in after}
+            values[board] = sum(odds[move] * after[move] for move in after) - max(0.0, 1 - sum(odds.values()))
+        elif opponent == "best":
+            values[board] = min(after.values())
+        else:
+            values[board] = float(np.mean([after[move] for move in (best_moves(board) if opponent == "minimax" else after)]))
+    return values[EMPTY]
+
+
+def _result(values: Mapping[str, float], board: str, mark: str) -> float:
+    """Return the value of a board for a player: of one that is over, or of `values`."""
+    if won := winner(board):
+        return 1.0 if won == mark else -1.0
+    return values.get(board, 0.0)  # a full board is a draw
+
+
+def nash_conv(x: Policy, o: Policy) -> float:
+    """Return the sum of what each player would gain if it alone changed to a best response; 0 for perfect play, 2 at most
+    where both always lose to it."""
+    return -value_against(x, "x", "best") - value_against(o, "o", "best")  # the values of x and o against each other cancel
+
+
 def format_prompt(board: str, brief: bool = False) -> str:
     """Return what the player to move reads."""
     if brief:
@@ -86,8 +142,7 @@ def read_board(prompt: str) -> str:
 
 def minimax(prompt: str) -> str:
     """Answer a prompt with a best move, among equal ones the same for the same prompt."""
-    values = minimax_values(read_board(prompt))
-    return _choose(prompt, [move for move in values if values[move] == max(values.values())])
+    return _choose(prompt, best_moves(read_board(prompt)))
 
 
 def random_player(prompt: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -38,7 +39,7 @@ from jmarl.runs.precompile import EARLY, compile_all, first_part, longest_prompt
 from jmarl.runs.run import Kind, PreparedRun, Task, fingerprints
 from jmarl.runs.start import in_chosen_context, start
 from jmarl.sampling.generate import Sampler, SampleRequest, StepSampler
-from jmarl.team import Team
+from jmarl.team import Team, to_agents
 from jmarl.types import TeamState
 
 LEAGUE = Table[Any]({"sampler": "jmarl.league.league:LeagueSampler", "slots": "jmarl.league.league:empty_slots"})
@@ -112,6 +113,7 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
         rollout = rollout._replace(notes={**rollout.notes, **early.notes(step, rollout.turns[0].completions)})
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
+            warn_of_cut_completions(setup, rollout)
         return rollout
 
     def free_and_evaluate(evaluate: Callable[[TeamState], Evaluation], state: TeamState) -> Evaluation:
@@ -133,8 +135,7 @@ def start_with_empty_rows(team: Team, params: Sequence[Any], cfg: TrainConfig, t
     league are empty. See `Kind.start`."""
     setup, state = start(team, params, cfg)
     if cfg.league.on:
-        slots = LEAGUE["slots"](params_of(state), cfg.league.snapshots, len(cfg.league.strangers))
-        return setup, state._replace(pending=tuple(slots))
+        return setup, state._replace(pending=tuple(LEAGUE["slots"](params_of(state), cfg.league)))
     if not cfg.episodes.async_steps:
         return setup, state
     rows = EARLY["rows"](setup.team, request_of(setup, task.items, task.env, 0), platform_of(state.stacks))
@@ -202,6 +203,24 @@ def check_valid(first: Rollout) -> None:
     if not np.isfinite(first.joint_returns[0]).any():  # returns of the first turn contain the rewards of all later turns
         fault = next((turn.fault for turn in first.turns if turn.fault), "")
         raise ValueError(f"no joint action of the first update has a valid reward: {fault}")
+
+
+def warn_of_cut_completions(setup: Setup, first: Rollout) -> None:
+    """Warn of agents whose completions in the first rollout are all cut, where cut ones are not trained on."""
+    if not setup.algorithm.loss.mask_overlong:
+        return
+    ended = np.zeros(setup.team.num_agents, int)
+    for turn in first.turns:
+        rows = to_agents(setup.team, [np.asarray(done.ended) for done in turn.completions])
+        ended += [np.sum(own[: len(acts)][acts]) for own, acts in zip(rows, turn.acts, strict=True)]
+    acts = np.any([turn.acts.any(1) for turn in first.turns], 0)
+    if agents := [str(agent) for agent in np.flatnonzero(acts & (ended == 0))]:
+        warnings.warn(
+            f"all completions of agent {', '.join(agents)} in the first update are cut at "
+            f"max_new_tokens={setup.cfg.sampling.max_new_tokens}, and mask_overlong leaves cut completions out, so nothing is "
+            "learned from them: raise max_new_tokens, or set mask_overlong=False",
+            stacklevel=2,
+        )
 
 
 ROLLOUTS = Kind(check, longest, rollout_batches, source_of_rollouts, RolloutLog, start_with_empty_rows)
