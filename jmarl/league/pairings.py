@@ -12,8 +12,6 @@ Left out: history=append, in which agents do not act where another holds their s
 do not sit in an episode would multiply.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -49,7 +47,7 @@ class PairedRuns(NamedTuple):
     stacks: Sequence[int]  # of each agent the number of its stack in its own run, which its random keys follow from
 
     @classmethod
-    def of(cls, teams: Sequence[Sequence[Agent]], cfg: TrainConfig) -> PairedRuns:
+    def of(cls, teams: Sequence[Sequence[Agent]], cfg: TrainConfig) -> "PairedRuns":
         """Return runs of loaded agents, on the devices that the settings name."""
         for agents in teams:
             check_agents(agents)

@@ -6,8 +6,6 @@ there, one text for all completions of a group: no row is sampled for it. `narro
 again, which learns from what it wrote itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections import Counter
+from typing import Any
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import jax
@@ -135,7 +136,8 @@ def test_the_keys_of_pairings_are_those_of_each_run_alone(monkeypatch):
     monkeypatch.setattr(pairings, "sample_stack", lambda params, prompts, keys, *rest, **options: keys)
     encoded = pad(runs.team, [[[1]] * 6] * 4)
     request = SampleRequest(encoded, cfg.sampling, Randomness(0, 0), 3, np.arange(6, dtype=np.uint32), turn=1)
-    wide, own = sample_runs(runs, 1, 3, request)
+    sampled: Any = sample_runs(runs, 1, 3, request)
+    wide, own = sampled
     assert [np.ravel(keys.agents).tolist() for keys in (wide, own)] == [[0, 1, 1], [0]]
     assert np.array(wide.stack).tolist() == [0, 0, 1] and own.stack == 0
     assert wide.prompt_ids.tolist() == [0, 1, 2, 0, 1, 2]
@@ -148,7 +150,7 @@ def test_what_pairings_are_not_for_is_refused():
         "joint_mode": ("cross", "joint_mode='cross' is not allowed: joint_mode must be aligned: completions of players"),
     }.items():
         with pytest.raises(ValueError, match=match[1]):
-            play_pairings(paired, env.tasks(), env, cfg.replace(**{change: match[0]}), ["a", "b"], [tells])
+            play_pairings(paired, env.tasks(), env, cfg.replace(**{change: match[0]}), ["a", "b"], [list])
     with pytest.raises(ValueError, match="got 1 .a: 2.: give at least 2"):
         play_pairings(paired, env.tasks(), env, cfg, ["a"])
 
@@ -212,7 +214,7 @@ def test_an_address_is_asked_as_the_agents_are():
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *arguments):
+        def log_message(self, format, *args):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
