@@ -6,8 +6,8 @@ import json
 import random
 import threading
 from collections import Counter
-from typing import Any
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import jax
 import numpy as np
