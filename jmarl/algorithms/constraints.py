@@ -20,7 +20,7 @@ PER_AGENT = ("learning_rate", "max_grad_norm", "weight_decay")  # settings with 
 OFF = flat(TrainConfig())  # values of settings that are not given
 ONLY_ROLLOUTS = (  # settings of rows that learn from rollouts
     *("advantage_scale", "loss_aggregation", "importance_cap", "old_logprobs", "kl_coef", "entropy_coef", "num_epochs"),
-    *("num_minibatches", "dynamic_sampling", "async_steps", "snapshots", "talk_every"),
+    *("num_minibatches", "dynamic_sampling", "async_steps", "snapshots", "strangers", "talk_every"),
 )
 USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "long_prompts", "compute_dtype"}  # of episodes and sampling
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
@@ -58,6 +58,11 @@ def used_settings(row: AlgorithmRow) -> set[str]:
 def users(setting: str) -> str:
     """Return the names of the algorithms that use a setting."""
     return ", ".join(name for name, row in ALGORITHMS.items() if setting in used_settings(row))
+
+
+def in_league(s: Any) -> bool:
+    """Return whether the team has opponents."""
+    return bool(s.snapshots or s.strangers)
 
 
 def smallest_group(s: Any) -> int:
@@ -181,14 +186,16 @@ NOT_IN_LEAGUES = {  # setting -> the value that it has, and why
 }
 
 LEAGUE: list[Constraint] = [
-    *[(name, lambda s, x=name: not s.snapshots or getattr(s, x) == NOT_IN_LEAGUES[x][0],
+    *[(name, lambda s, x=name: not in_league(s) or getattr(s, x) == NOT_IN_LEAGUES[x][0],
        f"{name}={{s.{name}!r}} does not go with a league (snapshots={{s.snapshots}}), {why}: set {name}={value}")
       for name, (value, why) in NOT_IN_LEAGUES.items()],
-    ("opponents_at_once", lambda s: s.opponents_at_once <= (1 if s.opponents == "latest" else max(1, s.snapshots)),
-     "opponents_at_once={s.opponents_at_once} is more than there are with opponents={s.opponents!r}, snapshots={s.snapshots}"),
-    ("branching", lambda s: not s.snapshots or s.num_turns == 1 or s.branching == "chain",
+    ("opponents_at_once",
+     lambda s: s.opponents_at_once <= (1 if s.opponents == "latest" else max(1, s.snapshots + len(s.strangers))),
+     "opponents_at_once={s.opponents_at_once} is more than there are with opponents={s.opponents!r}, snapshots={s.snapshots}, "
+     "strangers={s.strangers}"),
+    ("branching", lambda s: not in_league(s) or s.num_turns == 1 or s.branching == "chain",
      "branching={s.branching!r} does not go with a league (snapshots={s.snapshots}) over several turns: set branching='chain'"),
-    ("algorithm", lambda s: not s.snapshots or s.row.data == "rollouts" and s.row.baseline != "greedy",
+    ("algorithm", lambda s: not in_league(s) or s.row.data == "rollouts" and s.row.baseline != "greedy",
      "algorithm={s.algorithm!r} does not go with a league (snapshots={s.snapshots}): choose one that learns from rollouts and "
      "has no greedy baseline, such as magrpo or grpo"),
 ]
@@ -256,12 +263,12 @@ TEAM: list[Constraint] = [
     ("async_steps", lambda s: not s.async_steps or not s.divides_agents,
      "async_steps=1 does not go with mesh={s.mesh!r}, which divides an agent: which rows begin early would follow from the "
      "slots of each device, and the tokens with them; spread whole agents (mesh=auto)"),
-    ("snapshots", lambda s: not s.snapshots or s.num_agents > 1,
+    ("snapshots", lambda s: not in_league(s) or s.num_agents > 1,
      "snapshots={s.snapshots} needs another seat than that of the opponent, and this team has one agent: set snapshots=0"),
-    ("opponent_share", lambda s: not s.snapshots or round(s.opponent_share * s.num_prompts / s.num_agents) > 0,
+    ("opponent_share", lambda s: not in_league(s) or round(s.opponent_share * s.num_prompts / s.num_agents) > 0,
      "opponent_share={s.opponent_share} of num_prompts={s.num_prompts} is less than one item for each of {s.num_agents} seats: "
      "set one of them higher"),
-    ("snapshots", lambda s: not s.snapshots or s.processes == 1,
+    ("snapshots", lambda s: not in_league(s) or s.processes == 1,
      "a league (snapshots={s.snapshots}) needs one process, and this run has {s.processes}: set snapshots=0"),
     ("talk_every", lambda s: not s.talk_every or s.processes == 1,
      "talk_every={s.talk_every} needs one process, and this run has {s.processes}: set talk_every=0"),
@@ -324,7 +331,7 @@ SEEDS: list[Constraint] = [
     ("algorithm", lambda s: s.row.data == "rollouts",
      "algorithm={s.algorithm!r} learns from pairs in rounds, and only algorithms on rollouts (magrpo, ippo, c3, ...) train "
      "several seeds together: call train once per seed"),
-    ("snapshots", lambda s: not s.snapshots,
+    ("snapshots", lambda s: not in_league(s),
      "a league (snapshots={s.snapshots}) is for one seed in a program: call train once per seed (together: false in a sweep)"),
     ("talk_every", lambda s: not s.talk_every,
      "talk_every={s.talk_every} is for one seed in a program: set talk_every=0, or call train once per seed"),

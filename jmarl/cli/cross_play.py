@@ -1,16 +1,16 @@
 """`jmarl cross-play RUN RUN ...`: play all pairings of the agents of several runs, and print the mean return of each.
 
 Agent 0 of one run with agent 1 of another: teams that never met in training, on the diagonal those that did. The runs must have
-learned the same task, which is played; `--config` names another one. See `jmarl.evaluation.cross_play` for what is left out.
+learned the same task, which is played; `--config` names another one. Strangers (`jmarl.league.strangers`) stand behind the runs
+as module:function or an address, and hold any seat. See `jmarl.evaluation.cross_play` and, for episodes of several turns or
+with strangers, `jmarl.league.pairings` for what is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,15 @@ from jmarl.cli.teams.match import add_sampling_arguments, environment_of_run, pl
 from jmarl.cli.teams.sources import experiment_of, is_run, load_source, require_trusted_task
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
-    from jmarl.config import ExperimentConfig
+    from jmarl.config import ExperimentConfig, TrainConfig
+    from jmarl.evaluation.zero_shot import CrossPlay
+    from jmarl.league.seats import Stranger
+    from jmarl.models.hub.agents import Agent
 
 EPILOG = """examples:
   jmarl cross-play runs/seed_0 runs/seed_1 runs/seed_2 --json pairings.json
-  jmarl cross-play runs/a runs/b --config my.yaml -n 50"""
+  jmarl cross-play runs/a runs/b --config my.yaml -n 50
+  jmarl cross-play runs/a jmarl.envs.games.tictactoe:minimax http://localhost:8000/v1#model"""
 SAME = (
     "environment", "options", "train_envs", "eval_envs", "data", "subset", "reward", "formatters", "external_transition",
     "in_turns", "split", "held_out", "held_out_split",
@@ -35,7 +39,8 @@ MODULES = ("reward", "formatters", "external_transition", "environment")  # with
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
-    text = "directory of a run, or of agents (agent_0/, ...); episodes have one turn: later prompts depend on the partners"
+    text = "directory of a run, or of agents (agent_0/, ...); behind them strangers: module:function prompt -> text, or the "
+    text += "address of an OpenAI-compatible API"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
     parser.add_argument("--config", metavar="FILE", help="play the task of this YAML file instead of that of the runs")
     parser.add_argument("--split", choices=("train", "eval"), default="eval", help="its tasks to play; default: eval")
@@ -53,21 +58,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from jmarl.evaluation.cross_play import check_runs, cross_play, run_names
+    import numpy as np
+
+    from jmarl.evaluation.cross_play import check_runs, run_names
+    from jmarl.league.strangers import is_stranger, open_stranger, short_names
     from jmarl.runs.precompile import keep_programs
 
     find_own_modules()
     for flag, value in (("--num-tasks", args.num_tasks), ("--num-generations", args.num_generations)):
         if value < 1:
             raise ValueError(f"{flag} {value} must be at least 1")
-    names = run_names(args.runs)
+    others = [name for name in args.runs if is_stranger(name)]
+    args.runs = [name for name in args.runs if name not in others]
+    if not args.runs:
+        raise ValueError(f"{', '.join(others)}: strangers play with the agents of runs: give the directory of a run in front")
+    names = [*run_names(args.runs), *short_names(others)]
     cfg = task_of_runs(args)
     check_runs(names, [cfg.team.size] * len(names))
     if args.json:
         check_output(args.json, "--json", is_file=True)
     to_stderr(f"reading {', '.join(names)} ...")
     sources = [load_source([directory]) for directory in args.runs]
-    check_runs(names, [len(source.agents) for source in sources])
+    check_runs(names, [len(source.agents) for source in sources] + [cfg.team.size] * len(others))
     source = dataclasses.replace(sources[0], cfg=cfg.train, experiment=cfg)
     env, name, options = environment_of_run(source, {})
     keep_programs(to_stderr)
@@ -77,20 +89,44 @@ def run(args: argparse.Namespace) -> int:
     if not tasks:
         raise ValueError(f"there are no tasks in the split {args.split} of {name}: choose another --split")
     to_stderr(f"playing {plural(len(tasks), 'task')} of {name}; the first ones wait for the compiler")
-    played = cross_play([source.agents for source in sources], tasks, env, settings, names=names)
+    asked = settings.eval_sampling(), bool(np.any(settings.episodes.chat)), args.seed
+    strangers = [open_stranger(name, *asked) for name in others]
+    played = play_all([source.agents for source in sources], strangers, tasks, env, settings, names)
     print(f"{played.table()}\n± is the 95 % interval over tasks; self-play: agents of one run, zero-shot: of different runs")
     if args.json:
         what = {"environment": name, "options": options, "split": args.split, "seed": args.seed, **sampling_settings(settings)}
-        text = json.dumps(played.summary() | {"directories": args.runs, "settings": what}, ensure_ascii=False, indent=1)
+        text = json.dumps(
+            played.summary() | {"directories": args.runs, "strangers": others, "settings": what}, ensure_ascii=False, indent=1
+        )
         Path(args.json).write_text(text + "\n", encoding="utf-8")
         to_stderr(f"written to {args.json}")
     return 0
 
 
+def play_all(
+    teams: Sequence[Sequence[Agent]],
+    strangers: Sequence[Stranger],
+    tasks: Sequence[dict],
+    env: Any,
+    settings: TrainConfig,
+    names: Sequence[str],
+) -> CrossPlay:
+    """Play all pairings: each agent is sampled once if nothing that it reads depends on its partners."""
+    import numpy as np
+
+    from jmarl.envs.calls.copies import copies
+    from jmarl.evaluation.cross_play import cross_play
+    from jmarl.league.pairings import PairedRuns, play_pairings
+
+    _, prompts = env.reset(copies(tasks[:1]), np.random.default_rng(0))
+    if settings.episodes.num_turns == 1 and not strangers and all(text is not None for row in prompts for text in row):
+        return cross_play(teams, tasks, env, settings, names=names)
+    return play_pairings(PairedRuns.of(teams, settings), tasks, env, settings, names, strangers)
+
+
 def task_of_runs(args: argparse.Namespace) -> ExperimentConfig:
     """Return the experiment whose task is played: of --config, or of the first run, if the others have the same task."""
     from jmarl.cli.configuration import read_experiment
-    from jmarl.evaluation.cross_play import agents_in
 
     for directory in map(Path, args.runs):
         if not is_run(directory) and not (directory / "agent_0").is_dir():
@@ -98,14 +134,6 @@ def task_of_runs(args: argparse.Namespace) -> ExperimentConfig:
                 f"{directory} is no run: give directories that `jmarl train` wrote, or of agents (agent_0/)"
             )
     cfg = read_experiment(args.config, args.trust) if args.config else same_task(args.runs)
-    if (turns := cfg.train.episodes.num_turns) > 1 and args.num_turns != 1:
-        runs = itertools.islice(itertools.cycle(args.runs), cfg.team.size)
-        words = ["--config", args.config or f"{args.runs[0]}/config.yaml", "--model"]
-        words += [str(agents_in(Path(run))[number]) for number, run in enumerate(runs)]
-        raise ValueError(
-            f"cross-play is for episodes of one turn, and these have up to {turns}: later prompts depend on the partners; one "
-            f"team of agents of different runs plays whole episodes with jmarl eval {shlex.join(words)}"
-        )
     if not args.config:
         require_trusted_task(Path(args.runs[0]), cfg, args.trust)
     return cfg

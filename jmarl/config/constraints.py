@@ -146,11 +146,12 @@ OPTIMIZER: list[Constraint] = [
 ]
 
 LEAGUE: list[Constraint] = [
-    off_unless(name, default, lambda s: s.snapshots, "where snapshots=0, which is no league")
-    for name, default in {
-        "snapshot_dtype": "float32", "snapshot_every": 10, "opponents": "uniform", "opponent_share": 0.5,
-        "opponents_at_once": 1,
-    }.items()
+    *[off_unless(name, default, lambda s: s.snapshots or s.strangers, "where snapshots=0 without strangers, which is no league")
+      for name, default in {"opponents": "uniform", "opponent_share": 0.5, "opponents_at_once": 1}.items()],
+    *[off_unless(name, default, lambda s: s.snapshots, "where snapshots=0")
+      for name, default in {"snapshot_dtype": "float32", "snapshot_every": 10}.items()],
+    ("opponents", lambda s: s.opponents in ("uniform", "winrate") or not s.strangers,
+     "must be uniform or winrate where there are strangers: latest and nash meet slots alone"),
 ]
 
 POPULATION: list[Constraint] = [

@@ -240,7 +240,7 @@ class ExperimentConfig:
 TOP_SETTINGS = ("seeds", "experiment_name", "description", "tags", "wandb")  # beside the parts
 MODULES = (  # settings that name code
     "environment", "train_envs", "eval_envs", "reward", "formatters", "external_transition", "algorithm", "rl_algorithm",
-    "eval_metrics",
+    "eval_metrics", "strangers",
 )  # fmt: skip
 PARTS: dict[str, type] = {"team": TeamConfig, "task": TaskConfig, "train": TrainConfig}
 PART_OF: dict[str, str] = {

@@ -344,15 +344,24 @@ class League(Section):
     """bfloat16: slots take half of the memory, and an opponent plays with weights that are rounded to it."""
     snapshot_every: Count = 10
     """Updates from one snapshot to the next, which takes the place of the oldest."""
+    strangers: tuple[str, ...] = ()
+    """Further opponents, which do not change: functions prompt -> text, as module:function or file.py:function, such as
+    jmarl.envs.games.tictactoe:minimax; addresses with an OpenAI-compatible API, http://localhost:8000/v1#MODEL; directories of
+    runs or agents of the team's own architecture. Also without slots."""
     opponents: Literal["latest", "uniform", "winrate", "nash"] = "uniform"
-    """Which slots a step meets. latest: the newest. uniform: all alike. winrate: by (1 - p)^2, with p how often the team wins
-    against it (AlphaStar's PFSP); slots that it never met come first. nash: the mixture of slots that no slot beats, for two
-    agents whose rewards sum to 0; with each snapshot the team plays the step's items once more against all other slots."""
+    """Which slots and strangers a step meets. latest: the newest slot. uniform: all alike. winrate: by (1 - p)^2, with p how
+    often the team wins against it (AlphaStar's PFSP); those that it never met come first. nash: the mixture of slots that no
+    slot beats, for two agents whose rewards sum to 0; a new slot plays the step's items once more against all others."""
     opponent_share: Annotated[float, Range(0, 1, low_open=True)] = 0.5
-    """Share of the items of a step that are played against a slot, which holds one seat; the team plays the others alone. It is
-    rounded so that a slot holds each seat equally often."""
+    """Share of the items of a step that are played against an opponent, which holds one seat; the team plays the others alone.
+    It is rounded so that opponents hold each seat equally often."""
     opponents_at_once: Count = 1
-    """Slots that are drawn for a step. Each is sampled as one more copy of the team."""
+    """Opponents that are drawn for a step. A slot is sampled as one more copy of the team."""
+
+    @property
+    def on(self) -> bool:
+        """Whether the team has opponents."""
+        return bool(self.snapshots or self.strangers)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -10,7 +10,8 @@ diagonal is what `evaluate` returns for each run alone, and a difference between
 partner. (This does not hold for a reward that draws random numbers: those depend on the place in the call. And if the agents
 are placed differently on devices or in arrays, rounding may choose another token; this was not observed.)
 
-Left out: several turns, where what an agent reads depends on its partners, and every pairing would have to be sampled.
+Left out: several turns, where what an agent reads depends on its partners, so that every pairing is sampled, and strangers:
+`league.pairings` plays those.
 """
 
 import itertools

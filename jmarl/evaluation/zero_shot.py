@@ -45,6 +45,23 @@ class CrossPlay(NamedTuple):
         return mean_and_interval(self.by_item)[1]
 
     @property
+    def has_own(self) -> bool:
+        """Whether agents earn different rewards."""
+        valid = self.rewards[~np.isnan(self.rewards).any(-1)]
+        return bool((valid != valid[:, :1]).any())
+
+    @property
+    def is_zero_sum(self) -> bool:
+        """Whether the rewards of the agents sum to 0 in every joint action, so that their mean says nothing."""
+        return self.has_own and bool(np.nanmax(np.abs(self.rewards.sum(-1))) < 1e-9)
+
+    @property
+    def own(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean reward of each agent in each pairing, and half of its 95 % interval over items, [N, k, ..., k] each."""
+        valid = np.where(np.isnan(self.rewards).any(-1, keepdims=True), np.nan, self.rewards)
+        return mean_and_interval(valid_mean(np.moveaxis(valid, -1, 0)))
+
+    @property
     def self_play(self) -> Estimate:
         """Mean of the diagonal: the teams of the runs."""
         return _estimate(self._items()[0])
@@ -87,9 +104,32 @@ class CrossPlay(NamedTuple):
         return itertools.product(range(len(self.names)), repeat=self.rewards.ndim - 3)
 
     def table(self) -> str:
-        """Return Markdown: two agents as a matrix, more as one row per pairing; then the scores."""
-        mean, interval, agents = self.mean, self.interval, self.rewards.ndim - 3
-        counted, size = self.counted, self.rewards.shape[-3] * self.rewards.shape[-2]
+        """Return Markdown: two agents as a matrix, more as one row per pairing; then the scores.
+
+        If agents earn different rewards, there is a table of each agent's own too; in a zero-sum game, where means over agents
+        are 0, it is the only one, of two agents that of agent 0."""
+        agents = self.rewards.ndim - 3
+        tables = {} if self.is_zero_sum else {"": (self.mean, self.interval)}
+        if self.has_own:
+            shown = range(1 if self.is_zero_sum and agents == 2 else agents)
+            tables |= {f"own reward of agent {n}": (self.own[0][n], self.own[1][n]) for n in shown}
+        lines = []
+        for title, values in tables.items():
+            lines += [*(["", f"{title}:", ""] if title else []), *self._rows(*values)]
+        lines = lines[1:] if lines[0] == "" else lines
+        if not self.is_zero_sum:
+            scores = {"self-play": self.self_play, "zero-shot": self.zero_shot, "gap": self.gap}
+            texts = [f"{name} {score.mean:.3f} ± {score.interval:.3f}" for name, score in scores.items()]
+            lines += ["", f"{', '.join(texts)}, ratio {self.ratio:.3f}"]
+        if self.invalid:
+            lines += ["", f"{self.invalid} of {self.rewards[..., 0].size} joint actions have no valid reward; {self.fault}"]
+        if self.raised:
+            lines += ["", f"{self.raised} of {self.rewards[..., 0].size} rewards raised an error or were late; {self.fault}"]
+        return "\n".join(lines)
+
+    def _rows(self, mean: np.ndarray, interval: np.ndarray) -> list[str]:
+        """Return the lines of a Markdown table of numbers [k, ..., k] of all pairings."""
+        counted, size, agents = self.counted, self.rewards.shape[-3] * self.rewards.shape[-2], self.rewards.ndim - 3
         cells = {
             runs: f"{mean[runs]:.3f} ± {interval[runs]:.3f}" + f" ({counted[runs]} of {size})" * bool(counted[runs] < size)
             for runs in self._pairings()
@@ -101,22 +141,15 @@ class CrossPlay(NamedTuple):
         else:
             head = [*(f"agent {n} of" for n in range(agents)), "reward"]
             rows = [[*(names[i] for i in runs), cell] for runs, cell in cells.items()]
-        lines = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
-        scores = {"self-play": self.self_play, "zero-shot": self.zero_shot, "gap": self.gap}
-        texts = [f"{name} {score.mean:.3f} ± {score.interval:.3f}" for name, score in scores.items()]
-        lines += ["", f"{', '.join(texts)}, ratio {self.ratio:.3f}"]
-        if self.invalid:
-            lines += ["", f"{self.invalid} of {self.rewards[..., 0].size} joint actions have no valid reward; {self.fault}"]
-        if self.raised:
-            lines += ["", f"{self.raised} of {self.rewards[..., 0].size} rewards raised an error or were late; {self.fault}"]
-        return "\n".join(lines)
+        return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
 
     def summary(self) -> dict[str, Any]:
         """Return all numbers as JSON; NaN is None."""
         scores = {name: getattr(self, name)._asdict() for name in ("self_play", "zero_shot", "gap")}
         summary = dict(runs=list(self.names), mean=self.mean.tolist(), interval=self.interval.tolist(), **scores)
         counts = dict(items=self.rewards.shape[-3], invalid=self.invalid, raised=self.raised, counted=self.counted.tolist())
-        return _plain(summary | dict(ratio=self.ratio) | counts)
+        own = {"own": dict(zip(("mean", "interval"), (x.tolist() for x in self.own), strict=True))} if self.has_own else {}
+        return _plain(summary | dict(ratio=self.ratio) | counts | own)
 
 
 def _estimate(by_item: np.ndarray) -> Estimate:

@@ -8,6 +8,9 @@ is drawn; how many rows act decides its size, in quarters. Snapshots are on the 
 `TeamState.pending`, with the games of all slots with each other (`ratings.Crosstable`): a slot takes those that the team played
 since the snapshot before, or with `opponents=nash` plays all others itself. `jmarl plan` counts the present team alone.
 
+`strangers` are further opponents, which do not change; numbers behind those of the slots are theirs. A run with strangers
+resumes bit for bit if they write the same again, as functions of the prompt alone do, and services (addresses) do not.
+
 Left out: episodes that branch at every turn, and joint actions of completions with each other (`joint_mode=cross`), in which
 players who do not sit at a table would multiply.
 """
@@ -29,8 +32,10 @@ from jmarl.files.saving import gib
 from jmarl.league.choice import probabilities, win_rates
 from jmarl.league.ratings import Crosstable, is_zero_sum
 from jmarl.league.seats import Seated, Seating, narrowed, players_of
+from jmarl.league.strangers import frozen_params, is_stranger, open_stranger
 from jmarl.learning.setup import Setup
 from jmarl.logs.terminal import say
+from jmarl.models.lora import model_of
 from jmarl.models.stack import to_host
 from jmarl.randomness import LEAGUE, Randomness
 from jmarl.rollout.play import play
@@ -47,10 +52,10 @@ class Snapshots(NamedTuple):
     """What a league knows before a step."""
 
     weights: tuple[Weights, ...]  # of each slot, on the host; zeros if nothing was taken yet
-    ages: np.ndarray  # [K] the update at which each was taken; -1: not yet
+    ages: np.ndarray  # [K] of slots, and behind them strangers: the update at which each was taken; -1: not yet
     won: np.ndarray  # [K] games that the team won against it, a draw as half
     games: np.ndarray  # [K] games against it, a float like `won`
-    results: Crosstable  # of the slots and the present team with each other
+    results: Crosstable  # of all of these and the present team with each other
 
     def taking(self, k: int, weights: Weights, step: int) -> "Snapshots":
         """Return these slots after slot k has taken weights."""
@@ -69,13 +74,21 @@ class Snapshots(NamedTuple):
         filled = np.flatnonzero(self.ages >= 0)
         return self.results.rates()[np.ix_(filled, filled)]
 
+    @property
+    def names(self) -> list[str]:
+        """What columns call the opponents."""
+        count = len(self.weights)
+        return [f"slot_{k}" if k < count else f"stranger_{k - count}" for k in range(len(self.ages))]
+
 
 def empty_slots(params: Sequence[Any], settings: League) -> Snapshots:
-    """Return slots before the first step. params: of each stack, [A, ...]."""
-    count = settings.snapshots
+    """Return slots before the first step, and behind them strangers. params: of each stack, [A, ...]."""
     zeros = tuple(tuple(np.zeros(x.shape, dtype_in_slot(x, settings)) for x in own_arrays(stack)) for stack in params)
-    ages, results = np.full(count, -1, np.int32), Crosstable.of_empty_slots(count)
-    return in_memory_of_host(Snapshots((zeros,) * count, ages, np.zeros(count), np.zeros(count), results))
+    ages = np.repeat(np.array([-1, 0], np.int32), [settings.snapshots, len(settings.strangers)])
+    won, games = np.zeros((2, len(ages)))
+    return in_memory_of_host(
+        Snapshots((zeros,) * settings.snapshots, ages, won, games, Crosstable.of_empty_slots(len(ages), settings.snapshots))
+    )
 
 
 def dtype_in_slot(x: Any, settings: League) -> jax.typing.DTypeLike:
@@ -98,6 +111,11 @@ def own_arrays(params: Any) -> list[Any]:
     return [x for x in leaves_of(params)[0] if not isinstance(x, Shared)]
 
 
+def host_weights(params: Sequence[Any], settings: League) -> Weights:
+    """Return what a slot takes of parameters [A, ...] of each stack."""
+    return tuple(tuple(to_host(x).astype(dtype_in_slot(x, settings)) for x in own_arrays(stack)) for stack in params)
+
+
 def leaves_of(params: Any) -> tuple[list[Any], Any]:
     """Return arrays, and what all agents of a stack share as one leaf, and their structure."""
     return jax.tree.flatten(params, is_leaf=lambda x: isinstance(x, Shared))
@@ -105,6 +123,8 @@ def leaves_of(params: Any) -> tuple[list[Any], Any]:
 
 def joined(params: Any, opponents: Sequence[Sequence[np.ndarray]]) -> Any:
     """Return the parameters of a stack and behind them the arrays of its opponents, along the agent axis."""
+    if not opponents:
+        return params
     leaves, tree = leaves_of(params)
     others = iter(zip(*opponents, strict=True))
 
@@ -120,7 +140,13 @@ class LeagueSampler(StepSampler):
     def __init__(self, setup: Setup):
         super().__init__(setup.team)
         self.settings, self.seed, self.says = setup.cfg.league, setup.cfg.run.seed, setup.cfg.run.progress
-        self.players = players_of(setup.team, self.settings.opponents_at_once)
+        self.setup, names = setup, self.settings.strangers
+        asked = setup.cfg.sampling, bool(np.any(setup.cfg.episodes.chat)), self.seed
+        self.strangers = [open_stranger(name, *asked) if is_stranger(name) else None for name in names]
+        self.frozen: dict[int, Weights] = {}  # numbers of strangers that are directories -> their weights
+        has_weights = self.settings.snapshots or None in self.strangers
+        self.copies = self.settings.opponents_at_once if has_weights else 0  # of the team, in which opponents with weights play
+        self.players = players_of(setup.team, self.copies)
         self.slots: dict[int, Snapshots] = {}  # before each step whose update is not made yet
         self.group = setup.cfg.episodes.num_generations
         self.drawn = np.zeros(0, int)  # slots that the step meets
@@ -132,8 +158,11 @@ class LeagueSampler(StepSampler):
 
     def take(self, state: TeamState) -> TeamState:
         slots = Snapshots(*jax.tree.map(np.asarray, tuple(state.pending)))
-        self.slots = {int(state.step): slots}
-        if self.says:
+        self.slots, params = {int(state.step): slots}, [model_of(stack) for stack in state.stacks]
+        for i, name in enumerate(self.settings.strangers):
+            if self.strangers[i] is None:
+                self.frozen[i] = host_weights(frozen_params(name, self.setup, params), self.settings)
+        if self.says and slots.weights:
             size = sum(x.nbytes for x in jax.tree.leaves(slots.weights))
             say(f"league: {len(slots.weights)} slots take {gib(size)} of the host's memory and of each checkpoint")
         return state._replace(pending=())
@@ -152,27 +181,29 @@ class LeagueSampler(StepSampler):
 
     # --- a step
 
+    def takes_snapshot(self, step: int) -> bool:
+        return self.settings.snapshots > 0 and step % self.settings.snapshot_every == 0
+
     def begin(self, step: int, params: Sequence[Any]) -> None:
         """Take a snapshot if it is time, and draw the slots that the step meets."""
         slots = self.before(step)
-        if step % self.settings.snapshot_every == 0:
+        if self.takes_snapshot(step):
             k = step // self.settings.snapshot_every % self.settings.snapshots
-            weights = tuple(
-                tuple(to_host(x).astype(dtype_in_slot(x, self.settings)) for x in own_arrays(stack)) for stack in params
-            )
-            slots = self.slots[step] = slots.taking(k, weights, step)
+            slots = self.slots[step] = slots.taking(k, host_weights(params, self.settings), step)
         filled = np.flatnonzero(slots.ages >= 0)
         ages, won, games = slots.ages[filled], slots.won[filled], slots.games[filled]
         shares = probabilities(self.settings.opponents, ages, won, games, slots.rates())
         rng, count = np.random.default_rng((self.seed, step, LEAGUE)), self.settings.opponents_at_once
         self.present, started = params, time.monotonic()
         self.draw(slots, rng.choice(filled, count, replace=count > int(np.count_nonzero(shares)), p=shares))
-        copied = sum(x.nbytes for stack in self.stacks for x in own_arrays(stack))
+        copied = sum(x.nbytes for stack in self.stacks for x in own_arrays(stack)) if self.copies else 0
         self.columns = {"league/copy_s": time.monotonic() - started, "league/copied_bytes": float(copied)}
 
     def draw(self, slots: Snapshots, drawn: np.ndarray) -> None:
-        """Put slots beside the present weights. drawn: numbers of the slots."""
-        self.drawn, weights = drawn, [slots.weights[k] for k in drawn]
+        """Put opponents beside the present weights. drawn: their numbers."""
+        known = [*slots.weights, *(self.frozen.get(i) for i in range(len(self.strangers)))]
+        spare = next((x for x in known if x is not None), ())  # in the place of an opponent without weights
+        self.drawn, weights = drawn, [known[k] or spare for k in drawn] if self.copies else []
         pairs = [(stack, [own[i] for own in weights]) for i, stack in enumerate(self.present)]
         self.stacks = jax.block_until_ready([joined(*pair) for pair in pairs])
 
@@ -200,10 +231,11 @@ class LeagueSampler(StepSampler):
         """Play the episodes of a step, some of them against slots. Arguments as of `rollout.play.play`."""
         step, slots, seats = randomness.step, self.slots[randomness.step], self.seats(len(items), randomness.step)
         if isinstance(episodes.chat, tuple):  # one value per agent
-            episodes = dataclasses.replace(episodes, chat=episodes.chat * (len(self.drawn) + 1))
+            episodes = dataclasses.replace(episodes, chat=episodes.chat * (self.copies + 1))
 
         def play_seated(seats: Sequence[Seating], randomness: Randomness) -> tuple[Rollout, Seated]:
-            seated = Seated(env, seats, team.num_agents, len(self.drawn))
+            holders = [seat.holders(team.num_agents, self.number_of(seat)) for seat in seats]
+            seated = Seated(env, holders, team.num_agents, self.copies + 1, self.strangers)
             return play(sample, self.players, items, seated, settings, episodes, group, randomness), seated
 
         played, seated = play_seated(seats, randomness)
@@ -211,7 +243,7 @@ class LeagueSampler(StepSampler):
             warn_of_equal_rewards(played)
         met = [{} if seat.opponent < 0 else self.described(seat, slots) for seat in seats]
         tasks = [{**item, **opponent} for item, opponent in zip(items, met, strict=True)]
-        slots, is_new = slots.adding(*self.points(played, seats), group), bool(slots.ages.max() == step)
+        slots, is_new = slots.adding(*self.points(played, seats), group), self.takes_snapshot(step)
         zero_sum = is_zero_sum(played.joint_returns[0][..., : team.num_agents])
         if self.settings.opponents == "nash":
             check_zero_sum(zero_sum)
@@ -219,8 +251,8 @@ class LeagueSampler(StepSampler):
         slots, interval = with_ratings(slots, zero_sum)
         self.slots[step + 1], self.stacks, self.present = slots, [], ()
         self.columns |= {"league/" + name: x for name, x in columns_of(slots, is_new, interval).items()}
-        texts = {"league/winrates": slots.results.table(slots.ages)}
-        return narrowed(played, team, self.players, seats, seated)._replace(tasks=tasks, texts=texts)
+        texts = {"league/winrates": slots.results.table([*slots.ages[: len(slots.weights)]], self.settings.strangers)}
+        return narrowed(played, team, self.players, seated)._replace(tasks=tasks, texts=texts)
 
     def rate(self, slots: Snapshots, items: int, play_seated: SeatedPlay, randomness: Randomness) -> Snapshots:
         """Return slots in which the newest one, whose weights are the present ones, has played the items of a step against all
@@ -237,15 +269,22 @@ class LeagueSampler(StepSampler):
             won, games = np.add((won, games), np.divide(self.points(played, seats), self.group))
         return slots._replace(results=slots.results.replacing(newest, won, games))
 
+    def number_of(self, seat: Seating) -> int:
+        """Return who holds a seat, see `Seated`: a copy of the team, or behind them a stranger without weights."""
+        stranger = self.drawn[seat.opponent] - self.settings.snapshots
+        return self.copies + 1 + stranger if stranger >= 0 and self.strangers[stranger] else seat.opponent + 1
+
     def described(self, seat: Seating, slots: Snapshots) -> dict[str, Any]:
         """Return what the record of an episode says of its opponent."""
-        slot = int(self.drawn[seat.opponent])
+        slot, count = int(self.drawn[seat.opponent]), len(slots.weights)
+        if slot >= count:
+            return {"league": {"stranger": self.settings.strangers[slot - count], "seat": seat.seat}}
         return {"league": {"slot": slot, "update": int(slots.ages[slot]), "seat": seat.seat}}
 
     def points(self, played: Rollout, seats: Sequence[Seating]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the points of the present team in a rollout, and its games, against each slot [K]: the mean return of the
+        """Return the points of the present team in a rollout, and its games, against each opponent [K]: the mean return of the
         present agents against that of the seat."""
-        (won, games), n = np.zeros((2, self.settings.snapshots)), self.team.num_agents
+        (won, games), n = np.zeros((2, self.settings.snapshots + len(self.strangers))), self.team.num_agents
         for seat, returns in zip(seats, played.joint_returns[0], strict=True):  # [J, N]
             if seat.opponent < 0:
                 continue
@@ -279,7 +318,7 @@ def warn_of_equal_rewards(played: Rollout) -> None:
     if np.any(returns) and np.all((returns == returns[..., :1]) | ~np.isfinite(returns)):
         warnings.warn(
             "a league is for agents with rewards of their own, such as [1, -1], and here all agents earned the same in every "
-            "joint action of the first update: no game against a slot has a winner",
+            "joint action of the first update: no game against an opponent has a winner",
             stacklevel=2,
         )
 
@@ -296,23 +335,31 @@ def check_zero_sum(zero_sum: bool) -> None:
 def with_ratings(slots: Snapshots, zero_sum: bool) -> tuple[Snapshots, float]:
     """Return slots with new ratings, and half of the 95 % interval of that of the present team; in a game that is not zero-sum
     no player has a rating from then on."""
-    results, order = slots.results, np.argsort(slots.ages, kind="stable")
+    results, count = slots.results, len(slots.weights)
+    order = [*np.argsort(slots.ages[:count], kind="stable"), *range(count, len(slots.ages))]  # the oldest slot first
     if not zero_sum:
         return slots._replace(results=results._replace(ratings=np.full_like(results.ratings, np.nan))), np.nan
-    results, interval = results.rated(order[slots.ages[order] >= 0])
+    results, interval = results.rated(np.array([k for k in order if slots.ages[k] >= 0], int))
     return slots._replace(results=results), interval
 
 
 def columns_of(slots: Snapshots, is_new: bool, interval: float) -> dict[str, float]:
     """Return the columns of the log: how often the team wins against each slot, and against all; its rating; and of a step that
     took a snapshot the update of each slot and how often the newest one wins against it."""
-    rates = win_rates(slots.won, slots.games)
-    own = {f"slot_{k}/winrate": float(rate) for k, rate in enumerate(rates) if np.isfinite(rate)}
-    own |= {"winrate": float(np.nanmean(rates))} if own else {}
+    named = list(zip(slots.names, win_rates(slots.won, slots.games), strict=True))
+    own = {f"{name}/winrate": float(rate) for name, rate in named if np.isfinite(rate)}
+    own |= {"winrate": float(np.nanmean([rate for _, rate in named]))} if own else {}
     if np.isfinite(rating := slots.results.ratings[-1] + interval):
         own |= {"elo": float(rating - interval), "elo_ci95": interval}
     among = slots.results.rates()[:, :-1]
     more = {"recent_winrate": among[-1]}
     if is_new:
-        more |= {"update": np.where(slots.ages < 0, np.nan, slots.ages), "newest_winrate": among[np.argmax(slots.ages)]}
-    return own | {f"slot_{k}/{name}": float(x) for name, row in more.items() for k, x in enumerate(row) if np.isfinite(x)}
+        count, newest = len(slots.weights), int(np.argmax(slots.ages[: len(slots.weights)]))
+        ages = [age if k < count and age >= 0 else np.nan for k, age in enumerate(slots.ages)]
+        more |= {"update": np.array(ages, float), "newest_winrate": among[newest]}
+    return own | {
+        f"{name}/{column}": float(x)
+        for column, row in more.items()
+        for name, x in zip(slots.names, row, strict=True)
+        if np.isfinite(x)
+    }

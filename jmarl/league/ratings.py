@@ -5,10 +5,11 @@ with player j, so points and their transpose add up to the games. Left out: an a
 players sit in each seat equally often; equilibria other than the one that the linear program ends at.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy.optimize import linprog, minimize
 from scipy.sparse.csgraph import connected_components
 from scipy.special import expit, log_expit
@@ -99,15 +100,18 @@ def is_zero_sum(returns: Float[np.ndarray, "... agent"]) -> bool:
 
 
 class Crosstable(NamedTuple):
-    """The games between the players of a league: its slots, and last the present team since the newest snapshot."""
+    """The games between the players of a league: its slots, strangers, and last the present team since the newest snapshot."""
 
     points: np.ndarray  # [K + 1, K + 1] see the module
     ratings: np.ndarray  # [K + 1] Elo, relative to the team at the first snapshot; NaN: there is none
 
     @staticmethod
-    def of_empty_slots(count: int) -> "Crosstable":
-        """Return results before the first game."""
-        return Crosstable(np.zeros((count + 1, count + 1)), np.append(np.full(count, np.nan), 0.0))
+    def of_empty_slots(count: int, slots: int) -> "Crosstable":
+        """Return results before the first game. count: of slots and, behind them, strangers; without slots the first stranger
+        has a rating of 0."""
+        ratings = np.append(np.full(count, np.nan), 0.0)
+        ratings[:1] = np.nan if slots else 0.0
+        return Crosstable(np.zeros((count + 1, count + 1)), ratings)
 
     def taking(self, k: int) -> "Crosstable":
         """Return results after slot k has taken the present weights: its games are those of the present team."""
@@ -149,10 +153,13 @@ class Crosstable(NamedTuple):
         ratings[players] = np.where(np.isnan(fit.elo), ratings[players], fit.elo + ratings[players[0]])
         return self._replace(ratings=ratings), float(fit.interval[-1])
 
-    def table(self, ages: Int[np.ndarray, " slot"]) -> str:
-        """Return a Markdown table of how often the player of a row wins against each slot. ages: update of each; -1: empty."""
+    def table(self, ages: Sequence[int], strangers: Sequence[str]) -> str:
+        """Return a Markdown table of how often the player of a row wins against each opponent. ages: update of each slot; -1:
+        empty."""
         order = [k for k in np.argsort(ages, kind="stable") if ages[k] >= 0]
-        names, rates = [f"update {ages[k]}" for k in order], self.rates()[[*order, -1]][:, order]
+        names = [*(f"update {ages[k]}" for k in order), *(name.replace("|", "\\|") for name in strangers)]
+        order += range(len(ages), len(ages) + len(strangers))
+        rates = self.rates()[[*order, -1]][:, order]
         lines = [["", *names], ["---"] * (len(order) + 1)]
         for name, row in zip([*names, "present"], rates, strict=True):
             lines.append([name, *("" if np.isnan(x) else f"{100 * x:.0f} %" for x in row)])

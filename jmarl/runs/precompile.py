@@ -133,7 +133,7 @@ def programs_of_run(
 
     settings = cfg.sampling, cfg.episodes.num_generations, TRAIN
     request = request_of(tasks, *settings)
-    if cfg.league.snapshots and not any_turn:  # another program, which the first step compiles
+    if cfg.league.on and not any_turn:  # another program, which the first step compiles
         lowered = ()
     elif state.pending:
         lowered = EARLY["lower"](team, state, request, request_of(following, *settings))
@@ -168,7 +168,7 @@ def choose_updates(kind: Kind, setup: Setup, state: TeamState, task: Task) -> Se
     rooms = exchange.gather(memory_pool)  # all processes choose the same
     if is_open(setup.cfg) and (room := min(filter(None, rooms), default=None)) is not None:
         batches = kind.make_batches(setup, shapes_of(state), kind.longest(setup, task))
-        on_device = state._replace(pending=()) if setup.cfg.league.snapshots else state  # slots are in the host's memory
+        on_device = state._replace(pending=()) if setup.cfg.league.on else state  # slots are in the host's memory
         size = max(exchange.gather(lambda: max(bytes_on_device(on_device), memory_in_use())))
         setup, line = choose(setup, state, batches, size, [room])
         if setup.cfg.run.progress:

@@ -17,6 +17,11 @@ def asks(item):
     return f"What? {item['prompt']}"
 
 
+def echo(prompt):
+    """A stranger."""
+    return prompt
+
+
 class Words(TextEnvironment):
     """Two agents read a word in each of `turns` turns; the reward counts their letters."""
 

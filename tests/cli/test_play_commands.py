@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -317,14 +316,38 @@ def test_cross_play_pairs_the_agents_of_runs_and_a_run_alone_earns_what_eval_say
     assert read(tmp_path / "x.json")["mean"] == result["mean"]
 
 
+def changed_copy(run, to, changes):
+    """Copy a run and change its config.yaml."""
+    shutil.copytree(run, to)
+    file = to / "config.yaml"
+    for old, new in changes.items():
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+
+
+def test_cross_play_over_turns_has_the_returns_of_eval_on_its_diagonal_and_strangers_in_any_seat(tmp_path, capsys):
+    """The stranger writes what it reads, whose letters are the reward of the first agent. Agents have rewards of their own."""
+    for name in ("full", "lora"):
+        changed_copy(name, tmp_path / name, {"num_turns: 1": "num_turns: 2", "word: pears": "{word: pears, turns: 2}"})
+    runs, flags = (tmp_path / "full", tmp_path / "lora"), ("-n", 2, "--num-generations", 3, "--trust")
+    assert command("cross-play", *runs, "cli_environments:echo", *flags, "--json", tmp_path / "x.json") == 0
+    out, result = capsys.readouterr().out, read(tmp_path / "x.json")
+    assert result["runs"] == ["full", "lora", "echo"] and result["strangers"] == ["cli_environments:echo"]
+    assert "own reward of agent 0:" in out and "own reward of agent 1:" in out
+    for i, run in enumerate(runs):
+        flags = ("-n", 6, "--num-generations", 3, "--trust")
+        assert command("eval", "--model", run, *flags, "-o", tmp_path / "e.json") == 0
+        assert result["mean"][i][i] == pytest.approx(read(tmp_path / "e.json")["mean"])
+    first, _ = result["own"]["mean"]
+    letters = [sum(c.isalpha() for c in f"{again}in the market pears eval 0 0") / 10 for again in ("", "again ")]
+    assert np.array(first)[2] == pytest.approx(sum(letters)) and (np.array(first)[:2] < sum(letters)).all()
+    assert command("cross-play", *runs, *flags, "--history", "append") == 2
+    assert "history='append' is not allowed: history must be none: players who do not sit" in capsys.readouterr().err
+
+
 def test_runs_that_do_not_fit_are_not_paired(tmp_path, capsys):
     """Refused before a model is read."""
-    for name, changes in {"other": {"word: pears": "word: figs"}, "turns": {"num_turns: 1": "num_turns: 2"}}.items():
-        shutil.copytree("full", tmp_path / name)
-        file = tmp_path / name / "config.yaml"
-        for old, new in changes.items():
-            assert old in file.read_text()
-            file.write_text(file.read_text().replace(old, new))
+    changed_copy("full", tmp_path / "other", {"word: pears": "word: figs"})
     shutil.copytree("full/models", tmp_path / "agents")
     for runs, message in {
         ("full",): "cross-play pairs agents of different runs, got 1 (full: 2): give at least 2",
@@ -335,17 +358,12 @@ def test_runs_that_do_not_fit_are_not_paired(tmp_path, capsys):
             tmp_path / "other",
         ): "different tasks (options: {'word': 'pears'} and {'word': 'figs'}): give runs of one task",
         ("full", tmp_path / "agents"): "agents has no config.yaml, which says what it played: give --config FILE",
-        (tmp_path / "turns", "full"): "cross-play is for episodes of one turn, and these have up to 2",
         ("full", "lora", "-n", 0): "--num-tasks 0 must be at least 1",
+        ("cli_environments:echo",): "strangers play with the agents of runs: give the directory of a run in front",
     }.items():
         assert command("cross-play", *runs) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
-        if " with jmarl " in error:  # whole episodes of a team of both
-            words = shlex.split(error.partition(" with jmarl ")[2])
-            assert words[-2:] == [str(tmp_path / "turns/models/agent_0"), "full/models/agent_1"]
-            assert command(*words, "-n", 1, "--trust") == 0  # the runs are copies
-            assert "mean return" in capsys.readouterr().out
 
 
 # --- collect -----------------------------------------------------------------------------------------------------------

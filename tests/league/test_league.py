@@ -34,6 +34,8 @@ from tests.runs.training_process import WORDS, tiny_team
 
 LEAGUE = dict(snapshots=2, every=2, share=0.5)
 NASH = LEAGUE | dict(sample="nash")
+STRANGER = "tests.league.test_league:tells"
+WITH_STRANGER = LEAGUE | dict(strangers=[STRANGER])
 BASE = HOUSE | dict(num_updates=5, num_prompts=4, num_generations=3, max_new_tokens=4, learning_rate=1e-2)
 
 
@@ -60,6 +62,11 @@ class Duel(TextEnvironment):
         return Step(state, ["", ""], [result, -result], True)
 
 
+def tells(prompt):
+    """A stranger."""
+    return f"{prompt} two"
+
+
 def run(in_turns=False, directory=None, league=LEAGUE, **fields):
     env = Duel(in_turns)
     turns = dict(num_turns=2, branching="chain") if in_turns else {}
@@ -72,21 +79,26 @@ def records(directory):
     return [record for record in read_completions(directory / "completions.jsonl.gz") if record["kind"] == "train"]
 
 
+def met_of(record):
+    """Return what a record says of the opponents of its episodes."""
+    return [task["league"] for task in record["tasks"] if "league" in task]
+
+
 def rows(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run over two turns, and its directory."""
+    """A run over two turns, with slots and a stranger, and its directory."""
     directory = tmp_path_factory.mktemp("league")
-    return run(True, directory, NASH, save_every=1, save_total_limit=10), directory
+    return run(True, directory, WITH_STRANGER, save_every=1, save_total_limit=10), directory
 
 
 def test_players_sit_where_the_seats_say():
     """Each node is read by one player for each agent that acts; what the opponent writes is what the environment reads."""
     seats, env = [Seating(-1), Seating(0, 1), Seating(1, 0)], RecordingDuel()
-    seated = Seated(env, seats, 2, 2)
+    seated = Seated(env, [seat.holders(2, seat.opponent + 1) for seat in seats], 2, 3)
     states, prompts = seated.reset([{"prompt": text} for text in "abc"], np.random.default_rng(0))
     assert prompts == [["a", "b", None], ["a", None, "c"], [None] * 3, [None, "b", None], [None, None, "c"], [None] * 3]
     actions = [[f"{player}{b}" for b in range(3)] for player in range(6)]
@@ -151,7 +163,8 @@ def test_only_the_present_team_learns_and_no_opponent_compiles_anew(whole):
                 nodes = np.flatnonzero(np.array(turn["items"]) == p)
                 assert not np.array(turn["acts"])[task["league"]["seat"], nodes].any()
     compiles = [row["compiles"] for row in rows(directory)]
-    assert compiles[-1] == compiles[2], "the second snapshot is the first that plays another"
+    kinds = ["stranger" in met_of(record)[0] for record in records(directory)]
+    assert set(kinds[:4]) == {False, True} and compiles[-1] == compiles[3]
 
 
 KILLED = """
@@ -171,7 +184,7 @@ def kill_in_the_third_update(self, *arguments):
     return step(self, *arguments)
 
 test_league.Duel.step = kill_in_the_third_update
-test_league.run(True, directory, test_league.NASH, save_every=1)
+test_league.run(True, directory, test_league.WITH_STRANGER, save_every=1)
 """
 
 
@@ -181,13 +194,12 @@ def test_a_league_resumes_bit_for_bit(whole, tmp_path):
     result, directory = whole
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert killed.returncode == -signal.SIGKILL and saved_steps(tmp_path / "checkpoints")
-    resumed = run(
-        True, tmp_path, NASH, resume=True, save_every=1, allow_changed="environment"
-    )  # the killed Duel has its own `step`
+    more = dict(resume=True, save_every=1, allow_changed="environment")  # the killed Duel has its own `step`
+    resumed = run(True, tmp_path, WITH_STRANGER, **more)
     for x, y in zip(jax.tree.leaves(result.state.stacks), jax.tree.leaves(resumed.state.stacks), strict=True):
         np.testing.assert_array_equal(x, y)
     names = {name for row in rows(directory) for name in row if name.startswith("league/") and not name.endswith("copy_s")}
-    assert {"league/elo", "league/elo_ci95", "league/slot_0/newest_winrate", "league/slot_1/winrate"} <= names
+    assert {"league/elo", "league/elo_ci95", "league/stranger_0/winrate", "league/slot_1/winrate"} <= names
     own = [[{name: row.get(name) for name in names | {"reward/mean"}} for row in rows(path)] for path in (directory, tmp_path)]
     assert own[0] == own[1]
     assert records(directory)[-1] == records(tmp_path)[-1]

@@ -65,7 +65,7 @@ def test_a_game_is_zero_sum_if_two_returns_add_up_to_0():
 
 def test_a_slot_takes_the_games_of_the_team_and_loses_its_own():
     """Two slots: the team beats slot 0 three times, is slot 1, draws twice with it, and then takes the place of slot 0."""
-    results = Crosstable.of_empty_slots(2).taking(0).adding(-1, np.array([3.0, 0.0]), np.array([3.0, 0.0])).taking(1)
+    results = Crosstable.of_empty_slots(2, 2).taking(0).adding(-1, np.array([3.0, 0.0]), np.array([3.0, 0.0])).taking(1)
     np.testing.assert_array_equal(results.points, [[0, 0, 0], [3, 0, 0], [0, 0, 0]])
     results = results.adding(-1, np.array([0.0, 1.0]), np.array([0.0, 2.0]))
     np.testing.assert_array_equal(results.rates(), [[np.nan, 0, np.nan], [1, np.nan, 0.5], [np.nan, 0.5, np.nan]])
@@ -73,7 +73,7 @@ def test_a_slot_takes_the_games_of_the_team_and_loses_its_own():
     np.testing.assert_array_equal(
         results.replacing(1, np.zeros(2), np.array([4.0, 0])).points, [[0, 4, 0], [0, 0, 1], [0, 1, 0]]
     )
-    assert results.table(np.array([0, 5])).splitlines()[2:] == [
+    assert results.table([0, 5], []).splitlines()[2:] == [
         "| update 0 |  | 0 % |",
         "| update 5 | 100 % |  |",
         "| present |  | 50 % |",
@@ -82,7 +82,7 @@ def test_a_slot_takes_the_games_of_the_team_and_loses_its_own():
 
 def test_ratings_stay_where_the_oldest_slot_is_replaced():
     """A rating is relative to the first snapshot, also after that one has gone; who met no one keeps the rating."""
-    results = Crosstable.of_empty_slots(2).taking(0).adding(-1, np.array([75.0, 0.0]), np.array([100.0, 0.0]))
+    results = Crosstable.of_empty_slots(2, 2).taking(0).adding(-1, np.array([75.0, 0.0]), np.array([100.0, 0.0]))
     results, interval = results.rated(np.array([0]))
     np.testing.assert_allclose(results.ratings, [0, np.nan, 189.617], rtol=1e-5)
     assert 70 < interval < 90

@@ -17,6 +17,7 @@ from jmarl.runs.seeds import train_seeds
 from jmarl.runs.train import fit, train
 from jmarl.team import make_team
 from tests.house import HOUSE
+from tests.league.test_talk import Whisper
 
 README = Path(__file__).resolve().parents[2] / "experiments" / "README.md"
 ITEMS = [{"prompt": text} for text in ("The answer", "apples", "question", "pears")]
@@ -85,10 +86,12 @@ def written(directory: Path, short, long) -> dict[str, set[str]]:
         evaluated,
         make_reward(own, num_agents=2),
         ITEMS,
-        **writing | dict(num_updates=2),
+        **writing | dict(num_updates=3),  # two slots and a stranger, of which each update meets one
         algorithm="magrpo",
         snapshots=2,
         snapshot_every=1,
+        strangers=("builtins:str",),
+        opponents="winrate",
         opponent_share=1.0,
     )
 
@@ -105,9 +108,10 @@ def written(directory: Path, short, long) -> dict[str, set[str]]:
         mistaken = make_reward([random, failing], num_agents=2, on_error=0.0, max_error_share=1)
         of("mistakes", evaluated, mistaken, ITEMS, **writing, algorithm="magrpo", long_prompts="truncate_left")
     env = Unfinished(max_turns=2)
-    turns = writing | dict(algorithm="magrpo", num_turns=2, branching="chain", talk_every=1)
+    turns = writing | dict(algorithm="magrpo", num_turns=2, branching="chain")
     with pytest.warns(UserWarning, match="were truncated"):
         of("turns", evaluated, env, env.tasks("train", 4), agents=(long, long), **turns)
+    of("talk", evaluated, Whisper(), ITEMS, agents=(long, long), **turns, talk_every=1, talk_swap=True)
 
     def given(team, params, data, cfg):
         fit(team, data, cfg, params=params, eval_data=data)

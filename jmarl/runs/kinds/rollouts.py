@@ -90,7 +90,7 @@ def rollout_source(setup: Setup, task: Task, env: Environment) -> Source:
     cfg = setup.cfg
     early: StepSampler = (EARLY["sampler"] if cfg.episodes.async_steps else StepSampler)(setup.team)
     playing: Callable[..., Rollout] = play
-    if cfg.league.snapshots:
+    if cfg.league.on:
         early = league = LEAGUE["sampler"](setup)
         playing = league.play
 
@@ -138,7 +138,7 @@ def start_with_empty_rows(team: Team, params: Sequence[Any], cfg: TrainConfig, t
     """Return setup and state before the first step; with async_steps no completion of it has begun, and the slots of a
     league are empty. See `Kind.start`."""
     setup, state = start(team, params, cfg)
-    if cfg.league.snapshots:
+    if cfg.league.on:
         return setup, state._replace(pending=tuple(LEAGUE["slots"](params_of(state), cfg.league)))
     if not cfg.episodes.async_steps:
         return setup, state
