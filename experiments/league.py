@@ -50,7 +50,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-class Played(NamedTuple):
+class StudiedGame(NamedTuple):
     """A game of two agents with rewards of their own."""
 
     env: TextEnvironment
@@ -59,7 +59,8 @@ class Played(NamedTuple):
     imitation: int  # updates of imitation of legal answers
     measure: Callable[[Sequence[Agent], TrainConfig], dict[str, float]]  # exact numbers of a team
     columns: dict[str, str]  # measure -> what the picture calls it; the first is the one that is compared
-    batch: tuple[int, int]  # prompts an update, completions a prompt
+    updates: int
+    settings: dict[str, Any]  # of training, chosen by pilots on seed 100
 
 
 def measure_kuhn(agents: Sequence[Agent], cfg: TrainConfig) -> dict[str, float]:
@@ -91,21 +92,23 @@ def measure_tictactoe(agents: Sequence[Agent], cfg: TrainConfig) -> dict[str, fl
     return {"lost": -mean("minimax"), "nash_conv": -2 * mean("best"), "random": mean("random")}
 
 
-def kuhn_game() -> Played:
+def kuhn_game() -> StudiedGame:
     legal = [(prompt, answer) for prompt, own in kuhn.information_sets(brief=True).items() for answer in own.answers]
+    settings: dict[str, Any] = dict(num_prompts=6, num_generations=16, learning_rate=3e-4, entropy_coef=0.1)
     words = (*kuhn.CARDS, "check", "bet", "fold", "call")
-    return Played(KuhnPoker(brief=True), words, legal, 100, measure_kuhn, {"nash_conv": "NashConv, chips"}, (6, 16))
+    return StudiedGame(KuhnPoker(brief=True), words, legal, 100, measure_kuhn, {"nash_conv": "NashConv, chips"}, 400, settings)
 
 
-def tictactoe_game() -> Played:
+def tictactoe_game() -> StudiedGame:
     legal = [
         (tictactoe.format_prompt(board, brief=True), str(move))
         for board in tictactoe.boards()
         for move in tictactoe.legal_moves(board)
     ]
     columns = {"lost": "games lost against perfect play", "nash_conv": "NashConv"}
+    settings: dict[str, Any] = dict(num_prompts=8, num_generations=8, learning_rate=1e-3, entropy_coef=0.05)
     words = ("x", "o", ".", "move", *"123456789")
-    return Played(TicTacToe(brief=True), words, legal, 1500, measure_tictactoe, columns, (8, 8))
+    return StudiedGame(TicTacToe(brief=True), words, legal, 1500, measure_tictactoe, columns, 150, settings)
 
 
 GAMES = {"kuhn": kuhn_game, "tictactoe": tictactoe_game}
@@ -120,15 +123,11 @@ class LeagueConfig:
     ways: tuple[str, ...] = tuple(WAYS)
     """Self-play alone, and leagues."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Seeds of weights and training."""
+    """Seeds of what is sampled; all runs begin with the same agent."""
     num_updates: CountOrOff = 0
-    """Updates of each run; 0: 400 of Kuhn poker, 300 of tic-tac-toe."""
+    """Updates of each run; 0: 400 of Kuhn poker, 150 of tic-tac-toe."""
     algorithm: str = "rae"
     """Row of the table of algorithms."""
-    learning_rate: float = 3e-4
-    """Learning rate after a warm-up of 20 updates."""
-    entropy_coef: float = 0.1
-    """Weight of the entropy."""
     measure_every: Count = 20
     """Updates between two measures."""
     processes: Count = 2
@@ -143,9 +142,6 @@ class LeagueConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check("ways", self.ways, set(self.ways) <= set(WAYS), f"some of {', '.join(WAYS)}")
-
-    def updates(self, game: str) -> int:
-        return 20 if self.quick else self.num_updates or {"kuhn": 400, "tictactoe": 300}[game]
 
 
 def legal_agent(cfg: LeagueConfig, game: str) -> Path:
@@ -168,18 +164,17 @@ def run_one(cfg: LeagueConfig, game: str, seed: int, way: str) -> dict[str, Any]
     """Train a team, measure all of its checkpoints, and return a curve of each measure."""
     start, own = time.monotonic(), GAMES[game]()
     directory = cfg.output_dir / f"{game}-{way.replace(', ', '-')}-{seed}"
-    prompts, group = own.batch
     run_cfg = TrainConfig.of(
-        algorithm=cfg.algorithm, seed=seed, num_updates=cfg.updates(game), learning_rate=cfg.learning_rate, warmup_updates=20,
-        entropy_coef=cfg.entropy_coef, num_prompts=prompts, num_generations=group, max_new_tokens=1,
-        num_turns=own.env.max_turns, branching="chain",
-        per_agent="vmap", mesh="agent=1", save_every=cfg.measure_every, save_total_limit=1000,
-        output_dir=str(directory), resume="auto", progress=False, league=WAYS[way],
+        algorithm=cfg.algorithm, seed=seed, num_updates=20 if cfg.quick else cfg.num_updates or own.updates, warmup_updates=20,
+        max_new_tokens=1, num_turns=own.env.max_turns, branching="chain", per_agent="vmap", mesh="agent=1",
+        save_every=cfg.measure_every, save_total_limit=1000, output_dir=str(directory), resume="auto", progress=False,
+        league=WAYS[way], **own.settings,
     )  # fmt: skip
     agents = [load_agent(legal_agent(cfg, game))] * 2
     team, params = make_team(agents)
-    tasks = own.env.tasks(count=prompts)
-    result = train(team, own.env, tasks * (prompts // len(tasks)), run_cfg, params=params)
+    count = run_cfg.episodes.num_prompts
+    tasks = own.env.tasks(count=count)
+    result = train(team, own.env, tasks * (count // len(tasks)), run_cfg, params=params)
     if result.interrupted:  # the table must not contain unfinished runs
         raise KeyboardInterrupt
     curve = [{"update": 0, **own.measure(agents, run_cfg)}]
@@ -236,6 +231,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     cfg = tyro.cli(LeagueConfig)
+    cfg = dataclasses.replace(cfg, output_dir=cfg.output_dir / "quick") if cfg.quick else cfg
     jobs = list(itertools.product(cfg.games, cfg.seeds[:1] if cfg.quick else cfg.seeds, cfg.ways))
     with ProcessPoolExecutor(cfg.processes, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(legal_agent, [cfg] * len(cfg.games), cfg.games))
