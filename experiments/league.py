@@ -149,7 +149,7 @@ def legal_agent(cfg: LeagueConfig, game: str) -> Path:
     directory, own = cfg.output_dir / f"{game}-legal", GAMES[game]()
     if not directory.exists():
         (agent,) = random_agents(game, tokenizer(own.words, spaced=True), 1, 0)
-        updates = min(20, own.imitation) if cfg.quick else own.imitation
+        updates = min(40, own.imitation) if cfg.quick else own.imitation
         sft = TrainConfig.of(
             algorithm="sft", num_updates=updates, batch_size=256, learning_rate=3e-3, lr_schedule="linear", warmup_updates=20,
             progress=False, mesh="agent=1",
