@@ -60,6 +60,9 @@ def users(setting: str) -> str:
     return ", ".join(name for name, row in ALGORITHMS.items() if setting in used_settings(row))
 
 
+A_LEAGUE = "a league (snapshots={s.snapshots}, strangers={s.strangers})"  # in texts
+
+
 def in_league(s: Any) -> bool:
     """Return whether the team has opponents."""
     return bool(s.snapshots or s.strangers)
@@ -103,6 +106,8 @@ ROW: list[Constraint] = [
       for name in ONLY_ROLLOUTS],
     ("advantage_scale", lambda s: not s.row.per_token or s.advantage_scale != "std",
      "advantage_scale='std' has no effect on advantages of tokens: use batch_std, running_std or none"),
+    ("align_coef", lambda s: s.align_coef is None or s.num_turns > 1,
+     "align_coef={s.align_coef} has no effect with num_turns=1: it is of earlier turns"),
     ("advantage_scale", lambda s: not s.row.across_turns or s.advantage_scale in (None, "none"),
      "advantage_scale={s.advantage_scale!r} does not go with algorithm={s.algorithm!r}, which adds products of advantages to "
      "them: leave it at none, and scale the reward and align_coef"),
@@ -187,16 +192,16 @@ NOT_IN_LEAGUES = {  # setting -> the value that it has, and why
 
 LEAGUE: list[Constraint] = [
     *[(name, lambda s, x=name: not in_league(s) or getattr(s, x) == NOT_IN_LEAGUES[x][0],
-       f"{name}={{s.{name}!r}} does not go with a league (snapshots={{s.snapshots}}), {why}: set {name}={value}")
+       f"{name}={{s.{name}!r}} does not go with {A_LEAGUE}, {why}: set {name}={value}")
       for name, (value, why) in NOT_IN_LEAGUES.items()],
     ("opponents_at_once",
      lambda s: s.opponents_at_once <= (1 if s.opponents == "latest" else max(1, s.snapshots + len(s.strangers))),
      "opponents_at_once={s.opponents_at_once} is more than there are with opponents={s.opponents!r}, snapshots={s.snapshots}, "
      "strangers={s.strangers}"),
     ("branching", lambda s: not in_league(s) or s.num_turns == 1 or s.branching == "chain",
-     "branching={s.branching!r} does not go with a league (snapshots={s.snapshots}) over several turns: set branching='chain'"),
+     f"branching={{s.branching!r}} does not go with {A_LEAGUE} over several turns: set branching='chain'"),
     ("algorithm", lambda s: not in_league(s) or s.row.data == "rollouts" and s.row.baseline != "greedy",
-     "algorithm={s.algorithm!r} does not go with a league (snapshots={s.snapshots}): choose one that learns from rollouts and "
+     f"algorithm={{s.algorithm!r}} does not go with {A_LEAGUE}: choose one that learns from rollouts and "
      "has no greedy baseline, such as magrpo or grpo"),
 ]
 
@@ -264,12 +269,14 @@ TEAM: list[Constraint] = [
      "async_steps=1 does not go with mesh={s.mesh!r}, which divides an agent: which rows begin early would follow from the "
      "slots of each device, and the tokens with them; spread whole agents (mesh=auto)"),
     ("snapshots", lambda s: not in_league(s) or s.num_agents > 1,
-     "snapshots={s.snapshots} needs another seat than that of the opponent, and this team has one agent: set snapshots=0"),
+     f"{A_LEAGUE} needs another seat than that of the opponent, and this team has "
+     "one agent: leave both out"),
     ("opponent_share", lambda s: not in_league(s) or round(s.opponent_share * s.num_prompts / s.num_agents) > 0,
      "opponent_share={s.opponent_share} of num_prompts={s.num_prompts} is less than one item for each of {s.num_agents} seats: "
      "set one of them higher"),
     ("snapshots", lambda s: not in_league(s) or s.processes == 1,
-     "a league (snapshots={s.snapshots}) needs one process, and this run has {s.processes}: set snapshots=0"),
+     f"{A_LEAGUE} needs one process, and this run has {{s.processes}}: "
+     "leave both out"),
     ("talk_every", lambda s: not s.talk_every or s.processes == 1,
      "talk_every={s.talk_every} needs one process, and this run has {s.processes}: set talk_every=0"),
     ("async_steps", lambda s: not s.async_steps or s.processes == 1,
@@ -332,7 +339,7 @@ SEEDS: list[Constraint] = [
      "algorithm={s.algorithm!r} learns from pairs in rounds, and only algorithms on rollouts (magrpo, ippo, c3, ...) train "
      "several seeds together: call train once per seed"),
     ("snapshots", lambda s: not in_league(s),
-     "a league (snapshots={s.snapshots}) is for one seed in a program: call train once per seed (together: false in a sweep)"),
+     f"{A_LEAGUE} is for one seed in a program: call train once per seed (together: false in a sweep)"),
     ("talk_every", lambda s: not s.talk_every,
      "talk_every={s.talk_every} is for one seed in a program: set talk_every=0, or call train once per seed"),
     ("async_steps", lambda s: not s.async_steps,

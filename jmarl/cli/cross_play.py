@@ -118,7 +118,7 @@ def play_all(
     from jmarl.evaluation.cross_play import cross_play
     from jmarl.league.pairings import PairedRuns, play_pairings
 
-    _, prompts = env.reset(copies(tasks[:1]), np.random.default_rng(0))
+    _, prompts = env.reset(copies(tasks), np.random.default_rng(0))
     if settings.episodes.num_turns == 1 and not strangers and all(text is not None for row in prompts for text in row):
         return cross_play(teams, tasks, env, settings, names=names)
     return play_pairings(PairedRuns.of(teams, settings), tasks, env, settings, names, strangers)

@@ -154,6 +154,10 @@ def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Po
         directory = f"{root}/{label}" if choices else root
         group = label or Path(root).absolute().name
         cfg = read_configuration(args, settings | {"output_dir": directory, "resume": False, "resume_step": None}).experiment
+        if cfg.train.population.members:
+            own = cfg.replace(seeds=seeds).with_seeds()
+            points.append(Point(columns, own, own.seeds, True, group))
+            continue
         if together and len(seeds) > 1 and find_row(cfg.train.algorithm).data == "rollouts" and not cfg.wandb:
             points.append(Point(columns, cfg.replace(seeds=seeds), seeds, True, group))
             continue

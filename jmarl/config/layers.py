@@ -239,7 +239,11 @@ def located(given: Mapping[str, Given], folders: Sequence[Path]) -> dict[str, Gi
             return [placed(x, find, places) for x in value]
         return find(value, places) if isinstance(value, str) else value
 
+    def module_or_path(name: str, places: Sequence[Path]) -> str:
+        return located_name(name, places) if ":" in name else path(name, places)
+
     finders = dict.fromkeys(MODULES, located_name) | dict.fromkeys(("data", "held_out", "models"), path)
+    finders["strangers"] = module_or_path
     return {
         name: x._replace(value=placed(x.value, finders[name], folders_of(x.place, folders))) if name in finders else x
         for name, x in given.items()

@@ -124,4 +124,4 @@ class Population(Section):
     """Who copies whom. truncation: the worst max(1, round(members / 5)), each one of as many best ones, drawn uniformly."""
     perturb: dict[str, Any] = dataclasses.field(default_factory=lambda: {"learning_rate": [0.8, 1.25]}, hash=False)
     """Settings of a member that change when it copies another, and the factors of which one is drawn: of learning_rate,
-    max_grad_norm, weight_decay (of critics too) and kl_coef. As a flag: JSON."""
+    max_grad_norm, weight_decay (these also of critics) and kl_coef. As a flag: JSON."""

@@ -337,9 +337,9 @@ class League(Section):
 
     constraints = LEAGUE
 
-    snapshots: Annotated[int, Range(0, note="0: no league")] = 0
-    """Slots with past weights; 0: no league. Each takes as much memory of the host, and of a checkpoint, as the weights that
-    are trained (with LoRA the adapters)."""
+    snapshots: Annotated[int, Range(0)] = 0
+    """Slots with past weights; 0, and no strangers: no league. Each takes as much memory of the host, and of a checkpoint, as
+    the weights that are trained (with LoRA the adapters)."""
     snapshot_dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: slots take half of the memory, and an opponent plays with weights that are rounded to it."""
     snapshot_every: Count = 10
@@ -347,7 +347,7 @@ class League(Section):
     strangers: tuple[str, ...] = ()
     """Further opponents, which do not change: functions prompt -> text, as module:function or file.py:function, such as
     jmarl.envs.games.tictactoe:minimax; addresses with an OpenAI-compatible API, http://localhost:8000/v1#MODEL; directories of
-    runs or agents of the team's own architecture. Also without slots."""
+    runs or agents like those of the team, without LoRA. Also without slots."""
     opponents: Literal["latest", "uniform", "winrate", "nash"] = "uniform"
     """Which slots and strangers a step meets. latest: the newest slot. uniform: all alike. winrate: by (1 - p)^2, with p how
     often the team wins against it (AlphaStar's PFSP); those that it never met come first. nash: the mixture of slots that no

@@ -25,8 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl.config import Episodes, Sampling
-from jmarl.config.sections import League
+from jmarl.config import Episodes, League, Sampling
 from jmarl.envs.base import Environment
 from jmarl.files.saving import gib
 from jmarl.league.choice import probabilities, win_rates
@@ -86,9 +85,8 @@ def empty_slots(params: Sequence[Any], settings: League) -> Snapshots:
     zeros = tuple(tuple(np.zeros(x.shape, dtype_in_slot(x, settings)) for x in own_arrays(stack)) for stack in params)
     ages = np.repeat(np.array([-1, 0], np.int32), [settings.snapshots, len(settings.strangers)])
     won, games = np.zeros((2, len(ages)))
-    return in_memory_of_host(
-        Snapshots((zeros,) * settings.snapshots, ages, won, games, Crosstable.of_empty_slots(len(ages), settings.snapshots))
-    )
+    results = Crosstable.of_empty_slots(len(ages), settings.snapshots)
+    return in_memory_of_host(Snapshots((zeros,) * settings.snapshots, ages, won, games, results))
 
 
 def dtype_in_slot(x: Any, settings: League) -> jax.typing.DTypeLike:
@@ -189,7 +187,8 @@ class LeagueSampler(StepSampler):
         slots = self.before(step)
         if self.takes_snapshot(step):
             k = step // self.settings.snapshot_every % self.settings.snapshots
-            slots = self.slots[step] = slots.taking(k, host_weights(params, self.settings), step)
+            if slots.ages[k] != step:  # else a step that failed is made again
+                slots = self.slots[step] = slots.taking(k, host_weights(params, self.settings), step)
         filled = np.flatnonzero(slots.ages >= 0)
         ages, won, games = slots.ages[filled], slots.won[filled], slots.games[filled]
         shares = probabilities(self.settings.opponents, ages, won, games, slots.rates())
@@ -211,7 +210,7 @@ class LeagueSampler(StepSampler):
         """Return the seats of the items of a step. Each seat is held by an opponent equally often, so that all steps have equal
         shapes, and opponents take turns."""
         rng, n = np.random.default_rng((self.seed, step, LEAGUE, 1)), self.team.num_agents
-        number = n * round(self.settings.opponent_share * count / n)
+        number = n * min(round(self.settings.opponent_share * count / n), count // n)
         start, seats = int(rng.integers(2**16)), [Seating(-1)] * count
         for i, item in enumerate(rng.permutation(count)[:number]):
             seats[item] = Seating((start + i // n) % self.settings.opponents_at_once, i % n)
@@ -357,9 +356,5 @@ def columns_of(slots: Snapshots, is_new: bool, interval: float) -> dict[str, flo
         count, newest = len(slots.weights), int(np.argmax(slots.ages[: len(slots.weights)]))
         ages = [age if k < count and age >= 0 else np.nan for k, age in enumerate(slots.ages)]
         more |= {"update": np.array(ages, float), "newest_winrate": among[newest]}
-    return own | {
-        f"{name}/{column}": float(x)
-        for column, row in more.items()
-        for name, x in zip(slots.names, row, strict=True)
-        if np.isfinite(x)
-    }
+    columns = ((name, column, x) for column, row in more.items() for name, x in zip(slots.names, row, strict=True))
+    return own | {f"{name}/{column}": float(x) for name, column, x in columns if np.isfinite(x)}

@@ -90,7 +90,7 @@ def play_pairings(
     no_history = "none: players who do not sit in an episode read nothing, and have no history of it"
     check("history", episodes.history, episodes.history == "none" or episodes.num_turns == 1, no_history)
     aligned = "aligned: completions of players who do not sit in an episode would multiply"
-    check("joint_mode", cfg.episodes.joint_mode, cfg.episodes.joint_mode != "cross", aligned)
+    check("joint_mode", episodes.joint_mode, episodes.joint_mode != "cross", aligned)
     for i, spec in enumerate(runs.team.agent_specs):
         check_template(spec.tokenizer, bool(episodes.chat_settings.of(i % n)), i % n, names[i // n])
     if isinstance(episodes.chat, tuple):  # one value per agent

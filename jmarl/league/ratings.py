@@ -137,7 +137,7 @@ class Crosstable(NamedTuple):
     def rates(self) -> Float[np.ndarray, "player player"]:
         """Return how often each player wins against each, a draw as half; NaN where they never met."""
         games = self.points + self.points.T
-        return np.divide(self.points, games, out=np.full(games.shape, np.nan), where=games > 0)
+        return np.divide(self.points, games, out=np.full(games.shape, np.nan), where=games > 0, dtype=float)
 
     def rated(self, order: np.ndarray) -> tuple["Crosstable", float]:
         """Return results with new ratings, and half of the 95 % interval of that of the present team; NaN: it met no one.

@@ -8,7 +8,6 @@ missing probability is of, and samplers that cut the vocabulary (top_k, top_p, m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import numpy as np
@@ -20,6 +19,7 @@ from jmarl.models.hub.tokenize import encode_answer, encode_prompts
 from jmarl.sampling.generate import bucket
 from jmarl.sampling.scoring import score
 
+_score = jax.jit(score, static_argnums=1, static_argnames="temperature")
 Policy = dict[str, dict[str, float]]  # prompt -> answer -> probability
 
 
@@ -47,8 +47,8 @@ def policy_of(
     lengths = np.array([len(row) for row in rows], np.int32)
     tokens, counted = answer_tokens(agent, answers, settings, own)  # [K, S, T]
     flat = np.broadcast_to(tokens.reshape(-1, tokens.shape[-1]), (len(rows), tokens[..., 0].size, tokens.shape[-1]))
-    scores = jax.jit(partial(score, temperature=settings.temperature), static_argnums=1)
-    logprobs = np.asarray(scores(agent.params, agent.config, ids, lengths, flat).logprobs, np.float64)
+    scores = _score(agent.params, agent.config, ids, lengths, flat, temperature=settings.temperature)
+    logprobs = np.asarray(scores.logprobs, np.float64)
     odds = np.exp(logprobs.reshape(len(rows), *tokens.shape).sum(-1, where=counted))  # [P, K, S]
     odds = odds.sum(-1, where=counted.any(-1))
     return {prompt: dict(zip(answers, map(float, row), strict=True)) for prompt, row in zip(prompts, odds, strict=True)}

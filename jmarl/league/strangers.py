@@ -28,9 +28,10 @@ from jmarl.envs.chat_api import MAX_CONCURRENT, ChatAPI
 from jmarl.evaluation.cross_play import agents_in
 from jmarl.league.seats import Stranger
 from jmarl.learning.setup import Setup
+from jmarl.models.agent import agents_by_model, vocabulary_digest
 from jmarl.models.hub.agents import open_agent
 from jmarl.models.hub.messages import ChatPrompt
-from jmarl.team import sort_into_stacks, stack_agents
+from jmarl.team import StackSpec, sort_into_stacks, stack_agents
 
 KEY = "STRANGER_API_KEY"  # environment variable
 
@@ -81,6 +82,19 @@ def service_at(address: str, sampling: Sampling, chat: bool, seed: int) -> Stran
     return write_all
 
 
+def check_strangers(names: Sequence[str], chat: bool | tuple[bool, ...], sampling: Sampling) -> None:
+    """Raise an error if a stranger cannot be opened, before a run begins."""
+    for name in names:
+        if not is_stranger(name):
+            agents_in(Path(name))
+        elif "//" in name and np.unique(chat).size > 1:
+            raise ValueError(
+                f"strangers={name!r} is asked as a chat or not, alike for all seats: give one value of chat, not {chat}"
+            )
+        else:
+            open_stranger(name, sampling)
+
+
 def short_names(names: Sequence[str]) -> list[str]:
     """Return what strangers are called: functions without their module, where that tells them apart."""
     short = [name if "//" in name else name.rpartition(":")[2] for name in names]
@@ -93,12 +107,18 @@ def frozen_params(directory: str, setup: Setup, params: Sequence[Any]) -> list[A
     team = setup.team
     agents = [open_agent(path) for path in agents_in(Path(directory))]
     agents = [agent._replace(config=agent.config.in_context(setup.cfg.run.long_context)) for agent in agents]
-    stacks = sort_into_stacks(agents)
-    if [(x.config, x.members) for x in stacks] == [(x.config, x.members) for x in team.stacks]:
+    shared = any(len(members) > 1 for spec in team.stacks for members in spec.members)
+    stacks = sort_into_stacks(agents, shared) if not shared or len(agents_by_model(agents)) == 1 else ()
+    if [*map(_kind, stacks)] == [*map(_kind, team.stacks)]:
         own = stack_agents(team.stacks, agents)
         if jax.tree.map(np.shape, own) == jax.tree.map(np.shape, [*params]):
             return own
     raise ValueError(
-        f"strangers={directory!r}: its agents have other arrays than those of the team (another architecture, adapters, shared "
-        "weights or a value head): serve it with `jmarl serve --http`, and give its address in place of the directory"
+        f"strangers={directory!r}: its agents have other arrays or tokens than those of the team (another architecture or "
+        "vocabulary, adapters or a value head): serve it with `jmarl serve --http`, and give its address instead"
     )
+
+
+def _kind(spec: StackSpec) -> tuple[Any, ...]:
+    """Return what two stacks have in common that sample with each other's weights."""
+    return spec.config, spec.members, vocabulary_digest(spec.tokenizer), spec.stop

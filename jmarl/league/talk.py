@@ -19,6 +19,7 @@ Left out: truncated sampling (top_p, top_k), whose probabilities may be 0 under 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -58,7 +59,12 @@ def columns_of_talk(
     """
     columns = influence_of_agents(setup, params, rollout)
     if setup.cfg.run.talk_swap:
-        columns["talk/swap_loss"] = swap_loss(rollout, env, replay)
+        if fault := fault_of_messages(rollout):
+            warnings.warn(
+                f"no talk/swap_loss in this step: its first turn {fault}; if all do, set talk_swap=False", stacklevel=2
+            )
+        else:
+            columns["talk/swap_loss"] = swap_loss(rollout, env, replay)
     return columns
 
 
@@ -84,16 +90,15 @@ class SwappedMessages:
         return self.env.observe(after)
 
 
+def fault_of_messages(rollout: Rollout) -> str:
+    """Return why what is written in the first turn is no message: it is an act. Its exchange says nothing of who reads it."""
+    if len(rollout.turns) < 2:
+        return "ends all episodes"
+    return "earns rewards, so it is more than a message" if np.any(np.nan_to_num(rollout.turns[0].rewards)) else ""
+
+
 def swap_loss(rollout: Rollout, env: Environment, replay: Callable[[Environment], Rollout]) -> float:
-    """Return by how much the mean return falls if first messages are exchanged between tasks. Raises ValueError where they are
-    acts: then their exchange says nothing of who reads them."""
-    first = rollout.turns[0]
-    if len(rollout.turns) < 2 or np.any(np.nan_to_num(first.rewards)):
-        raise ValueError(
-            "talk_swap=True exchanges what is written in the first turn, and here it "
-            + ("ends all episodes" if len(rollout.turns) < 2 else "earns rewards, so it is more than a message")
-            + ": set talk_swap=False"
-        )
+    """Return by how much the mean return falls if first messages are exchanged between tasks."""
     before, after = (float(np.nanmean(x.joint_returns[0])) for x in (rollout, replay(SwappedMessages(env))))
     return before - after
 
@@ -147,7 +152,7 @@ def influences(setup: Setup, params: Sequence[Any], turn: Turn, others: np.ndarr
 
 def logprobs_under(setup: Setup, params: Sequence[Any], turn: Turn, nodes: np.ndarray) -> Float[np.ndarray, "agent node group"]:
     """Return the log-probability of each completion under the prompt of another node, `nodes` [P]."""
-    team, count = setup.team, len(turn.items)
+    team, algorithm, count = setup.team, setup.algorithm, len(turn.items)
     padded = np.concatenate([nodes, np.zeros(turn.padded_size - count, int)])
     stacks = []
     for spec, weights, (ids, lengths), done in zip(team.stacks, params, turn.encoded, turn.completions, strict=True):
@@ -155,15 +160,8 @@ def logprobs_under(setup: Setup, params: Sequence[Any], turn: Turn, nodes: np.nd
         arrays: Any = np.asarray(ids)[:, rows], np.asarray(lengths)[:, rows], done.tokens
         if spec.mesh is not None:
             arrays = place_agents(arrays, spec.mesh)
-        logprobs = _logprobs(
-            weights,
-            *arrays,
-            model=spec.config,
-            dtype=setup.algorithm.compute_dtype,
-            temperature=setup.algorithm.temperature or 1.0,
-            mode=setup.algorithm.optimizer.per_agent,
-            mesh=spec.mesh,
-        )
+        own: dict[str, Any] = dict(model=spec.config, dtype=algorithm.compute_dtype, temperature=algorithm.temperature or 1.0)
+        logprobs = _logprobs(weights, *arrays, **own, mode=algorithm.optimizer.per_agent, mesh=spec.mesh)
         stacks.append(np.where(done.action_mask, to_host(logprobs), 0).astype(float).sum(-1))
     return np.array(to_agents(team, stacks))[:, :count]
 
@@ -186,11 +184,8 @@ def _logprobs(
 
     def one_agent(params: Any, *rows: Array) -> Array:
         weights = decoder.compute_weights(params, model, jnp.dtype(dtype))
-        return on_rows(
-            lambda *own: score(weights, model, *own, temperature=temperature, remat="full").logprobs,
-            model.placement.row_parts,
-            *rows,
-        )
+        scores = partial(score, weights, model, temperature=temperature, remat="full")
+        return on_rows(lambda *own: scores(*own).logprobs, model.placement.row_parts, *rows)
 
     specs = state_specs(mesh, params), P("agent"), P("agent"), P("agent")
     return on_devices(per_agent(one_agent, mode), mesh, specs, P("agent"))(params, prompts, lengths, tokens)

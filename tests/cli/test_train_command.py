@@ -450,6 +450,8 @@ def test_settings_of_a_sweep_change_together_under_a_free_name():
     named = points("sweep.a={short: {top_k: 1, num_prompts: 2}, long: {top_k: 2}}", "sweep.learning_rate=[1e-3]")
     assert [point.label for point in named] == ["a=short,learning_rate=0.001", "a=long,learning_rate=0.001"]
     assert named[1].columns == {"a": "long", "learning_rate": 0.001} and named[1].cfg.train.sampling.top_k == 2
+    (members,) = points("sweep.learning_rate=[1e-3]", "population.size=3", "population.every=2", "eval_every=2")
+    assert members.seeds == members.cfg.seeds == (0, 1, 2) and [path.name for path in members.directories][2] == "seed_2"
     with pytest.raises(ValueError, match="no list of values"):
         points("sweep.optimizer={learning_rate: [1e-3]}")
     trees = points("sweep.chat_template_kwargs=[{a: 1}, {b: 2}]")  # a setting whose values are mappings

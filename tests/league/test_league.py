@@ -20,6 +20,7 @@ from jmarl.envs.vector import vectorize
 from jmarl.files.checkpoint import saved_steps
 from jmarl.league.choice import probabilities, win_rates
 from jmarl.league.league import LeagueSampler, empty_slots
+from jmarl.league.ratings import Crosstable
 from jmarl.league.seats import Seated, Seating, players_of
 from jmarl.logs.completions_file import read_completions
 from jmarl.randomness import LEAGUE as LEAGUE_NUMBERS
@@ -177,7 +178,7 @@ calls, step, directory = 0, test_league.Duel.step, pathlib.Path(sys.argv[1])
 def kill_in_the_third_update(self, *arguments):
     global calls
     calls += 1
-    if calls > 3 * 4 * 3 * 2 + 5:  # calls of an update, and of its ratings
+    if calls > 3 * 4 * 3 * 2 + 5:  # updates, tasks, completions, turns
         while not saved_steps(directory / "checkpoints"):
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -236,6 +237,23 @@ def test_a_snapshot_takes_the_place_of_the_oldest():
         np.testing.assert_array_equal(x, np.asarray(y) + 9)
 
 
+def test_a_step_that_is_made_again_keeps_the_games_of_its_snapshot():
+    league, (_, params) = league_of(snapshots=2, snapshot_every=1), tiny_team()
+    league.begin(0, params)
+    league.slots[1] = league.slots[0].adding(np.array([3.0, 0.0]), np.array([4.0, 0.0]), group=1)
+    league.begin(1, params)
+    once = league.slots[1]
+    league.begin(1, params)
+    assert once.results.points[1].tolist() == [3, 0, 0]
+    for x, y in zip(jax.tree.leaves(once), jax.tree.leaves(league.slots[1]), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_no_more_items_are_seated_than_there_are():
+    league = league_of(snapshots=1, opponent_share=1.0)
+    assert [sum(seat.seat == n for seat in league.seats(3, 0) if seat.opponent >= 0) for n in (0, 1)] == [1, 1]
+
+
 def test_slots_of_bfloat16_take_half_of_the_memory_and_play_with_rounded_weights():
     league, whole, (_, params) = league_of(snapshots=2, snapshot_dtype="bfloat16"), league_of(snapshots=2), tiny_team()
     for own in (league, whole):
@@ -260,6 +278,9 @@ def test_slots_are_drawn_by_what_they_win():
     assert probabilities("nash", ages, won, games, no).tolist() == [1 / 3] * 3
     rates = np.array([[np.nan, 0.9, np.nan], [0.1, np.nan, np.nan], [np.nan] * 3])
     assert probabilities("nash", ages, won, games, rates).tolist() == [1, 0, 0]
+    points = np.array([[0, 87.5, 0], [88.5, 0, 0], [0, 0, 0]], np.float32)  # as checkpoints have them: nearly even
+    near = Crosstable(points, np.zeros(3)).rates()[:2, :2]
+    assert probabilities("nash", ages[:2], won[:2], games[:2], near).tolist() == [0, 1]
     cycle = np.array([[np.nan, 0.9, 0.2], [0.1, np.nan, 0.7], [0.8, 0.3, np.nan]])
     np.testing.assert_allclose(probabilities("nash", ages, won, games, cycle), np.array([0.2, 0.3, 0.4]) / 0.9)
 

@@ -216,7 +216,7 @@ def assert_same(one, other, directory, other_directory):
         (dict(population=dict(size=2, perturb=dict(kl_coef=[2.0]))), "has no effect on kl_coef=0"),
         (dict(kl_coef=1.0, kl_target=1.0, population=dict(size=2, perturb=dict(kl_coef=[2]))), "does not go with kl_target="),
         (dict(async_steps=1), "async_steps=1 is for one seed in a program"),
-        (dict(snapshots=2), "a league .snapshots=2. is for one seed in a program"),
+        (dict(snapshots=2), r"a league .snapshots=2, strangers=\(\)\) is for one seed in a program"),
         (dict(algorithm="madpo_iter"), "'madpo_iter' learns from pairs in rounds"),
     ],
 )

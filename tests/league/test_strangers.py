@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.tiny import tokenizer
 from jmarl.config import Sampling, TrainConfig
 from jmarl.envs import make
 from jmarl.envs.games.tictactoe import legal_moves, minimax, read_board
@@ -29,7 +30,7 @@ from jmarl.runs.start import start
 from jmarl.sampling.generate import SampleRequest, pad
 from jmarl.team import make_team, save_team
 from tests.league.test_league import BASE, STRANGER, Duel, met_of, records, run, tells
-from tests.runs.training_process import tiny_agents, tiny_team
+from tests.runs.training_process import WORDS, tiny_agents, tiny_team
 
 SAMPLING = Sampling(max_new_tokens=4, temperature=0.5)
 
@@ -145,12 +146,12 @@ def test_the_keys_of_pairings_are_those_of_each_run_alone(monkeypatch):
 
 def test_what_pairings_are_not_for_is_refused():
     paired, env = PairedRuns.of([tiny_agents(2)], cfg := TrainConfig.of(**BASE, num_turns=2)), Duel(in_turns=True)
-    for change, match in {
-        "history": ("append", "history='append' is not allowed: history must be none: players who do not sit"),
-        "joint_mode": ("cross", "joint_mode='cross' is not allowed: joint_mode must be aligned: completions of players"),
-    }.items():
-        with pytest.raises(ValueError, match=match[1]):
-            play_pairings(paired, env.tasks(), env, cfg.replace(**{change: match[0]}), ["a", "b"], [list])
+    for changes, match in (
+        (dict(history="append"), "history='append' is not allowed: history must be none: players who do not sit"),
+        (dict(joint_mode="cross", num_turns=1), "joint_mode must be aligned: completions of players"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            play_pairings(paired, env.tasks(), env, cfg.replace(**changes), ["a", "b"], [list])
     with pytest.raises(ValueError, match="got 1 .a: 2.: give at least 2"):
         play_pairings(paired, env.tasks(), env, cfg, ["a"])
 
@@ -180,6 +181,10 @@ def test_a_directory_of_the_teams_architecture_is_a_slot_and_another_is_refused(
         np.testing.assert_array_equal(x, y)
     with pytest.raises(ValueError, match="serve it with `jmarl serve --http`, and give its address"):
         frozen_params(str(tmp_path / "narrow"), setup, params)
+    words = tokenizer(WORDS[::-1], spaced=True)  # equal shapes
+    save_team(tmp_path / "reversed", *make_team([agent._replace(tokenizer=words) for agent in others]))
+    with pytest.raises(ValueError, match="other arrays or tokens"):
+        frozen_params(str(tmp_path / "reversed"), setup, params)
     with pytest.raises(FileNotFoundError, match="has no whole team"):
         frozen_params(str(tmp_path), setup, params)
 

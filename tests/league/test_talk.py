@@ -12,7 +12,7 @@ import pytest
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.vector import vectorize
-from jmarl.league.talk import SwappedMessages, influence_of_agents, influences, siblings, swap_loss
+from jmarl.league.talk import SwappedMessages, fault_of_messages, influence_of_agents, influences, siblings, swap_loss
 from jmarl.models.stack import unstack
 from jmarl.runs.checks import check_seeds, check_settings
 from jmarl.runs.kinds.rollouts import params_of, play_step, sampler_of
@@ -117,8 +117,8 @@ def test_the_swap_loss_is_what_the_mean_return_falls_by():
         return SimpleNamespace(turns=[turn, turn], joint_returns=[np.array(returns)])
 
     assert swap_loss(rollout([1.0, 3.0, np.nan]), Recorded(), lambda env: rollout([0.5, 0.0])) == 1.75
-    with pytest.raises(ValueError, match="here it earns rewards, so it is more than a message: set talk_swap=False"):
-        swap_loss(rollout([1.0], rewards=1.0), Recorded(), None)
+    assert fault_of_messages(rollout([1.0])) == "" and "earns rewards" in fault_of_messages(rollout([1.0], rewards=1.0))
+    assert fault_of_messages(SimpleNamespace(turns=[None])) == "ends all episodes"
 
 
 def test_siblings_follow_one_node_of_a_tree_or_one_item_of_chains():
@@ -153,7 +153,7 @@ def test_a_run_logs_it_every_second_update_and_learns_the_same(tmp_path):
         (dict(num_prompts=1), "num_prompts must be 2 or more where talk_swap=True, which exchanges messages between"),
         (dict(sample_parts=2), "sample_parts must be 1 where talk_swap=True"),
         (dict(dynamic_sampling=1), "dynamic_sampling must be 0 where talk_swap=True"),
-        (dict(snapshots=1), r"talk_swap=True does not go with a league \(snapshots=1\)"),
+        (dict(snapshots=1), r"talk_swap=True does not go with a league \(snapshots=1"),
         (dict(talk_every=0), "talk_swap must be False where talk_every=0"),
         (dict(algorithm="madpo", num_turns=1), "talk_every=2 has no effect for algorithm='madpo'"),
     ],

@@ -42,7 +42,13 @@ from jmarl.sampling.generate import Sampler, SampleRequest, StepSampler
 from jmarl.team import Team, to_agents
 from jmarl.types import TeamState
 
-LEAGUE = Table[Any]({"sampler": "jmarl.league.league:LeagueSampler", "slots": "jmarl.league.league:empty_slots"})
+LEAGUE = Table[Any](
+    {
+        "check": "jmarl.league.strangers:check_strangers",
+        "sampler": "jmarl.league.league:LeagueSampler",
+        "slots": "jmarl.league.league:empty_slots",
+    }
+)
 TALK = Table[Callable[..., dict[str, float]]]({"columns": "jmarl.league.talk:columns_of_talk"})
 
 
@@ -53,6 +59,8 @@ def check(cfg: TrainConfig, team: Team, task: Task, wandb_config: dict | None) -
     check_run(items, cfg, wandb_config)
     require([HELD_OUT, RANKED], facts(cfg, held_out=held_out))
     check_team(team, cfg)
+    if cfg.league.strangers:
+        LEAGUE["check"](cfg.league.strangers, cfg.episodes.chat, cfg.sampling)
     data = fingerprints(items, held_out)
     cfg = in_chosen_context(team, cfg, partial(needs_long_context, team, env, [*items, *held_out], cfg))
     items, held_out, overlap = items_that_fit(team.in_context(cfg.run.long_context), env, items, held_out, cfg)
