@@ -152,7 +152,7 @@ def test_the_joint_mode_of_the_story_follows_from_the_algorithm():
 
 
 @pytest.mark.parametrize(
-    "module", ["story_length", "code_team", "debate", "games", "mathematics", "tools", "building", "writing", "offline"]
+    "module", ["story_length", "code_team", "debate", "mathematics", "tools", "building", "writing", "offline"]
 )
 def test_experiments_take_one_learning_rate_per_agent(module):
     """No experiment declares the optimizer settings again with narrower types."""

@@ -269,14 +269,12 @@ TEAM: list[Constraint] = [
      "async_steps=1 does not go with mesh={s.mesh!r}, which divides an agent: which rows begin early would follow from the "
      "slots of each device, and the tokens with them; spread whole agents (mesh=auto)"),
     ("snapshots", lambda s: not in_league(s) or s.num_agents > 1,
-     f"{A_LEAGUE} needs another seat than that of the opponent, and this team has "
-     "one agent: leave both out"),
+     f"{A_LEAGUE} needs another seat than that of the opponent, and this team has one agent"),
     ("opponent_share", lambda s: not in_league(s) or round(s.opponent_share * s.num_prompts / s.num_agents) > 0,
      "opponent_share={s.opponent_share} of num_prompts={s.num_prompts} is less than one item for each of {s.num_agents} seats: "
      "set one of them higher"),
     ("snapshots", lambda s: not in_league(s) or s.processes == 1,
-     f"{A_LEAGUE} needs one process, and this run has {{s.processes}}: "
-     "leave both out"),
+     f"{A_LEAGUE} needs one process, and this run has {{s.processes}}"),
     ("talk_every", lambda s: not s.talk_every or s.processes == 1,
      "talk_every={s.talk_every} needs one process, and this run has {s.processes}: set talk_every=0"),
     ("async_steps", lambda s: not s.async_steps or s.processes == 1,
