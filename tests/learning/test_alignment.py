@@ -65,7 +65,7 @@ def dilemma(*games, gamma=0.5, parents=None):
 
 
 def added(rollout, coef, gamma=0.5):
-    algorithm = resolve(TrainConfig.of(algorithm="adalign", align_coef=coef))
+    algorithm = resolve(TrainConfig.of(algorithm="adalign", align_coef=coef, num_turns=2, branching="chain"))
     return [x.tolist() for x in added_to_advantages(algorithm, rollout, gamma)]
 
 
