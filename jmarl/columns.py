@@ -21,10 +21,11 @@ REWARD, MEASURES, EVALUATION, AGENT = "reward/", "measures/", "eval/", "agent_N/
 INTERVAL, EPISODES, RUNS = "_ci95", "_episodes", "_runs"
 SUFFIX = "_own"
 AT_K = rf"(.*/)?(pass|best|majority)@\d+({INTERVAL}|{EPISODES}|{RUNS})?"
+MEMBERS = r"member_\d+|best_member"  # of a population
 RESERVED = {  # prefix -> pattern of the names that the library writes
     REWARD: rf"mean|std|max|invalid|raised|truncated|comparator|comparator_invalid|{AT_K}",
     MEASURES: AT_K,
-    EVALUATION: rf"updates|reward|episodes|long_prompts|joint_actions|best_member|member_\d+|(reward|measures)/.*|{AT_K}",
+    EVALUATION: rf"updates|reward|episodes|long_prompts|joint_actions|{MEMBERS}|(reward|measures)/.*|{AT_K}",
     AGENT: "return|length|ended|distinct_1|distinct_2|repeated|loss|grad_norm|learning_rate|skipped|frozen|steps|entropy"
     "|advantage_std|zero_variance_share|ratio|mismatch|importance|importance_capped|kl|kl_coef|kl_moved|values?|value_loss"
     "|value_clip_share|explained_variance|router_balance|chosen|rejected|nll|nll_world|critic_.*",

@@ -1,6 +1,7 @@
 """Play held-out items without learning."""
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.columns import EPISODES, EVALUATION, INTERVAL, MEASURES, REWARD, check_names, own_columns
+from jmarl.columns import EPISODES, EVALUATION, INTERVAL, MEASURES, MEMBERS, REWARD, check_names, own_columns
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.envs.calls.copies import copied, copies
@@ -285,7 +286,7 @@ def numbers(result: Evaluation) -> dict[str, float]:
     rollout, valid = result.rollout, result.episodes - result.invalid
     row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
     row |= {"eval/episodes": float(result.episodes), "eval/reward/invalid": float(result.invalid)}
-    row |= {f"eval/{name}": rollout.notes[name] for name in COUNTS if name in rollout.notes}
+    row |= {f"eval/{name}": x for name, x in rollout.notes.items() if name in COUNTS or re.fullmatch(MEMBERS, name)}
 
     def add(name: str, mean: Any, known: Any) -> None:
         row[f"eval/{name}"] = float(mean)

@@ -140,7 +140,7 @@ class Members:
         notes["best_member"] = float(best := best_of(results))
         if self.run.progress and int(state.step) == self.run.num_updates:
             say(f"best member: {best} (seed_{self.seeds[best]}), held-out return {scores[best]:.3f}")
-        return [result._replace(notes={**result.notes, **notes}) for result in results]
+        return [x._replace(rollout=x.rollout._replace(notes={**x.rollout.notes, **notes})) for x in results]
 
 
 def best_of(results: Sequence[Evaluation]) -> int:
