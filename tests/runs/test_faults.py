@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,7 +79,11 @@ def begin(fields, wait_in=0):
     env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     args = [sys.executable, "-m", "tests.runs.training_process", json.dumps(fields), str(wait_in)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(args, cwd=ROOT, env=env, text=True, **pipes)
+    process = subprocess.Popen(args, cwd=ROOT, env=env, text=True, **pipes)
+    watch = threading.Timer(300, process.kill)  # a test that waits for a line that never comes is to fail, not to hang
+    watch.daemon = True
+    watch.start()
+    return process
 
 
 def wait_for(process, text, pipe="stdout"):
