@@ -53,7 +53,7 @@ class CrossPlay(NamedTuple):
     @property
     def is_zero_sum(self) -> bool:
         """Whether the rewards of the agents sum to 0 in every joint action, so that their mean says nothing."""
-        return self.has_own and bool(np.nanmax(np.abs(self.rewards.sum(-1))) < 1e-9)
+        return self.has_own and bool(np.nanmax(np.abs(self.rewards.sum(-1))) < 1e-6)
 
     @property
     def own(self) -> tuple[np.ndarray, np.ndarray]:
