@@ -21,6 +21,7 @@ from jmarl.files.run_files import PACKAGES, version_of
 OPTIONAL = {  # package -> (module to import, what it is for)
     "gguf": ("gguf", ".gguf files"),
     "wandb": ("wandb", "Weights & Biases"),
+    "trackio": ("trackio", "trackio"),
     "matplotlib": ("matplotlib.pyplot", "figures"),
     "nbclient": ("nbclient", "notebooks"),
     "textarena": ("textarena", "games of TextArena"),

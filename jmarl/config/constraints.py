@@ -190,6 +190,7 @@ RUN: list[Constraint] = [
     off_unless("alternate_every", 1, lambda s: s.update_order == "alternating", "where update_order is simultaneous"),
     ("resume", lambda s: not s.resume or s.output_dir, "must be off without output_dir"),
     ("save_every", lambda s: not s.save_every or s.output_dir, "must be off without output_dir"),
+    ("trackio", lambda s: not s.trackio or s.output_dir, "must be empty without output_dir, where the name of its run is kept"),
     off_unless("resume_step", None, lambda s: s.resume is True, "without resume"),
     ("resume", lambda s: not (s.resume == "auto" and s.save_every == 0),
      "must be True or False where save_every=0, which makes no checkpoints"),

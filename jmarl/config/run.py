@@ -60,6 +60,10 @@ class Run(Section):
     """Print lines about the steps, and on a terminal a bar with what the run does now."""
     tensorboard: bool = True
     """Write event files of TensorBoard to output_dir."""
+    trackio: str = ""
+    """Project of trackio that the run logs to; empty: none. Its files are in the directory that the variable TRACKIO_DIR names,
+    by default that of trackio, so that `trackio show` has all runs side by side; nothing is sent anywhere unless
+    TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set. Needs the extra trackio."""
     output_dir: str = ""
     """Directory of metrics, checkpoints and final models; empty: nothing is written."""
     resume: bool | Literal["auto"] = False

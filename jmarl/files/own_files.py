@@ -30,7 +30,7 @@ LEARNED = {
     ".": r"reward_model(_\d+)?|failed_update_\d+\.(pkl|json|tmp)",
 }
 EVENTS = r"events\.out\.tfevents\.\d+\..+\.\d{18,}\.\d+"  # the long number are nanoseconds: others' files have none
-LOGS = {".": rf"metrics\.jsonl(\.tmp)?|completions\.jsonl\.gz(\.tmp)?|{EVENTS}|wandb_id\.(txt|tmp)"}
+LOGS = {".": rf"metrics\.jsonl(\.tmp)?|completions\.jsonl\.gz(\.tmp)?|{EVENTS}|(wandb_id|trackio_name)\.(txt|tmp)"}
 START = {"attempts": r"\d+", ".": r"config\.yaml(\.tmp)?"}
 EMPTY = ("metrics.jsonl", "completions.jsonl.gz")  # of a start that failed before its first step
 SHORT_LIVED = ("checkpoints", "history")  # folders of which a run deletes what it does not need any more

@@ -250,6 +250,7 @@ def open_writer(cfg: TrainConfig, hparams: dict[str, Any], updates: int, wandb_c
         tensorboard=cfg.run.tensorboard,
         progress=cfg.run.progress,
         wandb_config=wandb_config,
+        trackio={"project": cfg.run.trackio, "trace_every": cfg.run.log_every} if cfg.run.trackio else None,
         max_completions_mb=cfg.run.max_completions_mb,
         phase=CLOCK.reader(),
     )

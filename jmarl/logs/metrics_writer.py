@@ -1,4 +1,4 @@
-"""Write the metrics of a run to `metrics.jsonl`, TensorBoard, Weights & Biases and the terminal.
+"""Write the metrics of a run to `metrics.jsonl`, TensorBoard, Weights & Biases, trackio and the terminal.
 
 `metrics.jsonl` is the source of truth: one JSON object per line with its `step`, flushed at once. NaN and infinities are the
 strings "NaN", "Infinity", "-Infinity", so that any JSON reader can read the file. The step of a row is the number of updates
@@ -11,7 +11,8 @@ Errors of logs do not stop training. Rows that do not fit on a full disk wait in
 fits (`log_file`); nothing more is shown on a terminal that has closed. Each failed write is counted in `log_errors`, and the
 first of each log is reported. Only a run directory that cannot be written at the start is an error.
 
-Left out: texts and histograms in `metrics.jsonl`, texts in W&B, system metrics, averages (values are written unchanged).
+Left out: texts and histograms in `metrics.jsonl`, texts in W&B and trackio, system metrics, averages (values are written
+unchanged).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import logging
 import math
 import os
 import re
+import sqlite3
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,7 +44,9 @@ from jmarl.logs.terminal import Terminal
 logger = logging.getLogger(__name__)
 
 COUNTS = ("step", "eval/updates")  # columns that are whole numbers
-TRACKERS = Table[Callable[..., Sink]]({"TensorBoard": "jmarl.logs.sinks:TensorBoard", "W&B": "jmarl.logs.sinks:Wandb"})
+TRACKERS = Table[Callable[..., Sink]](
+    {"TensorBoard": "jmarl.logs.sinks:TensorBoard", "W&B": "jmarl.logs.sinks:Wandb", "trackio": "jmarl.logs.sinks:Trackio"}
+)
 
 
 class MetricsWriter:
@@ -51,12 +55,13 @@ class MetricsWriter:
     Args:
         run_dir: directory of `metrics.jsonl` and the TensorBoard event files; created if missing.
             Empty: only progress is shown.
-        hparams: the settings, a nested mapping; shown in TensorBoard (HPARAMS and TEXT) and W&B.
+        hparams: the settings, a nested mapping; shown in TensorBoard (HPARAMS and TEXT), W&B and trackio.
         total_steps: number of steps of the whole run.
         start_step: first step of this process; existing rows from it on are dropped. 0 drops all.
         tensorboard: whether to write TensorBoard events.
         progress: whether to print lines about the steps, on a terminal with a bar below them.
         wandb_config: keyword arguments of `wandb.init` (`project`, `mode="offline"`, ...); None: no W&B.
+        trackio: `project` and `trace_every` of `sinks.Trackio`; None: no trackio.
         max_completions_mb: largest size of `completions.jsonl.gz`; 0: it is not written.
         phase: returns what the run does now and for how many seconds; shown as progress.
 
@@ -75,6 +80,7 @@ class MetricsWriter:
         tensorboard: bool = True,
         progress: bool = True,
         wandb_config: Mapping[str, Any] | None = None,
+        trackio: Mapping[str, Any] | None = None,
         max_completions_mb: int = 0,
         phase: Callable[[], tuple[str, float]] = lambda: ("idle", 0.0),
     ):
@@ -85,7 +91,7 @@ class MetricsWriter:
         self.evaluated: dict[int, Mapping[str, Any]] = {}
         self._sinks: dict[str, Sink] = {}
         if run_dir:
-            self._open_files(Path(run_dir), hparams, start_step, tensorboard, wandb_config, max_completions_mb)
+            self._open_files(Path(run_dir), hparams, start_step, tensorboard, wandb_config, trackio, max_completions_mb)
         if progress:
             with self._counting("progress", Terminal.errors):
                 self._sinks["progress"] = Terminal(total_steps, start_step, phase)
@@ -98,6 +104,7 @@ class MetricsWriter:
         start_step: int,
         tensorboard: bool,
         wandb_config: Mapping[str, Any] | None,
+        trackio: Mapping[str, Any] | None,
         max_completions_mb: int,
     ) -> None:
         rows = _Jsonl(run_dir, start_step)
@@ -107,6 +114,9 @@ class MetricsWriter:
             self._sinks[completions_file.NAME] = _Completions(run_dir, start_step, max_completions_mb)
         if wandb_config is not None:
             self._sinks["W&B"] = TRACKERS["W&B"](run_dir, hparams, wandb_config, rows.num_logged)
+        if trackio is not None:
+            with self._counting("trackio", (OSError, sqlite3.Error)):
+                self._sinks["trackio"] = TRACKERS["trackio"](run_dir, hparams, **trackio)
         if tensorboard:
             with self._counting("TensorBoard", Sink.errors):
                 self._sinks["TensorBoard"] = TRACKERS["TensorBoard"](run_dir, hparams, start_step)
@@ -137,12 +147,12 @@ class MetricsWriter:
         self._call("text", step, valid(name), valid(markdown))
 
     def completions(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
-        """Write the completions of a step or an evaluation to `completions.jsonl.gz`, see `completions_file`, and print a
-        sample of them, see `samples`."""
+        """Write the completions of a step or an evaluation to `completions.jsonl.gz`, see `completions_file`, and some to
+        trackio, and print a sample of them, see `samples`."""
         self._call("completions", step, kind, record)
 
     def histogram(self, step: int, name: str, values: Any) -> None:
-        """Write the distribution of the finite values to TensorBoard and W&B, if there are any."""
+        """Write the distribution of the finite values to TensorBoard, W&B and trackio, if there are any."""
         flat = np.asarray(values, np.float64).ravel()
         flat = flat[np.isfinite(flat)]
         if flat.size:

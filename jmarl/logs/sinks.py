@@ -1,4 +1,4 @@
-"""The logs of other programs that `metrics_writer` writes to: TensorBoard, and Weights & Biases.
+"""The logs of other programs that `metrics_writer` writes to: TensorBoard, Weights & Biases and trackio.
 
 TensorBoard events are written here, of TensorBoard's own protocol buffers: writers such as tensorboardX import torch if it is
 installed (seconds, and 200 MB), and one whose background thread dies on a full disk blocks the run forever.
@@ -6,23 +6,29 @@ installed (seconds, and 200 MB), and one whose background thread dies on a full 
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import importlib
 import os
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from huggingface_hub import constants
 
+from jmarl.columns import valid
+from jmarl.logs.completions_file import EVAL
 from jmarl.logs.log_file import REWARD_TAG, LogFile, Sink
 from jmarl.logs.tables import escape
+from jmarl.models.hub.messages import ChatPrompt
 from jmarl.shadows import explaining
 
-WANDB_ID = "wandb_id.txt"  # in the run directory
+WANDB_ID, TRACKIO_NAME = "wandb_id.txt", "trackio_name.txt"  # in the run directory
 STEP = "jmarl/step"  # column of rows in a W&B run that a script began
 NUM_BINS = 64  # of histograms
 
@@ -138,9 +144,7 @@ class Wandb(Sink):
         self.is_own = active is None or "reinit" in config or config.get("id", active_id) != active_id
         run_id = str(config.get("id") or before or secrets.token_hex(4)) if self.is_own else active_id
         if run_id != before:
-            temporary = file.with_suffix(".tmp")
-            temporary.write_text(f"{run_id}\n", encoding="utf-8")
-            temporary.replace(file)
+            write_line(file, run_id)
         if self.is_own:
             own = {"dir": str(run_dir), "id": run_id, "resume": "allow"} | ({} if active is None else {"reinit": "create_new"})
             self.run = self.wandb.init(**own | dict(config) | {"config": settings})
@@ -171,3 +175,103 @@ class Wandb(Sink):
             self.run.define_metric(name, step_metric=STEP)
             self._defined.add(name)
         self.run.log(row | {STEP: step})
+
+
+class Trackio(Sink):
+    """One run of trackio for all attempts of a run: its name is in the run directory, written before the first attempt begins.
+
+    It is a run beside the one that a script has begun. Rows that trackio has are not sent again. What trackio cannot write, it
+    reports itself, as a warning.
+
+    Args:
+        project: in which the run is.
+        trace_every: steps between those of which the best and the worst episode are written, as one `Trace` of each agent.
+    """
+
+    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], project: str, trace_every: int):
+        try:
+            with explaining():
+                self.trackio: Any = importlib.import_module("trackio")
+        except ModuleNotFoundError as error:
+            raise ImportError(f"trackio={project!r} is given, but not installed: pip install 'jmarl[trackio]'") from error
+        file, self.trace_every = run_dir / TRACKIO_NAME, trace_every
+        if not file.is_file():
+            write_line(file, f"{run_dir.resolve().name}-{secrets.token_hex(4)}")
+        name = file.read_text(encoding="utf-8").strip()
+        last = self.trackio.sqlite_storage.SQLiteStorage.get_max_step_for_run(project, name)
+        self.first = 0 if last is None else last + 1
+        given = {"project": project, "name": name, "config": dict(hparams), "resume": "allow"}
+        with asking_nobody():
+            # An empty context: trackio ends the run of the context in which it begins another.
+            switches = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
+            self.run = contextvars.Context().run(lambda: self.trackio.init(**given, **switches))
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        if step >= self.first or "eval/updates" in row:  # an evaluation has its number of updates in its row
+            self.run.log(row, step=step)
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        if step >= self.first:
+            self.run.log({name: self.trackio.Histogram(values)}, step=step)
+
+    def completions(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
+        if kind == EVAL or (step >= self.first and (step - 1) % self.trace_every == 0):
+            traces = [self.trackio.Trace(*trace) for trace in traces_of(f"{kind} {step}", record["turns"])]
+            self.run.log({f"{kind}/episodes": traces}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+@contextlib.contextmanager
+def asking_nobody() -> Iterator[None]:
+    """Keep trackio from asking the Hub for the name of the user, unless its variables say that the run is sent somewhere."""
+    before, is_sent = constants.HF_HUB_OFFLINE, {"TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"} & os.environ.keys()
+    constants.HF_HUB_OFFLINE = before or not is_sent
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def traces_of(name: str, turns: Sequence[Mapping[str, Any]]) -> list[tuple[list[dict[str, str]], dict[str, Any]]]:
+    """Return the messages and the metadata of each agent in the episodes with the highest and the lowest sum of rewards.
+
+    turns: see `completions_file`."""
+    nodes, joint = range(len(turns[0]["items"])), range(len(turns[0]["joint"]))
+    episodes = [path_of(turns, p, j) for p in nodes for j in joint]
+    sums = [sum(x for turn, p, j in path for x in turn["rewards"][p][j] if x is not None) for path in episodes]
+    traces = []
+    for number in dict.fromkeys((int(np.argmax(sums)), int(np.argmin(sums)))):
+        for agent in range(len(turns[0]["prompts"])):
+            path = [(turn, p, j) for turn, p, j in episodes[number] if turn["acts"][agent][p]]
+            messages = []
+            for turn, p, j in path:
+                text = turn["completions"][agent][p][turn["joint"][j][agent]]
+                prompt = turn["prompts"][agent][p]
+                messages += prompt.messages if isinstance(prompt, ChatPrompt) else ({"role": "user", "content": prompt},)
+                messages.append({"role": "assistant", "content": text})
+            messages = [{name: valid(x) for name, x in message.items()} for message in messages]
+            rewards = [turn["rewards"][p][j][agent] for turn, p, j in path]
+            metadata = {"session_id": f"{name}, episode {number}", "agent": agent, "rewards": rewards}
+            traces += [(messages, metadata)] if messages else []
+    return traces
+
+
+def path_of(turns: Sequence[Mapping[str, Any]], p: int, j: int) -> list[tuple[Mapping[str, Any], int, int]]:
+    """Return turn, node and joint action of each turn of the episode that begins with joint action `j` of node `p`."""
+    path = [(turns[0], p, j)]
+    for turn in turns[1:]:
+        before, p, j = path[-1]
+        index = p * len(before["joint"]) + j
+        if index not in turn["parents"]:
+            break
+        path.append((turn, turn["parents"].index(index), 0))
+    return path
+
+
+def write_line(file: Path, text: str) -> None:
+    """Replace a file by one line."""
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(f"{text}\n", encoding="utf-8")
+    temporary.replace(file)

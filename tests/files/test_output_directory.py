@@ -23,7 +23,8 @@ OF_RUNS = [  # one file of each kind
     "checkpoints/3/state/x", "checkpoints/4.saving/x", "checkpoints/best.json", "models/agent_0/config.json",
     "models/agent_1.old/x", "pairs/round_0000.jsonl", "history/round_000000.npz", "reward_model/config.json",
     "reward_model_0/metrics.jsonl",
-    "failed_update_4.pkl", "metrics.jsonl", "completions.jsonl.gz", "wandb_id.txt", "config.yaml", EVENTS,
+    "failed_update_4.pkl", "metrics.jsonl", "completions.jsonl.gz", "wandb_id.txt", "trackio_name.txt", "config.yaml",
+    EVENTS,
 ]  # fmt: skip
 OF_USERS = [
     "checkpoints/last.ckpt", "checkpoints/epoch_3/model.bin", "models/base/config.json", "models/agent_x/config.json",
