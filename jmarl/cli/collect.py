@@ -5,8 +5,12 @@ is a conversation of one agent: `observations`, `actions` and, for each action, 
 to the value (mean over agents), and the measures in `info`. With history append that is an episode; with history none an agent
 reads each prompt alone, so each turn is a trajectory. Observations are lists of messages if prompts are put into a chat
 template, else texts, so that training encodes what was sampled from. `metadata` has the rest: number and task of the episode,
-agent, role, turns, whether completions ended or were cut off, and the return of the episode. A turn without a valid reward has
-none in the file.
+agent, role, turns, whether completions ended or were cut off, their returns (reward-to-go of the agent), and the return of the
+episode. A turn without a valid reward has none in the file.
+
+`--format messages` and `--format atif` write the same trajectories for other programs, see `teams.formats`: as chat messages,
+which sft of jmarl and TRL reads, and as ATIF-v1.7 (github.com/harbor-framework/harbor), in which all agents of an episode have
+its session_id. With history none an agent has a trajectory per turn there too.
 
 After each batch the file is complete JSON, and `FILE.progress` says how much of it is done. The same command continues a
 collection that was stopped, with the same result; the batch in which it was stopped is played again. `--pairs` writes the best
@@ -24,18 +28,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import INTERRUPTED, check_output, plural, to_stderr
+from jmarl.cli.teams.formats import FORMATS, formatted
 from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, play_tasks, split_batches, tasks_for
-from jmarl.models.hub.messages import ChatPrompt
+from jmarl.cli.teams.rows import episodes_of
 
 if TYPE_CHECKING:
     from jmarl.envs.data import Pair
-    from jmarl.rollout.turns import Rollout
-    from jmarl.team import Team
 
 EPILOG = """examples:
   jmarl collect --model runs/mine -n 200 -o data.jsonl --filter-reward 0.5
@@ -51,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is written")
     what.add_argument("-n", "--num-episodes", type=int, required=True, metavar="N", help="episodes to play")
     what.add_argument("-o", "--output", required=True, metavar="FILE", help=".json or .jsonl")
+    text = "trajectories, as jmarl train reads them; messages: chat messages; atif: ATIF-v1.7. Default: trajectories"
+    what.add_argument("--format", choices=FORMATS, default="trajectories", help=text)
     what.add_argument("--num-generations", type=int, default=1, metavar="K", help="episodes of a task; default: 1")
     what.add_argument("--filter-reward", type=float, metavar="X", help="leave out episodes with a return below X")
     text = "only trajectories of these agents, by number and separated by commas; default: all"
@@ -67,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     match = open_match(args, args.seed, args.num_generations)
     if args.pairs and match.cfg.episodes.num_turns > 1:
         raise ValueError("--pairs is for episodes of one turn: later prompts of two episodes differ; set --num-turns 1")
-    names = ("num_episodes", "num_generations", "filter_reward", "agents", "seed", "batch_size")
+    names = ("format", "num_episodes", "num_generations", "filter_reward", "agents", "seed", "batch_size")
     settings = match.settings | {name: getattr(args, name) for name in names}
     try:
         with interrupted_by_sigterm():
@@ -95,6 +100,11 @@ def check_arguments(args: argparse.Namespace) -> None:
     output = Path(args.output)
     if output.suffix not in (".json", ".jsonl"):
         raise ValueError(f"--output {output} must end in .json or .jsonl")
+    if args.format != "trajectories" and (output.suffix != ".jsonl" or args.pairs):
+        refused = (
+            "--pairs reads trajectories: remove it, or --format" if args.pairs else f"--output {output} must end in .jsonl"
+        )
+        raise ValueError(f"--format {args.format} writes one trajectory per line: {refused}")
     if args.batch_size < 1:
         raise ValueError(f"--batch-size {args.batch_size} must be at least 1")
     if args.pairs and args.num_generations < 2:
@@ -146,7 +156,8 @@ def collect(match: Match, args: argparse.Namespace, tasks: Sequence[dict], setti
         first = sum(map(len, batches[:part]))
         episodes = episodes_of(rollout, match, batches[part], first)
         selected = [rows for value, rows in episodes if args.filter_reward is None or value >= lowest]
-        file.append([row for rows in selected for row in rows if row["metadata"]["agent"] in agents], len(selected))
+        rows = [row for rows in selected for row in rows if row["metadata"]["agent"] in agents]
+        file.append([formatted(row, args.format) for row in rows], len(selected))
         played = len(episodes) + first * args.num_generations
         to_stderr(f"{played}/{args.num_episodes} episodes, {file.num_episodes} written, {time.monotonic() - start:.0f} s")
     return file
@@ -228,115 +239,6 @@ class TrajectoryFile:
 
 def encode(text: str) -> bytes:
     return text.encode("utf-8", errors="backslashreplace")  # a lone surrogate, as JSON writes it: \ud800
-
-
-# --- rows --------------------------------------------------------------------------------------------------------------
-
-
-def episodes_of(rollout: Rollout, match: Match, tasks: Sequence[dict], first_task: int) -> list[tuple[float, list[dict]]]:
-    """Return the return (mean over agents) and the rows of each episode of a rollout that does not branch.
-
-    tasks: of the rollout. first_task: number of the first of them."""
-    ended = ended_of(match.team, rollout)
-    num_tasks, num_joint = rollout.turns[0].rewards.shape[:2]
-    episodes = []
-    for p in range(num_tasks):
-        for j in range(num_joint):
-            path = path_of(rollout, p, j)
-            returns = rollout.joint_returns[0][p, j]
-            shared = {
-                "episode": (first_task + p) * num_joint + j,
-                "task_number": first_task + p,
-                "task": tasks[p],
-                "return": number(returns.mean()),
-                "seed": match.cfg.run.seed,
-            }
-            rows = []
-            for agent, role in enumerate(match.env.roles):
-                for row in rows_of(rollout, path, agent, match.cfg.episodes, ended):
-                    rows.append(row | {"metadata": shared | {"agent": agent, "role": role} | row["metadata"]})
-            episodes.append((float(returns.mean()), rows))
-    return episodes
-
-
-def ended_of(team: Team, rollout: Rollout) -> list[list[Any]]:
-    """Return for each turn and agent which completions [P, G] ended; the others were cut off at max_new_tokens."""
-    import numpy as np
-
-    from jmarl.team import to_agents
-
-    return [to_agents(team, [np.asarray(stack.ended) for stack in turn.completions]) for turn in rollout.turns]
-
-
-def path_of(rollout: Rollout, p: int, j: int) -> list[tuple[int, int]]:
-    """Return the node and joint action of each turn of an episode, which begins with joint action `j` of node `p`."""
-    import numpy as np
-
-    path = [(p, j)]
-    for before, turn in zip(rollout.turns, rollout.turns[1:], strict=False):
-        node, joint = path[-1]
-        following = np.flatnonzero(turn.parents == node * len(before.joint) + joint)
-        if not following.size:
-            break
-        path.append((int(following[0]), 0))
-    return path
-
-
-def rows_of(
-    rollout: Rollout, path: Sequence[tuple[int, int]], agent: int, episodes: Any, ended: Sequence[Sequence[Any]]
-) -> list[dict]:
-    """Return the rows of one agent in one episode: one per turn in which it acts, or one in all with history append."""
-    steps = []
-    for t, (p, j) in enumerate(path):
-        turn = rollout.turns[t]
-        if not turn.acts[agent, p]:
-            continue
-        g = turn.joint[j, agent]
-        prompt = turn.prompts[agent][p]
-        k = p * len(turn.joint) + j
-        components, measures = (finite_at(numbers, k) for numbers in (turn.parts, turn.measures))
-        observation: Any = prompt
-        if episodes.chat_settings.of(agent) or isinstance(prompt, ChatPrompt):
-            messages = prompt.messages if isinstance(prompt, ChatPrompt) else ({"role": "user", "content": prompt},)
-            observation = {"messages": [dict(message) for message in messages], "done": False}
-        steps.append(
-            {
-                "observation": observation,
-                "action": {"role": "assistant", "content": turn.texts[agent][p][g]},
-                "reward": {"value": number(turn.rewards[p, j, agent]), "components": components, "info": measures},
-                "turn": t,
-                "ended": bool(ended[t][agent][p, g]),
-            }
-        )
-    conversations = [steps] if episodes.history == "append" else [[step] for step in steps]
-    return [conversation_row(conversation, len(path)) for conversation in conversations if conversation]
-
-
-def conversation_row(steps: Sequence[dict], num_turns: int) -> dict:
-    """Return a trajectory of some steps of an agent. num_turns: of the whole episode."""
-    row = {
-        "observations": [step["observation"] for step in steps],
-        "actions": [step["action"] for step in steps],
-        "rewards": [step["reward"] for step in steps],
-        "metadata": {
-            "turns": [step["turn"] for step in steps],
-            "num_turns": num_turns,
-            "ended": [step["ended"] for step in steps],
-        },
-    }
-    if any(step["reward"]["value"] is None for step in steps):
-        row["metadata"]["invalid_rewards"] = row.pop("rewards")
-    return row
-
-
-def finite_at(numbers: Mapping[str, Any], k: int) -> dict[str, float]:
-    """Return the numbers of joint action k by name, without those that are not finite."""
-    return {name: float(values[k]) for name, values in numbers.items() if math.isfinite(values[k])}
-
-
-def number(value: Any) -> float | None:
-    """Return a number as JSON has it; None if it is not finite."""
-    return float(value) if math.isfinite(value) else None
 
 
 def pairs_of(rows: Sequence[Any]) -> list[Pair]:

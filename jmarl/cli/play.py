@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 def episode_lines(rollout: Rollout, match: Match, task: dict, width: int) -> list[str]:
     """Return an episode as lines. rollout: of one task with one completion."""
-    from jmarl.cli.collect import ended_of, number
+    from jmarl.cli.teams.rows import ended_of, number
     from jmarl.logs.samples import block
 
     ended, roles = ended_of(match.team, rollout), match.env.roles
@@ -67,7 +67,7 @@ def episode_lines(rollout: Rollout, match: Match, task: dict, width: int) -> lis
 
 def reward_lines(turn: Any, roles: tuple[str, ...], width: int) -> list[str]:
     """Return the reward of a turn, its parts and the measures as lines."""
-    from jmarl.cli.collect import number
+    from jmarl.cli.teams.rows import number
     from jmarl.logs.samples import block
 
     rewards = [number(x) for x in turn.rewards[0, 0]]

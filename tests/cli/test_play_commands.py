@@ -32,6 +32,7 @@ from jmarl.config import Sampling
 from jmarl.preferences.encoding import encode_trajectory
 from jmarl.preferences.pairs import read_rows
 from jmarl.sampling.generate import tokenize
+from tests.cli.test_formats import check_atif
 from tests.house import HOUSE
 
 pytestmark = pytest.mark.long
@@ -174,6 +175,11 @@ REFUSED = [
         "--pairs is for episodes of one turn",
     ),
     ((*COLLECT, "-o", "t.csv", "-n", 4), "must end in .json or .jsonl"),
+    ((*COLLECT, "-o", "t.json", "-n", 4, "--format", "atif"), "--output t.json must end in .jsonl"),
+    (
+        (*COLLECT, "-o", "t.jsonl", "-n", 4, "--format", "messages", "--num-generations", 2, "--pairs", "p"),
+        "--pairs reads trajectories: remove it, or --format",
+    ),
 ]
 
 
@@ -403,6 +409,29 @@ def test_a_file_has_all_turns_and_agents(tmp_path):
         assert values[0] == letters == [reward["info"]["first_letters"] for reward in first["rewards"]]
     turns = [(row["metadata"]["turns"], row["metadata"]["agent"]) for row in read(tmp_path / "n.json")["trajectories"]]
     assert turns == [([0], 1), ([1], 1)] * 4
+
+
+def test_all_formats_have_the_same_episodes(tmp_path, capsys):
+    """A collection does not go on in another format. Returns of an agent are the sums of its rewards from there on."""
+    flags = ("-n", 4, "--history", "append", "--option", "turns=2")
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("trajectories", "messages", "atif")}
+    for name, path in files.items():
+        assert play("collect", path, *flags, "--format", name) == 0
+    rows, messages, trajectories = (read_rows(path) for path in files.values())
+    lines = files["atif"].read_text(encoding="utf-8").splitlines()
+    assert len(rows) == len(messages) == len([check_atif(line) for line in lines]) == 8
+    assert len({x["session_id"] for x in trajectories}) == 4 and len({x["trajectory_id"] for x in trajectories}) == 8
+    for row, chat, trajectory in zip(rows, messages, trajectories, strict=True):
+        texts = [x for pair in zip(row["observations"], (a["content"] for a in row["actions"]), strict=True) for x in pair]
+        assert texts == [m["content"] for m in chat["messages"]] == [step["message"] for step in trajectory["steps"]]
+        values = [reward["value"] for reward in row["rewards"]]
+        assert row["metadata"]["returns"] == pytest.approx([sum(values), values[1]]) and chat["reward"] == sum(values)
+        assert [step["extra"]["reward"]["value"] for step in trajectory["steps"][1::2]] == values
+    assert [x.actions for x in load_trajectories(files["messages"])] == [x.actions for x in load_trajectories(rows)]
+    progress = files["atif"].with_name("atif.jsonl.progress")
+    progress.write_text('{"settings": {"format": "atif"}, "batches": 1}', encoding="utf-8")
+    assert play("collect", files["atif"], *flags, "--format", "messages") == 2
+    assert "format: 'atif' -> 'messages'" in capsys.readouterr().err
 
 
 def test_the_components_of_a_reward_add_up_to_it_and_measures_stand_beside_them(tmp_path):
