@@ -54,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is written")
     what.add_argument("-n", "--num-episodes", type=int, required=True, metavar="N", help="episodes to play")
     what.add_argument("-o", "--output", required=True, metavar="FILE", help=".json or .jsonl")
-    text = "trajectories, as jmarl train reads them; messages: chat messages; atif: ATIF-v1.7. Default: trajectories"
-    what.add_argument("--format", choices=FORMATS, default="trajectories", help=text)
+    text = "trajectories (default), messages, or atif, harbor's"
+    what.add_argument("--format", choices=FORMATS, default="trajectories", metavar="F", help=text)
     what.add_argument("--num-generations", type=int, default=1, metavar="K", help="episodes of a task; default: 1")
     what.add_argument("--filter-reward", type=float, metavar="X", help="leave out episodes with a return below X")
     text = "only trajectories of these agents, by number and separated by commas; default: all"
     what.add_argument("--agents", metavar="N,N", help=text)
-    what.add_argument("--pairs", metavar="FILE", help="also write best and worst completions as pairs; needs K > 1")
+    what.add_argument("--pairs", metavar="FILE", help="also best and worst completions as pairs, with K > 1")
     what.add_argument("--seed", type=int, default=0, metavar="S", help="of tasks and sampling; default: 0")
     what.add_argument("--batch-size", type=int, default=16, metavar="N", help="tasks sampled at once; default: 16")
 

@@ -14,7 +14,7 @@ from jmarl.files.identity.fingerprint import difference, doubts
 # Settings of files, logs, evaluations and devices, and the length of the run. `mesh` puts the same weights on other devices,
 # `held_out` is a setting of experiments.
 MAY_CHANGE = {
-    "resume", "resume_step", "strict_checkpoints", "allow_changed", "num_updates", "tensorboard", "save_every",
+    "resume", "resume_step", "strict_checkpoints", "allow_changed", "num_updates", "tensorboard", "trackio", "save_every",
     "save_minutes", "save_total_limit", "save_models", "stop_after_nonfinite", "replay_rollout", "log_every", "eval_every",
     "max_completions_mb", "eval_generations", "eval_temperature", "overlap_rewards", "mesh", "strategy", "held_out",
     "output_dir", "progress", "rewards_divided", "keep_best",

@@ -116,7 +116,7 @@ class MetricsWriter:
             self._sinks["W&B"] = TRACKERS["W&B"](run_dir, hparams, wandb_config, rows.num_logged)
         if trackio is not None:
             with self._counting("trackio", (OSError, sqlite3.Error)):
-                self._sinks["trackio"] = TRACKERS["trackio"](run_dir, hparams, **trackio)
+                self._sinks["trackio"] = TRACKERS["trackio"](run_dir, hparams, rows.num_logged, **trackio)
         if tensorboard:
             with self._counting("TensorBoard", Sink.errors):
                 self._sinks["TensorBoard"] = TRACKERS["TensorBoard"](run_dir, hparams, start_step)

@@ -184,11 +184,13 @@ class Trackio(Sink):
     reports itself, as a warning.
 
     Args:
+        num_logged: steps whose rows earlier attempts have written, where trackio does not say it: on network file systems, or
+            if it sends them.
         project: in which the run is.
         trace_every: steps between those of which the best and the worst episode are written, as one `Trace` of each agent.
     """
 
-    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], project: str, trace_every: int):
+    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], num_logged: int, *, project: str, trace_every: int):
         try:
             with explaining():
                 self.trackio: Any = importlib.import_module("trackio")
@@ -196,15 +198,17 @@ class Trackio(Sink):
             raise ImportError(f"trackio={project!r} is given, but not installed: pip install 'jmarl[trackio]'") from error
         file, self.trace_every = run_dir / TRACKIO_NAME, trace_every
         if not file.is_file():
+            num_logged = 0
             write_line(file, f"{run_dir.resolve().name}-{secrets.token_hex(4)}")
         name = file.read_text(encoding="utf-8").strip()
         last = self.trackio.sqlite_storage.SQLiteStorage.get_max_step_for_run(project, name)
-        self.first = 0 if last is None else last + 1
+        self.first = num_logged if last is None else last + 1
         given = {"project": project, "name": name, "config": dict(hparams), "resume": "allow"}
         with asking_nobody():
             # An empty context: trackio ends the run of the context in which it begins another.
             switches = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
             self.run = contextvars.Context().run(lambda: self.trackio.init(**given, **switches))
+        self.run.id = name  # by which rows are of one run, also where trackio does not find those of earlier attempts yet
 
     def write(self, step: int, row: dict[str, float]) -> None:
         if step >= self.first or "eval/updates" in row:  # an evaluation has its number of updates in its row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from typing import Any
 
 from jmarl import load_trajectories
 from jmarl.cli.teams.formats import formatted
@@ -47,7 +48,7 @@ def check_atif(line):
     return trajectory
 
 
-def row(agent=0, **changes):
+def row(agent=0, **changes) -> dict[str, Any]:
     """A row of two turns, of which the first has a system message and an example."""
     chat = [("system", "be brief"), ("user", "1?"), ("assistant", "one"), ("tool", HOSTILE)]
     messages = [{"role": role, "content": content} for role, content in chat]

@@ -6,9 +6,11 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jmarl import TrainConfig
 from jmarl.logs.completions_file import EVAL, NAME, TRAIN, read_completions
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.sinks import TRACKIO_NAME, traces_of
@@ -55,11 +57,15 @@ def turn(prompts, completions, rewards, parents=(0,), acts=((True,), (True,))):
     return parts | {"parts": {}, "measures": {}, "parents": list(parents), "items": [0]}
 
 
-def test_all_attempts_of_a_run_are_one_run_of_trackio_and_nobody_is_asked(trackio, tmp_path, asked):
-    """The second attempt repeats steps 2 and 3 and ends by Ctrl+C; the third begins where it ended."""
+@pytest.mark.parametrize("mode", ["sqlite", "jsonl"])
+def test_all_attempts_of_a_run_are_one_run_of_trackio_and_nobody_is_asked(mode, trackio, tmp_path, asked, monkeypatch):
+    """The second attempt repeats steps 2 and 3; the third begins where it ended, and ends by Ctrl+C. On a network file system
+    trackio writes files that its dashboard reads later."""
+    monkeypatch.setenv("TRACKIO_STORAGE_MODE", mode)
+    given = SETTINGS | {"trackio": {"project": mode, "trace_every": 2}}
     with pytest.raises(KeyboardInterrupt):
         for start, end in ((0, 4), (2, 5), (5, 6)):
-            with writer(tmp_path / "mine", start_step=start, **SETTINGS) as out:
+            with writer(tmp_path / "mine", start_step=start, **given) as out:
                 out.write(start, {"eval/updates": start})
                 for step in range(start, end):
                     out.write(step, {"loss": 0.5 * step, "agent_0/kl": float("nan")})
@@ -67,14 +73,16 @@ def test_all_attempts_of_a_run_are_one_run_of_trackio_and_nobody_is_asked(tracki
                 assert out.log_errors == 0
                 if end == 6:
                     raise KeyboardInterrupt
-    storage, runs = stored(trackio, "p")
+    trackio.fragments.import_inbox_dir()
+    storage, runs = stored(trackio, mode)
     assert runs == [(tmp_path / "mine" / TRACKIO_NAME).read_text(encoding="utf-8").strip()] and runs[0].startswith("mine-")
-    rows = storage.get_logs("p", runs[0])
+    assert len(storage.get_run_records(mode)) == 1, "by their id too"
+    rows = storage.get_logs(mode, runs[0])
     assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(step, 0.5 * step) for step in range(6)]
     assert {str(row["agent_0/kl"]) for row in rows if "loss" in row} <= {"nan", "NaN"}
     assert [row["step"] for row in rows if "eval/updates" in row] == [0, 2, 5]
     assert [sum(row["lengths"]["values"]) for row in rows if "lengths" in row] == [3, 3, 3]
-    assert storage.get_run_config("p", runs[0])["seed"] == 1 and asked == []
+    assert storage.get_run_config(mode, runs[0])["seed"] == 1 and asked == []
 
 
 def test_a_run_that_a_script_has_begun_stays_open_beside_it(trackio, tmp_path, asked):
@@ -133,9 +141,15 @@ def test_trackio_missing_names_the_extra(tmp_path, monkeypatch):
         writer(tmp_path, **SETTINGS)
 
 
+def test_a_run_needs_a_directory_for_the_name_that_it_has_in_trackio():
+    with pytest.raises(ValueError, match="trackio.*must be empty without output_dir"):
+        TrainConfig.of(trackio="p")
+    assert TrainConfig.of(trackio="p", output_dir="runs/mine").run.trackio == "p"
+
+
 @pytest.mark.long
 def test_a_run_that_resumes_has_the_rows_of_its_file_and_its_own_texts_in_trackio(trackio, tmp_path, asked):
-    settings = dict(output_dir=str(tmp_path), trackio="runs", log_every=1, save_every=1)
+    settings: dict[str, Any] = dict(output_dir=str(tmp_path), trackio="runs", log_every=1, save_every=1)
     run(num_updates=2, **settings)
     run(num_updates=3, resume=True, **settings)
     storage, runs = stored(trackio, "runs")
