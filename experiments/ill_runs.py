@@ -1,6 +1,6 @@
 """Make ten deliberately ill runs and five healthy ones, and print what `jmarl doctor` says of each.
 
-Claim: each ill run is told by its rule, and no rule fires on a healthy one. The thresholds of jmarl/report/rules.yaml rest on it.
+Claim: each ill run is told by its rule, and none fires on a healthy one. The thresholds of jmarl/report/rules.yaml rest on it.
 Command: python -m experiments.ill_runs               (flags: --help; --names: some of the runs)
 Tasks: two agents read a letter. Most rewards are for writing it; Kuhn poker is a game whose rewards add up to 0.
 Model: two layers of width 32, a token per letter, random weights; 8 prompts with 8 completions of a few tokens.
@@ -37,8 +37,13 @@ def copied(first: Texts, second: Texts, letter: Texts) -> list[float]:
 
 
 def emitted(first: Texts, second: Texts) -> list[float]:
-    """How many letters are an a, of six."""
-    return [(a + b).count("a") / 6 for a, b in zip(first, second, strict=True)]
+    """The share of agents whose text begins with an a."""
+    return [(a.startswith("a") + b.startswith("a")) / 2 for a, b in zip(first, second, strict=True)]
+
+
+def tripled(first: Texts, second: Texts, letter: Texts) -> list[float]:
+    """The share of agents whose whole text is the letter three times."""
+    return [((a == 3 * x) + (b == 3 * x)) / 2 for a, b, x in zip(first, second, letter, strict=True)]
 
 
 def agreed(first: Texts, second: Texts) -> list[float]:
@@ -86,14 +91,14 @@ class ToyRun(NamedTuple):
 
 
 SETTINGS: dict[str, Any] = dict(
-    algorithm="magrpo", num_updates=60, num_prompts=8, num_generations=8, max_new_tokens=3, learning_rate=5e-3, per_agent="vmap",
-    mesh="agent=1", progress=False, save_every=0, save_models=False, tensorboard=False,
+    algorithm="magrpo", num_updates=60, num_prompts=8, num_generations=8, max_new_tokens=3, learning_rate=5e-3,
+    per_agent="vmap", mesh="agent=1", progress=False, save_every=0, save_models=False, tensorboard=False,
 )  # fmt: skip
 SLOWER: dict[str, Any] = dict(num_updates=200, learning_rate=3e-3)  # what copying needs
 RUNS = {
     "rate too high": ToyRun("entropy_collapsed", (copied,), dict(learning_rate=0.3)),
     "constant reward": ToyRun("no_variance", (constant,), dict(num_updates=20)),
-    "too few tokens": ToyRun("cut", (copied, brief), dict(max_new_tokens=1, num_updates=30)),
+    "too few tokens": ToyRun("cut", (tripled, copied), dict(max_new_tokens=2, num_updates=20)),
     "reward of length": ToyRun("length_learned", (long,), dict(max_new_tokens=12)),
     "opposed parts": ToyRun("parts_opposed", (long, short), dict(max_new_tokens=12)),
     "one learning rate of 0": ToyRun("idle_agent", (copied,), SLOWER | dict(learning_rate=(3e-3, 1e-8))),
@@ -104,7 +109,7 @@ RUNS = {
     "emit": ToyRun("healthy", (emitted,)),
     "copy": ToyRun("healthy", (copied,), SLOWER, LETTERS, LETTERS),
     "agree": ToyRun("healthy", (agreed,)),
-    "copy briefly": ToyRun("healthy", (copied, brief), SLOWER),
+    "emit briefly": ToyRun("healthy", (emitted, brief), {}, LETTERS, LETTERS),
     "kuhn": ToyRun("healthy", (), dict(algorithm="rae", num_prompts=6, num_generations=16, max_new_tokens=1, num_turns=3,
                                        branching="chain", entropy_coef=0.1, learning_rate=1e-3, num_updates=100)),
 }  # fmt: skip
@@ -136,7 +141,7 @@ def make_run(name: str, directory: Path, seed: int = 0) -> None:
         train(team, env, env.tasks(), cfg, params=params)
         return
     items, held_out = ([{"prompt": f"|{x}|", "letter": x} for x in letters] for letters in (run.letters, run.held_out))
-    reward = make_reward(*run.rewards, num_agents=2)
+    reward = make_reward([*run.rewards], num_agents=2)
     train(team, reward, items * (8 // len(items)), cfg, params=params, eval_items=held_out)
 
 

@@ -24,7 +24,6 @@ from jmarl.report.load import RecordedRun, load_runs
 MAX_SENTENCES, MIN_UPDATES = 8, 10  # said of a run; that a run needs to be judged
 MAX_BYTES = 10**7  # of compressed completions that are read
 MIN_SECONDS = 0.1  # of a phase in a step: tiny runs lose no time
-PHASES = ("rewards", "evaluation", "checkpoint", "compiling", "idle")  # in which nothing is sampled and nobody learns
 Signs = Iterator[tuple[float, tuple[int, int], dict[str, Any]]]
 
 
@@ -42,7 +41,7 @@ def percent(share: float) -> str:
 
 
 def entropy_collapsed(e: Evidence, limit: float) -> Signs:
-    """Entropy late in the run against that of the first update, where the reward did not rise after it fell below the limit."""
+    """Entropy late in the run against that of the first update, where the reward did not rise once it was below the limit."""
     rewards = e.series("reward/mean")
     for agent, series in e.of_agents("entropy").items():
         start, end = float(series.values[0]), series.end()
@@ -63,8 +62,11 @@ def no_variance(e: Evidence, limit: float) -> Signs:
 
 
 def cut(e: Evidence, limit: float) -> Signs:
-    """Share of completions that did not end before max_new_tokens, late in the run."""
-    most = e.run.settings.get("max_new_tokens")
+    """Share of completions that did not end before max_new_tokens, late in the run, where no agent's return rose by a quarter of
+    the way to the best one: tasks may be solved in max_new_tokens."""
+    most, returns = e.run.settings.get("max_new_tokens"), e.of_agents("return").values()
+    if any(x.end() - x.start() > 0.25 * (max(e.high, x.values.max()) - x.values.min()) for x in returns):
+        return
     for agent, series in e.of_agents("ended").items():
         if (share := 1 - series.end()) >= limit:
             yield share, series.late().span(), dict(agent=e.name(agent), share=percent(share), most=most)
@@ -165,10 +167,10 @@ def time_lost(e: Evidence, limit: float) -> Signs:
     rows = [row for row in e.rows[len(e.rows) // 2 :] if "time/step_s" in row]
     names = [name for name in e.columns if name.startswith("time/") and name != "time/step_s"]
     seconds = {name[5:]: sum(x for row in rows if np.isfinite(x := row.get(name, 0.0))) for name in names}
-    for phase in PHASES:
+    for phase, remedy in rules()["time_lost"]["remedies"].items():
         share, mean = (seconds.get(phase, 0.0) / max(total, SMALL) for total in (sum(seconds.values()), len(rows)))
         if share >= limit and mean >= MIN_SECONDS:
-            values = dict(share=percent(share), phase=phase, seconds=mean)
+            values = dict(share=percent(share), phase=phase, seconds=mean, remedy=remedy)
             yield share, (int(rows[0]["step"]), int(rows[-1]["step"])), values
 
 
@@ -196,7 +198,7 @@ def judge(e: Evidence) -> list[Finding]:
         if (rule["at_top"] or not is_solved) and (signs := [*check(e, rule["threshold"])]):
             strength, shown, values = max(signs, key=lambda sign: sign[0])
             text = visible(rule["says"].format(**values, updates="updates {} to {}".format(*shown)))
-            findings.append(Finding(check.__name__, round(rule["weight"] * min(strength, 1.0), 3), shown, text))
+            findings.append(Finding(check.__name__, round(rule["weight"] * min(float(strength), 1.0), 3), shown, text))
     moved = f"; the mean reward went from {rewards.start():.3g} to {rewards.end():.3g}" if rewards.values.size else ""
     text = f"This run looks healthy: none of {len(CHECKS)} rules fires in updates {updates[0]} to {updates[1]}{moved}."
     return sorted(findings, key=lambda x: -x.severity)[:MAX_SENTENCES] or [Finding("healthy", 0.0, updates, text)]
