@@ -111,7 +111,7 @@ RUNS = {
     "agree": ToyRun("healthy", (agreed,)),
     "emit briefly": ToyRun("healthy", (emitted, brief), {}, LETTERS, LETTERS),
     "kuhn": ToyRun("healthy", (), dict(algorithm="rae", num_prompts=6, num_generations=16, max_new_tokens=1, num_turns=3,
-                                       branching="chain", entropy_coef=0.1, learning_rate=1e-3, num_updates=100)),
+                                       branching="chain", entropy_coef=0.1, learning_rate=1e-3, num_updates=60)),
 }  # fmt: skip
 
 

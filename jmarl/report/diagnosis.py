@@ -41,7 +41,7 @@ def percent(share: float) -> str:
 
 
 def entropy_collapsed(e: Evidence, limit: float) -> Signs:
-    """Entropy late in the run against that of the first update, where the reward did not rise once it was below the limit."""
+    """Entropy late in the run against that of the first update, where the reward did not rise after it fell so far."""
     rewards = e.series("reward/mean")
     for agent, series in e.of_agents("entropy").items():
         start, end = float(series.values[0]), series.end()
@@ -62,7 +62,7 @@ def no_variance(e: Evidence, limit: float) -> Signs:
 
 
 def cut(e: Evidence, limit: float) -> Signs:
-    """Share of completions that did not end before max_new_tokens, late in the run, where no agent's return rose by a quarter of
+    """Entropy late in the run against that of the first update, where the reward did not rise after its fall."""
     the way to the best one: tasks may be solved in max_new_tokens."""
     most, returns = e.run.settings.get("max_new_tokens"), e.of_agents("return").values()
     if any(x.end() - x.start() > 0.25 * (max(e.high, x.values.max()) - x.values.min()) for x in returns):

@@ -73,7 +73,7 @@ CASES = {
     "cut": (lambda x: (run_of(agent_0__ended=1 - x), []), 0.5, 0.49),
     "idle_agent": (lambda x: (run_of(agent_0__entropy=fallen(0.4), agent_1__entropy=fallen(1 - x)), []), 0.099, 0.101),
     "parts_opposed": (lambda x: (run_of(), opposed(x)), 0.27, 0.26),
-    "clipped": (lambda x: (run_of(agent_0__clip_share=x), []), 0.3, 0.29),
+    "clipped": (lambda x: (run_of(agent_0__clip_share=x), []), 0.301, 0.299),
     "time_lost": (lambda x: (run_of(time__step_s=1.0, time__rewards=x, time__update=1 - x), []), 0.4, 0.39),
 }  # fmt: skip
 
@@ -173,7 +173,7 @@ def test_texts_of_runs_reach_neither_the_terminal_nor_the_page_as_they_are(tmp_p
     """A role and a text with an escape sequence and HTML."""
     hostile = "\x1b[2J<script>{share}"
     finding = judge(evidence_of(run_of(roles=[hostile], agent_0__clip_share=0.9), records((hostile,) * 2)))[0]
-    assert "\x1b" not in finding.text and r"\x1b[2J<script>{share} in" in finding.text
+    assert "\x1b" not in finding.text and r"wrote '\x1b[2J<script>{share}' in" in finding.text
     run = write_run(tmp_path / "run", steps=12)
     start = json.loads((run / "attempts" / "1" / "start.json").read_text(encoding="utf-8"))
     start["settings"]["environment"] = {"roles": [hostile, "other"]}
@@ -199,7 +199,7 @@ def test_ten_ill_runs_are_told_and_five_healthy_ones_are_not(tmp_path):
     from experiments.ill_runs import RUNS, make_run
     from jmarl.report import diagnose_runs
 
-    for number, (name, run) in enumerate(RUNS.items()):
+    for number, name in enumerate(RUNS):
         make_run(name, tmp_path / str(number))
     told = {name: [x.rule for x in diagnose_runs([tmp_path / str(n)]).popitem()[1]] for n, name in enumerate(RUNS)}
     assert [run.rule for run in RUNS.values()].count("healthy") == 5 and len(RUNS) == 15
