@@ -62,7 +62,7 @@ def no_variance(e: Evidence, limit: float) -> Signs:
 
 
 def cut(e: Evidence, limit: float) -> Signs:
-    """Entropy late in the run against that of the first update, where the reward did not rise after its fall."""
+    """Share of completions that did not end before max_new_tokens, late in the run, where no return rose by a quarter of
     the way to the best one: tasks may be solved in max_new_tokens."""
     most, returns = e.run.settings.get("max_new_tokens"), e.of_agents("return").values()
     if any(x.end() - x.start() > 0.25 * (max(e.high, x.values.max()) - x.values.min()) for x in returns):
