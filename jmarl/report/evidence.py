@@ -5,6 +5,7 @@ turn: returns over several turns are not computed again.
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ import numpy as np
 from jmarl.logs.completions_file import TRAIN
 from jmarl.report.load import RecordedRun, roles_of
 from jmarl.report.summary import columns_of
+
+logger = logging.getLogger(__name__)
 
 MAX_ROWS, MAX_RECORDS = 2000, 200
 TOP = 0.9  # of the way from the lowest mean reward to the best reward: a team that is there has learned its tasks
@@ -111,11 +114,18 @@ def evidence_of(run: RecordedRun, records: Sequence[Mapping[str, Any]]) -> Evide
     rows = run.rows[:: max(-(-len(run.rows) // MAX_ROWS), 1)]
     trained = [record for record in records if record["kind"] == TRAIN]
     trained = trained[:: max(-(-len(trained) // MAX_RECORDS), 1)]
-    groups = [group for record in trained for turn in record["turns"] for group in groups_of(record["step"], turn)]
-    nodes = [node for record in trained for node in nodes_of(record)]
+    groups, nodes = list[WrittenGroup](), list[JudgedNode]()
+    for record in trained:
+        try:
+            own = [group for turn in record["turns"] for group in groups_of(record["step"], turn)], nodes_of(record)
+        except (LookupError, TypeError, ValueError) as error:  # of a file that something else wrote
+            logger.warning("the completions of update %.20s are not judged: %.100r", record["step"], error)
+            continue
+        groups += own[0]
+        nodes += own[1]
     e = Evidence(run, rows, [*columns_of(rows)], groups, nodes)
     rewards, best = e.series("reward/mean").values, e.series("reward/max").values
-    return e._replace(low=rewards.min(), high=max(rewards.max(), *best)) if rewards.size else e
+    return e._replace(low=rewards.min(), high=max([rewards.max(), *best])) if rewards.size else e
 
 
 def groups_of(step: int, turn: Mapping[str, Any]) -> list[WrittenGroup]:

@@ -157,6 +157,14 @@ def test_columns_of_several_turns_and_rewards_that_are_missing_are_read():
     ]
 
 
+def test_records_of_another_form_are_left_out_with_a_warning(caplog):
+    run, good = run_of(), records(("a",) * 2, ((0.0,) * 2,) * 3)
+    turn = good[0]["turns"][0]
+    bad = [{"turns": [turn | change]} for change in ({"joint": [[7]]}, {"acts": 3}, {"rewards": "x"}, {"items": [0]})]
+    assert fired(run, [*good, *(good[0] | {"step": 40} | record for record in [*bad, {"turns": [{}]}])]) == ["same_text"]
+    assert caplog.text.count("of update 40 are not judged") == 5
+
+
 def test_findings_are_ranked_and_at_most_eight_and_a_short_run_is_not_judged():
     numbers = dict(agent_0__entropy=fallen(0.01), agent_0__clip_share=0.9, agent_0__ended=0.0, agent_0__zero_variance_share=0.9)
     findings = judge(evidence_of(run_of(**numbers), records(("a", "a"), ((0.0, 0.0),) * 3)))
