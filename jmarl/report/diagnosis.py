@@ -73,10 +73,10 @@ def cut(e: Evidence, limit: float) -> Signs:
 
 
 def clipped(e: Evidence, limit: float) -> Signs:
-    """Share of tokens whose ratio is clipped, late in the run."""
+    """Share of tokens whose ratio is clipped, the mean over updates."""
     for agent, series in e.of_agents("clip_share").items():
-        if (share := series.end()) >= limit:
-            yield share, series.late().span(), dict(agent=e.name(agent), share=percent(share))
+        if (share := float(series.values.mean())) >= limit:
+            yield share, series.where(series.values >= limit).span(), dict(agent=e.name(agent), share=percent(share))
 
 
 def same_text(e: Evidence, limit: float) -> Signs:
