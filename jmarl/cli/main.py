@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "collect": "play without learning, and write what was written as trajectories and pairs",
     "play": "print one episode turn by turn",
     "report": "write one HTML file with curves, settings, held-out results and completions of runs, or follow them (--watch)",
+    "doctor": "say in a few sentences what is wrong with runs, and what to try",
     "plan": "say whether a run fits on a GPU that is not here, and how long it takes at best",
     "serve": "offer environments to training elsewhere, a team over HTTP (OpenAI), or a seat of an environment (OpenEnv)",
     "export": "write the agents of a run for transformers, vLLM and peft",

@@ -8,5 +8,11 @@ from jmarl.lazy import face
 
 __getattr__ = face(
     __name__,
-    {"comparison": "LAST Comparison check_own", "load": "metrics", "page": "write_report", "serve": "address_of open_server"},
+    {
+        "comparison": "LAST Comparison check_own",
+        "diagnosis": "diagnose_runs",
+        "load": "metrics",
+        "page": "write_report",
+        "serve": "address_of open_server",
+    },
 )

@@ -21,6 +21,7 @@ from jmarl.files.run_files import replace_text
 from jmarl.logs.completions_file import finite
 from jmarl.report.comparison import Comparison, check_own, compare, files_of
 from jmarl.report.completions import load_completions
+from jmarl.report.diagnosis import top_sentences
 from jmarl.report.league import league
 from jmarl.report.load import IDENTITY, Group, Grouping, RecordedRun, groupings_of, load_runs, roles_of
 from jmarl.report.summary import curves, goodput, held_out, settings_table
@@ -63,7 +64,7 @@ def load_content(paths: Sequence[Path], max_mb: float, comparison: Comparison | 
     numbers |= summarize(runs)
     room = int(max_mb * 1e6 - len(pack(numbers))) * 3 // 4  # base64 takes four bytes for three
     records, every = load_completions(runs, max(room, 0))
-    return numbers | {"completions": records, "every": every}
+    return numbers | {"completions": records, "every": every, "findings": top_sentences(runs, records)}
 
 
 def summarize(runs: Sequence[RecordedRun]) -> dict[str, Any]:
@@ -141,6 +142,7 @@ def render(content: dict[str, Any], live: bool = False) -> str:
         title=title_of([member["name"] for member in content["groupings"][0]["members"]]),
         live=live,
         compared="comparison" in content,
+        findings=content["findings"],
         league=any("league" in run for run in content["runs"]),
         created=content["created"],
         styles="".join((here / name).read_text(encoding="utf-8") for name in STYLES),
