@@ -51,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    if args.task is None and (args.say is not None or args.alternatives):
+        raise ValueError("--say and --alternatives need --task, the number of a task of the step, from 0")
     if args.samples < 2:
         raise ValueError(f"--samples {args.samples} must be at least 2: an interval needs two continuations")
     from jmarl.envs.base import close
@@ -96,33 +98,34 @@ def open_step_of(args: argparse.Namespace) -> OpenStep:
 
 def replayed(args: argparse.Namespace, step: OpenStep) -> tuple[dict[str, Any], list[str]]:
     """Return what the flags ask for as JSON values and as lines."""
-    from jmarl.replay import find_message, make_again, say
+    from jmarl.logs.completions_file import finite
+    from jmarl.replay import credit, find_message, make_again, return_of, say
 
     remade = make_again(step, to_stderr)
-    rollout = remade.rollout
     result: dict[str, Any] = {"step": step.number, "from": step.first, "compared": remade.checked}
-    lines = [compared_line(step, remade)]
-    if args.task is None and (args.say is not None or args.alternatives):
-        raise ValueError("--say and --alternatives need --task, the task of the step from 0")
+    what = f"{plural(remade.checked, 'step')} equal to completions.jsonl.gz, bit for bit"
+    if remade.stored.record is None:
+        what = "its completions are not stored (max_completions_mb), only its row of metrics.jsonl is compared"
+    lines = [f"step {step.number} is made again: {what}"]
+    if args.credit:
+        answer = credit(step, remade, args.samples, to_stderr)
+        return result | finite(answer._asdict()), [*lines, *credit_lines(answer)]
     if args.task is None:
         return result, lines
-    before = episode_of(rollout, args)
-    if args.say is None:
-        return result | {"episode": before}, [*lines, *side_by_side(before, before)]
-    message = find_message(rollout, args.task, args.sample, args.agent, args.turn)
+    before = after = episode_of(remade.rollout, args)
+    if args.say is None and not args.alternatives:
+        return result | {"episode": before}, [*lines, *side_by_side(before, after)]
+    message = find_message(remade.rollout, args.task, args.sample, args.agent, args.turn)
+    if args.alternatives:
+        rows, more = alternatives_of(args, step, remade, message)
+        return result | {"alternatives": rows}, [*lines, *more]
     other = say(step, remade, message, args.say)
-    after = episode_of(other, args)
-    returns = returns_of(rollout, other, message)
-    lines += [*side_by_side(before, after), "", f"return from turn {args.turn} on:", *return_lines(returns)]
-    return result | {"episode": before, "replaced": after, "returns": returns}, lines
-
-
-def compared_line(step: OpenStep, remade: RemadeStep) -> str:
-    """Return what was compared with what is stored."""
-    if remade.stored.record:
-        return f"step {step.number} is made again: {plural(remade.checked, 'step')} equal to completions.jsonl.gz, bit for bit"
-    what = "its row of metrics.jsonl" if remade.stored.row else "nothing: the run has stored neither its texts nor its row"
-    return f"step {step.number} is made again; its completions are not stored (max_completions_mb); compared with {what}"
+    after, pairs = episode_of(other, args), zip(return_of(remade.rollout, message), return_of(other, message), strict=True)
+    returns = [{"was": float(was), "is": float(now), "difference": float(now - was)} for was, now in pairs]
+    lines += [*side_by_side(before, after), "", f"return from turn {args.turn} on:"]
+    for agent, row in enumerate(returns):
+        lines.append(f"    agent {agent}: " + ", ".join(f"{name} {x:.6g}" for name, x in row.items()))
+    return result | finite({"episode": before, "replaced": after, "returns": returns}), lines
 
 
 def episode_of(rollout: Rollout, args: argparse.Namespace) -> dict[str, str]:
@@ -132,27 +135,11 @@ def episode_of(rollout: Rollout, args: argparse.Namespace) -> dict[str, str]:
     sections = {}
     for t, (node, joint) in enumerate(path_of(rollout, args.task, args.sample, args.agent)):
         turn = rollout.turns[t]
-        for agent, acts in enumerate(turn.acts[:, node]):
-            if acts:
-                sections[f"turn {t}, agent {agent} reads"] = turn.prompts[agent][node]
-                sections[f"turn {t}, agent {agent} writes"] = turn.texts[agent][node][turn.joint[joint, agent]]
+        for agent in turn.acts[:, node].nonzero()[0]:
+            sections[f"turn {t}, agent {agent} reads"] = turn.prompts[agent][node]
+            sections[f"turn {t}, agent {agent} writes"] = turn.texts[agent][node][turn.joint[joint, agent]]
         sections[f"turn {t}, reward"] = ", ".join(f"{x:.6g}" for x in turn.rewards[node, joint])
     return sections
-
-
-def returns_of(rollout: Rollout, other: Rollout, message: Any) -> list[dict[str, float | None]]:
-    """Return the return of each agent from a message on, before and after it was replaced, and the difference."""
-    from jmarl.logs.completions_file import finite
-    from jmarl.replay import return_of
-
-    pairs = zip(return_of(rollout, message).tolist(), return_of(other, message).tolist(), strict=True)
-    return finite([{"was": was, "is": now, "difference": now - was} for was, now in pairs])
-
-
-def return_lines(returns: list[dict[str, float | None]]) -> list[str]:
-    """Return a line for each agent."""
-    rows = [[f"{name} {'none' if x is None else f'{x:.6g}'}" for name, x in row.items()] for row in returns]
-    return [f"    agent {agent}: {', '.join(row)}" for agent, row in enumerate(rows)]
 
 
 def side_by_side(before: dict[str, str], after: dict[str, str]) -> list[str]:
@@ -169,7 +156,36 @@ def side_by_side(before: dict[str, str], after: dict[str, str]) -> list[str]:
         elif width < WIDE:
             lines += ["", f"{title}, as it was:", *block(old, width), f"{title}, now:", *block(new, width)]
         else:
-            half = width // 2
-            columns = zip_longest(block(old, half), block(new, half), fillvalue="")
-            lines += ["", f"{title}, as it was | now:", *(f"{a:<{half}}|{b}" for a, b in columns)]
+            columns = zip_longest(block(old, width // 2), block(new, width // 2), fillvalue="")
+            lines += ["", f"{title}, as it was | now:", *(f"{a:<{width // 2}}|{b}" for a, b in columns)]
     return lines
+
+
+def alternatives_of(args: argparse.Namespace, step: OpenStep, remade: RemadeStep, message: Any) -> tuple[Any, list[str]]:
+    """Return what a message and the other completions of its group are worth, as JSON values and as lines, best first."""
+    from jmarl.logs.completions_file import finite
+    from jmarl.logs.samples import block
+    from jmarl.replay import alternatives, value_of
+
+    returns = alternatives(step, remade, message, args.samples, to_stderr)
+    texts, agent = remade.rollout.turns[message.turn].texts[message.agent][message.node], message.agent
+    rows = list[dict[str, Any]]()
+    lines = [f"return of agent {agent} from turn {message.turn} on, and value: the return minus the mean of the group"]
+    for g, values in sorted(enumerate(returns), key=lambda pair: -pair[1][:, agent].mean()):
+        mean, (value, half), this = values.mean(0), value_of(returns, g), ", the message itself" * (g == message.sample)
+        row = {"returns": mean.tolist(), "values": value.tolist(), "ci95": half.tolist()}
+        rows.append({"sample": g, "text": texts[g], **row})
+        lines.append(f"sample {g}: return {mean[agent]:.4g}, value {value[agent]:+.4g} ± {half[agent]:.2g}{this}")
+        lines += block(texts[g], WIDE, 6)
+    return finite(rows), [*lines, f"± is the 95 % interval over {args.samples} continuations with the same keys for each"]
+
+
+def credit_lines(answer: Any) -> list[str]:
+    """Return how advantages follow values as lines."""
+    return [
+        f"rank correlation of advantages and values of messages, without ties: {answer.correlation:.3g}, 95 % interval "
+        f"{answer.low:.3g} to {answer.high:.3g} (bootstrap over groups; {answer.compared} of {answer.messages} messages are in "
+        "groups where both vary)",
+        "mean size of the value of an agent's message, for the return of each agent:",
+        *(f"    agent {i}: {', '.join(f'{x:.3g}' for x in row)}" for i, row in enumerate(answer.influence)),
+    ]

@@ -10,5 +10,6 @@ __getattr__ = face(
     {
         "steps": "OpenStep RemadeStep open_step make_again",
         "messages": "find_message path_of return_of say",
+        "values": "alternatives credit value_of",
     },
 )

@@ -51,12 +51,10 @@ def path_of(rollout: Rollout, task: int, sample: int, agent: int) -> list[tuple[
     """Return the node and the joint action of each turn of an episode: in the first turn the first joint action with completion
     `sample` of the agent, later the first one of each node."""
     turn = rollout.turns[0]
-    if not 0 <= task < len(turn.items):
-        raise ValueError(f"there is no task {task}: the step has tasks 0 to {len(turn.items) - 1}")
-    if not 0 <= agent < len(turn.texts):
-        raise ValueError(f"there is no agent {agent}: the team has agents 0 to {len(turn.texts) - 1}")
-    if not 0 <= sample < turn.group_size:
-        raise ValueError(f"there is no sample {sample}: completions of a prompt are 0 to {turn.group_size - 1}")
+    limits = {"task": (task, len(turn.items)), "agent": (agent, len(turn.texts)), "sample": (sample, turn.group_size)}
+    for name, (number, count) in limits.items():
+        if not 0 <= number < count:
+            raise ValueError(f"there is no {name} {number}: the step has {name}s 0 to {count - 1}")
     path = [(task, int(np.flatnonzero(turn.joint[:, agent] == sample)[0]))]
     for before, turn in zip(rollout.turns, rollout.turns[1:], strict=False):
         node, joint = path[-1]
