@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jmarl.cli.main import add_trust_argument, plural, to_stderr
 
 if TYPE_CHECKING:
-    from jmarl.replay import OpenStep, RemadeStep
+    from jmarl.replay import OpenStep
     from jmarl.rollout.turns import Rollout
 
 WIDE, WIDEST = 100, 160  # columns from which episodes stand side by side, and at most
@@ -161,7 +161,7 @@ def side_by_side(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return lines
 
 
-def alternatives_of(args: argparse.Namespace, step: OpenStep, remade: RemadeStep, message: Any) -> tuple[Any, list[str]]:
+def alternatives_of(args: argparse.Namespace, step: OpenStep, remade: Any, message: Any) -> tuple[Any, list[str]]:
     """Return what a message and the other completions of its group are worth, as JSON values and as lines, best first."""
     from jmarl.logs.completions_file import finite
     from jmarl.logs.samples import block

@@ -30,7 +30,7 @@ from jmarl.types import Completions, TeamState
 FIRST_PURPOSE = 1000  # of the random numbers of continuations 1, 2, ...; those of `randomness` are below
 
 
-class Message(NamedTuple):
+class MessagePlace(NamedTuple):
     """Where a message is in a rollout."""
 
     turn: int
@@ -65,7 +65,7 @@ def path_of(rollout: Rollout, task: int, sample: int, agent: int) -> list[tuple[
     return path
 
 
-def find_message(rollout: Rollout, task: int, sample: int, agent: int, turn: int) -> Message:
+def find_message(rollout: Rollout, task: int, sample: int, agent: int, turn: int) -> MessagePlace:
     """Return the message of an agent in a turn of an episode, see `path_of`. Raises ValueError if there is none."""
     path = path_of(rollout, task, sample, agent)
     if not 0 <= turn < len(path):
@@ -76,10 +76,10 @@ def find_message(rollout: Rollout, task: int, sample: int, agent: int, turn: int
     if not acts[agent, node]:
         others = ", ".join(map(str, np.flatnonzero(acts[:, node])))
         raise ValueError(f"agent {agent} does not act in turn {turn}, only agent {others}")
-    return Message(turn, agent, node, int(rollout.turns[turn].joint[joint, agent]))
+    return MessagePlace(turn, agent, node, int(rollout.turns[turn].joint[joint, agent]))
 
 
-def tokens_of_text(step: OpenStep, rollout: Rollout, message: Message, text: str) -> list[int]:
+def tokens_of_text(step: OpenStep, rollout: Rollout, message: MessagePlace, text: str) -> list[int]:
     """Return the token ids of a text in place of a message: those that were sampled if it is the same text."""
     turn, (team, limit) = rollout.turns[message.turn], (step.run.team, step.run.cfg.sampling.max_new_tokens)
     if text == turn.texts[message.agent][message.node][message.sample]:
@@ -91,7 +91,7 @@ def tokens_of_text(step: OpenStep, rollout: Rollout, message: Message, text: str
     return [*ids, spec.stop[0]][:limit]
 
 
-def say(step: OpenStep, remade: RemadeStep, message: Message, text: str) -> Rollout:
+def say(step: OpenStep, remade: RemadeStep, message: MessagePlace, text: str) -> Rollout:
     """Play a step again in which an agent writes another text in place of a message."""
     ids = tokens_of_text(step, remade.rollout, message, text)
     return with_messages(step, remade.state, Change(message.turn, message.agent, {(message.node, message.sample): ids}))
@@ -176,7 +176,7 @@ def replaced(
     return tuple(one._replace(steps=old.steps) for one, old in zip(to_stacks(team, agents), done, strict=True))
 
 
-def return_of(rollout: Rollout, message: Message) -> np.ndarray:
+def return_of(rollout: Rollout, message: MessagePlace) -> np.ndarray:
     """Return the return [N] of each agent from a message on: the mean over the joint actions with it; NaN where invalid."""
     turn = rollout.turns[message.turn]
     rows = turn.joint[:, message.agent] == message.sample

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
-from jmarl.replay.messages import Change, Message, return_of, sampled_tokens, with_messages
+from jmarl.replay.messages import Change, MessagePlace, return_of, sampled_tokens, with_messages
 from jmarl.replay.steps import OpenStep, RemadeStep
 from jmarl.rollout.turns import Rollout
 
@@ -29,7 +29,9 @@ class Credit(NamedTuple):
     influence: list[list[float]]  # [N, N] mean size of the value of an agent's message for the return of each agent
 
 
-def alternatives(step: OpenStep, remade: RemadeStep, message: Message, samples: int, show: Callable[[str], None]) -> np.ndarray:
+def alternatives(
+    step: OpenStep, remade: RemadeStep, message: MessagePlace, samples: int, show: Callable[[str], None]
+) -> np.ndarray:
     """Return the return [G, K, N] of each agent from a message on, for each completion of its group in its place.
 
     samples: K. show: takes a line with the number of episodes before they are played.
@@ -102,7 +104,7 @@ def values_of_turn(step: OpenStep, remade: RemadeStep, t: int, samples: int) -> 
 
     def returns(agent: int, plays: Sequence[Rollout]) -> np.ndarray:
         """Return the return [P, G, N] from each message of an agent on, the mean over continuations."""
-        rows = np.array([[return_of(play, Message(t, agent, p, g)) for play in plays] for p, g in places])
+        rows = np.array([[return_of(play, MessagePlace(t, agent, p, g)) for play in plays] for p, g in places])
         return valid_mean(rows.transpose(0, 2, 1)).reshape(len(turn.items), turn.group_size, -1)
 
     values, unchanged = [], plays_of(0, 0)

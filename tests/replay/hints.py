@@ -9,7 +9,7 @@ from tests.runs.training_process import WORDS
 class Hint(TextEnvironment):
     """The first agent writes a hint, which the second reads. Both earn by what the second writes, and by chance."""
 
-    roles, reward_range, max_turns = ("hints", "guesses"), (0.0, 2.0), 2
+    roles, reward_range, max_turns = ("hints", "guesses"), (0.0, 4.0), 2
 
     def tasks(self, split="train", count=100, seed=0):
         return [{"id": i} for i in range(min(count, 6))]
@@ -21,4 +21,4 @@ class Hint(TextEnvironment):
         if not state:
             return Step("guess", [None, f"one {messages[0]}"], 0.0, False)
         letters = len(set(messages[1])) / 10
-        return Step(state, [None, None], letters + rng.random(), True, parts={"letters": letters})
+        return Step(state, [None, None], letters + rng.random(), True, {"letters": letters})

@@ -17,7 +17,7 @@ from jmarl.files.changes import CannotGoOn
 from jmarl.files.checkpoint import saved_steps
 from jmarl.logs.completions_file import read_completions
 from jmarl.logs.rollout_log import turn_records
-from jmarl.models.hub.hf_format import save_pretrained
+from jmarl.models.hub.agents import save_pretrained
 from jmarl.replay import alternatives, credit, find_message, make_again, open_step, return_of, say, value_of
 from jmarl.replay.messages import Change, sampled_tokens, with_messages
 from jmarl.replay.stored import check_record, check_row
