@@ -175,7 +175,7 @@ def test_the_first_difference_to_what_is_stored_is_named(last):
 
 @pytest.mark.parametrize(
     ("settings", "text"),
-    [(dict(async_steps=1, num_turns=1), "async_steps, whose rows begin"), (dict(num_updates=4, algorithm="madpo_iter"), "rounds")],
+    [(dict(async_steps=1, num_turns=1), "async_steps, whose"), (dict(num_updates=4, algorithm="madpo_iter"), "rounds")],
 )
 def test_what_cannot_be_made_again_is_refused_by_a_sentence(directory, settings, text):
     team, params = tiny_team()
