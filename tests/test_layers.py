@@ -52,6 +52,7 @@ ORDER = [
     "league",
     "preferences",
     "runs",
+    "replay",
     "serving",
     "plan",
     "report",
@@ -92,11 +93,11 @@ HOST_MAY_USE = HOST | {"lazy", "columns", "randomness", "config", "models.config
 # What stands beside the core, which knows it by names in tables alone (`jmarl.lazy.Table`) and trains without it.
 GUESTS = {
     "sandbox", "envs.code", "envs.debate", "envs.games", "envs.math", "envs.tools", "envs.writing",
-    "remote", "serving", "plan", "report", "comlrl", "mrlm", "cli",
+    "remote", "replay", "serving", "plan", "report", "comlrl", "mrlm", "cli",
     "preferences", "league", "runs.kinds.given", "runs.kinds.rounds", "runs.kinds.learned",
     "evaluation.cross_play", "evaluation.zero_shot", "processes.launch", "processes.children",
 }  # fmt: skip
-FACES = {"sandbox", "preferences", "plan", "report", "remote", "serving"}  # others import them through __init__ alone
+FACES = {"sandbox", "preferences", "plan", "replay", "report", "remote", "serving"}  # others import them through __init__ alone
 KINDS = {"runs.kinds.given", "runs.kinds.rounds", "runs.kinds.learned"}  # stand on preferences, and know it inside
 DOORS = {"", "__main__"}  # jmarl/__init__.py names guests for type checkers
 

@@ -39,6 +39,7 @@ COMMANDS: dict[str, str] = {
     "cross-play": "play all pairings of the agents of several runs: who works with whom",
     "collect": "play without learning, and write what was written as trajectories and pairs",
     "play": "print one episode turn by turn",
+    "replay": "make a step of a run again, bit for bit, and replace a message: what if",
     "report": "write one HTML file with curves, settings, held-out results and completions of runs, or follow them (--watch)",
     "doctor": "say in a few sentences what is wrong with runs, and what to try",
     "plan": "say whether a run fits on a GPU that is not here, and how long it takes at best",
