@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 MAX_FILES = 13  # of a room, besides its __init__.py
-MAX_COMMANDS = 18  # files of jmarl/cli: each command has one
+MAX_COMMANDS = 19  # files of jmarl/cli: each command has one
 MAX_TOP = 10  # modules directly under jmarl/
 
 ORDER = [
