@@ -71,7 +71,7 @@ class Evidence:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        known = [claim for claim, own in plan().items() if "minutes" in own]
+        known = [claim for claim, own in plan().items() if "minutes" in own or self.command == "draw"]
         check("claims", self.claims, set(self.claims) <= set(known), f"some of {', '.join(known)}")
 
 

@@ -176,6 +176,8 @@ def write(plan: Plan, claims: Sequence[str] = ()) -> None:
     (HERE / "figures").mkdir(exist_ok=True)
     write_table("plan", plan_table(plan), PAGE)
     for claim in claims or plan:
+        if f"{claim}_pairs" in plan:  # which has the numbers of its agents
+            continue
         if "tasks" in plan[claim]:
             if all(any(load(task).values()) for task in plan[claim]["tasks"]):
                 write_table(claim, aggregate_table(plan[claim]), PAGE)

@@ -32,7 +32,7 @@ from jmarl.config import Sampling
 from jmarl.preferences.encoding import encode_trajectory
 from jmarl.preferences.pairs import read_rows
 from jmarl.sampling.generate import tokenize
-from tests.cli.test_formats import check_atif
+from tests.cli.test_trajectory_formats import check_atif
 from tests.house import HOUSE
 
 pytestmark = pytest.mark.long
