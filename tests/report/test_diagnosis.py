@@ -201,7 +201,7 @@ def test_texts_of_runs_reach_neither_the_terminal_nor_the_page_as_they_are(tmp_p
     assert {finding["rule"] for finding in line["findings"]} >= {"clipped"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # two minutes
 def test_ten_ill_runs_are_told_and_five_healthy_ones_are_not(tmp_path):
     """Trained by `jmarl.train`; two minutes on two cores."""
     from experiments.ill_runs import RUNS, make_run
