@@ -90,9 +90,8 @@ def open_step_of(args: argparse.Namespace) -> OpenStep:
     start = f"the checkpoint after update {step.first}" if step.first else "the beginning"
     count, seconds = args.step - 1 - step.first, step.seconds
     took = f", which took about {seconds:.0f} s in the run" if math.isfinite(seconds) else ""
-    to_stderr(
-        f"step {args.step} from {start}" + (f": {plural(count, 'update')} before it are made again{took}" if count else "")
-    )
+    again = f": {plural(count, 'update')} before it {'is' if count == 1 else 'are'} made again{took}" if count else ""
+    to_stderr(f"step {args.step} from {start}{again}")
     return step
 
 

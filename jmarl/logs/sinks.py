@@ -26,6 +26,7 @@ from jmarl.logs.completions_file import EVAL
 from jmarl.logs.log_file import REWARD_TAG, LogFile, Sink
 from jmarl.logs.tables import escape
 from jmarl.models.hub.messages import ChatPrompt
+from jmarl.rl.returns import episode_path
 from jmarl.shadows import explaining
 
 WANDB_ID, TRACKIO_NAME = "wandb_id.txt", "trackio_name.txt"  # in the run directory
@@ -243,7 +244,9 @@ def traces_of(name: str, turns: Sequence[Mapping[str, Any]]) -> list[tuple[list[
 
     turns: see `completions_file`."""
     nodes, joint = range(len(turns[0]["items"])), range(len(turns[0]["joint"]))
-    episodes = [path_of(turns, p, j) for p in nodes for j in joint]
+    parents, counts = [turn["parents"] for turn in turns], [len(turn["joint"]) for turn in turns]
+    paths = [episode_path(parents, counts, p, j) for p in nodes for j in joint]
+    episodes = [[(turn, p, j) for turn, (p, j) in zip(turns, path, strict=False)] for path in paths]
     sums = [sum(x for turn, p, j in path for x in turn["rewards"][p][j] if x is not None) for path in episodes]
     traces = []
     for number in dict.fromkeys((int(np.argmax(sums)), int(np.argmin(sums)))):
@@ -260,18 +263,6 @@ def traces_of(name: str, turns: Sequence[Mapping[str, Any]]) -> list[tuple[list[
             metadata = {"session_id": f"{name}, episode {number}", "agent": agent, "rewards": rewards}
             traces += [(messages, metadata)] if messages else []
     return traces
-
-
-def path_of(turns: Sequence[Mapping[str, Any]], p: int, j: int) -> list[tuple[Mapping[str, Any], int, int]]:
-    """Return turn, node and joint action of each turn of the episode that begins with joint action `j` of node `p`."""
-    path = [(turns[0], p, j)]
-    for turn in turns[1:]:
-        before, p, j = path[-1]
-        index = p * len(before["joint"]) + j
-        if index not in turn["parents"]:
-            break
-        path.append((turn, turn["parents"].index(index), 0))
-    return path
 
 
 def write_line(file: Path, text: str) -> None:

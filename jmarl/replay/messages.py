@@ -20,6 +20,7 @@ from jmarl.evaluation.statistics import valid_mean
 from jmarl.models.hub.special_tokens import encode_text
 from jmarl.randomness import Randomness
 from jmarl.replay.steps import OpenStep, RemadeStep
+from jmarl.rl.returns import episode_path
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
 from jmarl.runs.kinds.rollouts import sampler_of, shared, tasks_at
@@ -55,14 +56,8 @@ def path_of(rollout: Rollout, task: int, sample: int, agent: int) -> list[tuple[
     for name, (number, count) in limits.items():
         if not 0 <= number < count:
             raise ValueError(f"there is no {name} {number}: the step has {name}s 0 to {count - 1}")
-    path = [(task, int(np.flatnonzero(turn.joint[:, agent] == sample)[0]))]
-    for before, turn in zip(rollout.turns, rollout.turns[1:], strict=False):
-        node, joint = path[-1]
-        children = np.flatnonzero(turn.parents == node * len(before.joint) + joint)
-        if not children.size:
-            break
-        path.append((int(children[0]), 0))
-    return path
+    parents, counts = [turn.parents for turn in rollout.turns], [len(turn.joint) for turn in rollout.turns]
+    return episode_path(parents, counts, task, int(np.flatnonzero(turn.joint[:, agent] == sample)[0]))
 
 
 def find_message(rollout: Rollout, task: int, sample: int, agent: int, turn: int) -> MessagePlace:

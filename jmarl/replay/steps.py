@@ -36,7 +36,7 @@ from jmarl.types import TeamState
 
 NOTHING_WRITTEN: dict[str, Any] = dict(
     output_dir="", resume=False, resume_step=None, allow_changed=None, save_every=None, keep_best=False, replay_rollout="",
-    progress=False,
+    progress=False, trackio="",
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ RESAMPLES = 2000  # of the bootstrap
 class Credit(NamedTuple):
     """How the advantages of a step follow what its messages are worth."""
 
-    correlation: float  # Kendall's rank correlation of the messages' values and advantages, without ties; NaN if unknown
+    correlation: float  # of the ranks of the messages' values and advantages (Goodman and Kruskal's gamma); NaN if unknown
     low: float  # of its 95 % interval, by a bootstrap over groups
     high: float
     messages: int  # that have alternatives
@@ -116,8 +116,8 @@ def values_of_turn(step: OpenStep, remade: RemadeStep, t: int, samples: int) -> 
 
 
 def rank_correlation(groups: Sequence[tuple[np.ndarray, np.ndarray]], seed: int) -> tuple[float, float, float]:
-    """Return the rank correlation of values and advantages over all pairs of messages of a group that no tie makes equal, and
-    its 95 % interval by a bootstrap over groups: (concordant - discordant) / (concordant + discordant)."""
+    """Return Goodman and Kruskal's gamma of values and advantages, (concordant - discordant) / (concordant + discordant), over
+    the pairs of messages of a group without a tie, and its 95 % interval by a bootstrap over groups."""
     counts = np.array([concordance(*group) for group in groups], float).reshape(-1, 2)
     rng = np.random.default_rng(seed)
     drawn = counts[rng.integers(len(counts), size=(RESAMPLES, len(counts)))] if len(counts) > 1 else np.zeros((1, 1, 2))

@@ -220,8 +220,7 @@ def top_sentences(runs: Sequence[RecordedRun], records: Sequence[dict]) -> list[
     if len(runs) == 1:
         return [finding.text for finding in said[0][0]]
     quiet = sum(not findings[0].severity for findings, _ in said)
-    named = sorted(((x.severity, f"{visible(name)}: {x.text}") for findings, name in said for x in findings if x.severity))[
-        ::-1
-    ]
+    named = [(x.severity, f"{visible(name)}: {x.text}") for findings, name in said for x in findings if x.severity]
+    named.sort(reverse=True)
     rest = [f"No rule fires in {quiet} of {len(runs)} runs."] if quiet else []
     return [text for _, text in named[: MAX_SENTENCES - len(rest)]] + rest

@@ -33,6 +33,26 @@ def joint_actions(mode: str, num_agents: int, group: int) -> Int[np.ndarray, "jo
     return np.array(list(itertools.product(range(group), repeat=num_agents)))
 
 
+def episode_path(
+    parents: Sequence[np.ndarray | Sequence[int]], num_joint: Sequence[int], node: int, joint: int
+) -> list[tuple[int, int]]:
+    """Return the node and the joint action of each turn of the episode that begins with a joint action at a node. Where it
+    branches later, it follows the first joint action of each node.
+
+    Args:
+        parents: of each turn, as for `discounted`.
+        num_joint: J of each turn.
+    """
+    path = [(node, joint)]
+    for count, before in zip(num_joint, parents[1:], strict=False):
+        node, joint = path[-1]
+        (children,) = np.equal(before, node * count + joint).nonzero()
+        if not children.size:
+            break
+        path.append((int(children[0]), 0))
+    return path
+
+
 def discounted(
     rewards: Sequence[np.ndarray],
     parents: Sequence[np.ndarray],

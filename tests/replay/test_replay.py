@@ -70,6 +70,14 @@ def test_a_step_is_made_again_with_the_updates_before_it_and_nothing_in_the_dire
     assert opened(directory, 2).first == 0, "no checkpoint is before step 2"
 
 
+def test_a_run_that_is_logged_elsewhere_can_be_made_again(directory):
+    """Settings that need an output directory are off, because nothing is written."""
+    team, params = tiny_team()
+    cfg = TrainConfig.of(**FIELDS, output_dir=str(directory), trackio="project", save_every=2, keep_best=True, eval_every=2)
+    env = RewardEnvironment(make_reward(first_words, num_agents=2), [default_formatter] * 2, transition)
+    assert not open_step(directory, cfg, team, Task(env, ITEMS, ITEMS[:2]), 4, params=params).run.cfg.run.output_dir
+
+
 def test_the_same_text_gives_the_identical_step(last):
     """Its caches, tokens and keys are those of the run."""
     step, remade = last

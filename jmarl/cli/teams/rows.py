@@ -18,12 +18,15 @@ def episodes_of(rollout: Rollout, match: Match, tasks: Sequence[dict], first_tas
     """Return the return (mean over agents) and the rows of each episode of a rollout that does not branch.
 
     tasks: of the rollout. first_task: number of the first of them."""
+    from jmarl.rl.returns import episode_path
+
     ended = ended_of(match.team, rollout)
+    parents, counts = [turn.parents for turn in rollout.turns], [len(turn.joint) for turn in rollout.turns]
     num_tasks, num_joint = rollout.turns[0].rewards.shape[:2]
     episodes = []
     for p in range(num_tasks):
         for j in range(num_joint):
-            path = path_of(rollout, p, j)
+            path = episode_path(parents, counts, p, j)
             returns = rollout.joint_returns[0][p, j]
             shared = {
                 "episode": (first_task + p) * num_joint + j,
@@ -47,20 +50,6 @@ def ended_of(team: Team, rollout: Rollout) -> list[list[Any]]:
     from jmarl.team import to_agents
 
     return [to_agents(team, [np.asarray(stack.ended) for stack in turn.completions]) for turn in rollout.turns]
-
-
-def path_of(rollout: Rollout, p: int, j: int) -> list[tuple[int, int]]:
-    """Return the node and joint action of each turn of an episode, which begins with joint action `j` of node `p`."""
-    import numpy as np
-
-    path = [(p, j)]
-    for before, turn in zip(rollout.turns, rollout.turns[1:], strict=False):
-        node, joint = path[-1]
-        following = np.flatnonzero(turn.parents == node * len(before.joint) + joint)
-        if not following.size:
-            break
-        path.append((int(following[0]), 0))
-    return path
 
 
 def rows_of(
