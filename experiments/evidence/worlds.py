@@ -148,7 +148,9 @@ class Remember(Letters):
             return Step("".join(text or " " for text in texts), [f"copy {text}" for text in reversed(texts)], 0.0, False)
         first = sum(text == "a" for text in state) / 2
         second = sum(text == read for text, read in zip(texts, reversed(state), strict=True)) / 2
-        return Step(state, [""] * 2, (first + second) / 2, True, {"team": (first + second) / 2, "first": first, "copied": second})
+        return Step(
+            state, [""] * 2, (first + second) / 2, True, {"team": (first + second) / 2, "first": first, "copied": second}
+        )
 
 
 def right_verdicts(state: SudokuState) -> float:
