@@ -24,7 +24,6 @@ from jmarl.learning.team_update import update_team
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.rollout_log import rollout_metrics
 from jmarl.logs.step_log import update_metrics
-from jmarl.models.stack import to_host
 from jmarl.processes import exchange
 from jmarl.replay.stored import StoredStep, check_record, check_row, stored_steps
 from jmarl.rollout.turns import Rollout
@@ -164,11 +163,11 @@ def make_again(step: OpenStep, show: Callable[[str], None] = lambda line: None) 
         state = source.open(state)
     for stored in stored_steps(step.directory, step.first, step.number):
         rollout = source.play(stored.number - 1, state)
-        checked += check_record(stored, rollout, step.directory)
+        checked += check_record(stored, run.team, rollout, step.directory)
         check_row(stored, rollout_metrics(run.team, rollout), step.directory)
         if stored.number == step.number:
             return RemadeStep(rollout, state, stored, checked)
         state, metrics = update_team(run.setup, state, run.kind.make_batches(run.setup, state, rollout))
-        check_row(stored, update_metrics(run.team, to_host(metrics)), step.directory)
+        check_row(stored, update_metrics(run.team, metrics), step.directory)
         show(f"update {stored.number} of {step.number - 1} is made again")
     raise AssertionError("the last step is returned")
