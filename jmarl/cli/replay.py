@@ -71,6 +71,7 @@ def open_step_of(args: argparse.Namespace) -> OpenStep:
     from jmarl.cli.configuration import read_experiment
     from jmarl.files.run_files import CONFIG_FILE, config_file_of, read_config
     from jmarl.replay import open_step
+    from jmarl.replay.steps import check_settings
     from jmarl.runs.experiment import learns_from_completions, load_team, task_of
 
     file = config_file_of(Path(args.directory))
@@ -80,7 +81,8 @@ def open_step_of(args: argparse.Namespace) -> OpenStep:
         raise ValueError(
             f"{file} has no task: the run was begun in Python; make its steps again there, with jmarl.replay.open_step"
         )
-    cfg = read_experiment(str(file), args.trust).with_seeds()
+    cfg = read_experiment(str(file), args.trust)
+    check_settings(cfg.train, replaces=args.say is not None or args.alternatives or args.credit)
     if cfg.seeds:
         raise ValueError("steps of several seeds in one program cannot be made again yet")
     if not learns_from_completions(cfg):
