@@ -61,8 +61,9 @@ class RemadeStep(NamedTuple):
 
 
 def open_step(
-    directory: str | Path, cfg: TrainConfig, team: Team, task: Task, number: int, params: Sequence[Any] | None = None
-) -> OpenStep:
+    directory: str | Path, cfg: TrainConfig, team: Team, task: Task, number: int, params: Sequence[Any] | None = None,
+    replaces: bool = False,
+) -> OpenStep:  # fmt: skip
     """Prepare a step of a run and restore the newest checkpoint before it. Writes nothing.
 
     Args:
@@ -72,12 +73,13 @@ def open_step(
         task: what from.
         number: of the step, from 1, as in metrics.jsonl.
         params: parameters [A, ...] of each stack, as for `jmarl.train`. They are donated.
+        replaces: refuse runs in which no message can be replaced.
 
     Raises:
         ValueError: the step cannot be made again.
     """
     directory = Path(directory)
-    check_settings(cfg)
+    check_settings(cfg, replaces)
     old = newest_meta(directory)
     if not 1 <= number <= old["config"]["num_updates"]:
         raise ValueError(f"there is no step {number}: {directory} has steps 1 to {old['config']['num_updates']}")

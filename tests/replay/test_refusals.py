@@ -28,32 +28,33 @@ def test_runs_of_these_settings_are_refused_before_anything_is_read(sentence):
         open_step("nowhere", cfg, None, Task(None, ()), 1)
 
 
+def test_a_run_whose_messages_cannot_be_replaced_is_refused_before_its_step_is_made_again():
+    cfg = TrainConfig.of(dynamic_sampling=1)
+    with pytest.raises(ValueError, match="^messages cannot be replaced yet in a run with dynamic_sampling, which may replace"):
+        open_step("nowhere", cfg, None, Task(None, ()), 1, replaces=True)
+
+
 def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="^steps of a run with several processes, of which .*, cannot be made again yet$"):
         open_step("nowhere", TrainConfig.of(), None, Task(None, ()), 1)
 
 
-FILES = {  # settings in config.yaml, flags -> what the command says
-    "steps of several seeds in one program cannot be made again yet": (dict(seeds=[0, 1], train=dict(algorithm="magrpo")), ()),
-    "steps of a run with a population, whose members copy each other, cannot be made again yet": (
-        dict(train=dict(population=dict(members=2), run=dict(eval_every=20))), ()
-    ),
-    "algorithm='dpo' learns from given data here: its steps have no episodes": (
-        dict(train=dict(algorithm="dpo"), task=dict(data="pairs.jsonl")), ()
-    ),
-    "messages cannot be replaced yet in a run with dynamic_sampling, which may replace their tasks": (
-        dict(train=dict(episodes=dict(dynamic_sampling=1))), ("--credit",)
+FILES = {  # what the command says -> settings in config.yaml
+    "steps of several seeds in one program cannot be made again yet": dict(seeds=[0, 1], train=dict(algorithm="magrpo")),
+    "algorithm='dpo' learns from given data here: its steps have no episodes": dict(
+        train=dict(algorithm="dpo"), task=dict(data="pairs.jsonl")
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("sentence", FILES)
 def test_the_command_refuses_runs_by_their_file_before_a_model_is_loaded(sentence, replayed, tmp_path):
-    settings, words = FILES[sentence]
-    whole = dict(team=dict(models=["nowhere"], num_agents=2), task=dict(environment="tests.replay.hints:Hint")) | settings
+    whole = (
+        dict(team=dict(models=["nowhere"], num_agents=2), task=dict(environment="tests.replay.hints:Hint")) | FILES[sentence]
+    )
     (tmp_path / "config.yaml").write_text(dump_run(whole), encoding="utf-8")
-    code, out, err = replayed(tmp_path, "--trust", *words)
+    code, out, err = replayed(tmp_path, "--trust")
     assert (code, out) == (2, "") and sentence in err
 
 
