@@ -9,24 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jmarl.cli.main import main
-from jmarl.config import ExperimentConfig, TrainConfig
+from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.files.changes import CannotGoOn
 from jmarl.files.checkpoint import saved_steps
 from jmarl.logs.completions_file import read_completions
 from jmarl.logs.rollout_log import turn_records
-from jmarl.models.hub.agents import save_pretrained
 from jmarl.replay import alternatives, credit, find_message, make_again, open_step, return_of, say, value_of
 from jmarl.replay.messages import Change, sampled_tokens, with_messages
 from jmarl.replay.stored import check_record, check_row
 from jmarl.replay.values import concordance, rank_correlation, values_of_turn
-from jmarl.runs.experiment import run_experiment
 from jmarl.runs.run import Task
-from tests.house import HOUSE
 from tests.runs.test_faults import first_words, run
-from tests.runs.training_process import BASE, ITEMS, KINDS, tiny_agents, tiny_team, transition
+from tests.runs.training_process import BASE, ITEMS, KINDS, tiny_team, transition
 
 pytestmark = pytest.mark.long
 FIELDS = BASE | KINDS["turns"] | dict(num_updates=4, progress=False)
@@ -223,27 +219,9 @@ def test_a_message_that_is_not_there_is_named(last, arguments, text):
         find_message(last[1].rollout, *arguments)
 
 
-@pytest.fixture(scope="module")
-def hints(tmp_path_factory):
-    """A run of a YAML file in which one agent reads what the other has written."""
-    root = tmp_path_factory.mktemp("hints")
-    [agent] = tiny_agents(1)
-    save_pretrained(root / "model", agent.config, agent.params, agent.tokenizer)
-    task = dict(environment="tests.replay.hints:Hint", branching="chain", history="none", num_turns=2)
-    run = dict(num_agents=2, output_dir=str(root / "run"), save_every=1, save_models=False, tensorboard=False)
-    run_experiment(ExperimentConfig.of(models=[str(root / "model")], **task, **run, **HOUSE))
-    return root / "run"
-
-
-def replayed(capsys, directory, *words):
-    code = main(["replay", str(directory), "--step", "2", *words])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def test_the_command_prints_both_episodes_where_agents_act_one_after_the_other(hints, capsys, monkeypatch):
+def test_the_command_prints_both_episodes_where_agents_act_one_after_the_other(hints, replayed, monkeypatch):
     before = files_of(hints)
-    code, out, err = replayed(capsys, hints, "--task", "1", "--sample", "2", "--say", "six red", "--json")
+    code, out, err = replayed(hints, "--task", "1", "--sample", "2", "--say", "six red", "--json")
     assert code == 0 and "step 2 from the checkpoint after update 1" in err
     result = json.loads(out)
     episode, other = result["episode"], result["replaced"]
@@ -255,8 +233,8 @@ def test_the_command_prints_both_episodes_where_agents_act_one_after_the_other(h
         ("80", "turn 0, agent 0 writes, now:\n    six red\n"),
     ):
         monkeypatch.setenv("COLUMNS", columns)
-        assert text in replayed(capsys, hints, "--task", "1", "--sample", "2", "--say", "six red")[1]
-    code, out, err = replayed(capsys, hints, "--task", "0", "--alternatives", "--samples", "2")
+        assert text in replayed(hints, "--task", "1", "--sample", "2", "--say", "six red")[1]
+    code, out, err = replayed(hints, "--task", "0", "--alternatives", "--samples", "2")
     assert code == 0 and "the message itself" in out and "episodes: the 6 of step 2" in err
     code, out, err = replayed(capsys, hints, "--credit", "--samples", "2", "--json")
     result, names = json.loads(out), ("correlation", "low", "high", "messages", "compared")
@@ -278,11 +256,11 @@ def test_the_command_prints_both_episodes_where_agents_act_one_after_the_other(h
         ),
     ],
 )
-def test_the_command_refuses_what_it_cannot_do(hints, capsys, words, text):
-    code, _, err = replayed(capsys, hints, *words)
+def test_the_command_refuses_what_it_cannot_do(hints, replayed, words, text):
+    code, _, err = replayed(hints, *words)
     assert code == 2 and re.search(text, err)
 
 
-def test_a_run_that_was_begun_in_python_says_how_its_steps_are_made_again(directory, capsys):
-    code, _, err = replayed(capsys, directory)
+def test_a_run_that_was_begun_in_python_says_how_its_steps_are_made_again(directory, replayed):
+    code, _, err = replayed(directory)
     assert code == 2 and "was begun in Python; make its steps again there, with jmarl.replay.open_step" in err
