@@ -210,9 +210,7 @@ def with_stored(runs: Sequence[dict[str, Any]], path: Path) -> list[dict[str, An
     return sorted([run for run in stored if run["game"] not in games] + [*runs], key=lambda run: [*GAMES].index(run["game"]))
 
 
-def curves(
-    runs: Sequence[dict[str, Any]], game: str, way: str, column: str
-) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
+def curves(runs: Sequence[dict[str, Any]], game: str, way: str, column: str) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
     """Return what is counted along the curves, tokens if they have them, the mean of it over seeds [T], and the mean [T] and
     half of the 95 % interval [T] of a measure over seeds."""
     own = [run["curve"] for run in runs if run["game"] == game and run["way"] == way]
