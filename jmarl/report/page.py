@@ -119,7 +119,8 @@ def summarize_group(group: Group) -> dict[str, Any]:
 def summarize_run(run: RecordedRun) -> dict[str, Any]:
     """Return what the page shows of each run alone, as JSON values."""
     attempts = [without_settings(attempt) for attempt in run.attempts]
-    return {"name": run.name, "attempts": attempts} | ({"league": league(run)} if run.settings.get("snapshots") else {})
+    has_opponents = run.settings.get("snapshots") or run.settings.get("strangers")
+    return {"name": run.name, "attempts": attempts} | ({"league": league(run)} if has_opponents else {})
 
 
 def without_settings(attempt: dict[str, Any]) -> dict[str, Any]:
