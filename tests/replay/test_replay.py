@@ -236,7 +236,7 @@ def test_the_command_prints_both_episodes_where_agents_act_one_after_the_other(h
         assert text in replayed(hints, "--task", "1", "--sample", "2", "--say", "six red")[1]
     code, out, err = replayed(hints, "--task", "0", "--alternatives", "--samples", "2")
     assert code == 0 and "the message itself" in out and "episodes: the 6 of step 2" in err
-    code, out, err = replayed(capsys, hints, "--credit", "--samples", "2", "--json")
+    code, out, err = replayed(hints, "--credit", "--samples", "2", "--json")
     result, names = json.loads(out), ("correlation", "low", "high", "messages", "compared")
     assert code == 0 and result["messages"] == 6 and result["influence"][1] == [None, None], "agent 1 has no alternatives"
     assert result["influence"][0][0] == result["influence"][0][1] >= 0, "they earn the same"
