@@ -288,8 +288,8 @@ def line_of_sizes(run: Run, size: int) -> str:
     """Return what the checkpoints that keep_every keeps take in all. size: bytes of one."""
     count = run.num_updates // run.keep_every
     unit, name = (2**30, "GiB") if count * size >= 2**30 else (2**20, "MiB")
-    kept = f"{count} checkpoints are kept, {size / unit:.3g} {name} each, {count * size / unit:.3g} {name} in all"
-    return f"keep_every={run.keep_every}: {kept} beside the newest {run.save_total_limit}"
+    sizes = f"{size / unit:.3g} {name} each, {count * size / unit:.3g} {name} in all"
+    return f"keep_every={run.keep_every}: {count} checkpoints are kept, {sizes} beside the newest {run.save_total_limit}"
 
 
 def gib(size: float) -> str:
