@@ -15,7 +15,6 @@ const note = (text) => make("p", { class: "note" }, text);
 function wide(...rows) {
   const names = [...rows[0].children], hasNames = names.length > 1 && names.every(({ tagName }) => tagName === "TH");
   if (hasNames) {
-    rows[0].className = "names";
     for (const row of rows.slice(1)) [...row.children].forEach((td, i) => { if (names[i]?.textContent) td.dataset.name = names[i].textContent; });
   }
   return make("div", { class: "wide" }, make("table", hasNames ? { class: "named" } : {}, ...rows));

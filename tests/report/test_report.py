@@ -73,7 +73,11 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
     for agent in (0, 1):
         assert f"&lt;i&gt;step 3 turn 0 agent {agent} prompt 0 completion {2 * agent}&lt;/i&gt; &amp;" in episode
         assert f"&lt;i&gt;step 3 turn 1 agent {agent} prompt 0 completion {2 * agent}&lt;/i&gt; &amp;" in episode
-    assert "&lt;b&gt;fruit&lt;/b&gt;" in episode and "step 4 (4 recorded), mean return" in page and "return 0.8125" in page
+    assert (
+        "&lt;b&gt;fruit&lt;/b&gt;" in episode
+        and "step 4 (4 recorded), mean return" in page
+        and "episode 1 of 3 from the best: return 0.75" in page
+    )
     assert "<span>ratio</span>2.5" in episode and "<span>solved</span>1" in episode and episode.count('role="button"') == 4
     labels = re.findall(r'<text x="([^"]*)"[^>]* text-anchor="middle">', page)
     assert labels and max(map(float, labels)) <= 420 - 18, "half of the last label fits beside the curve"
@@ -94,7 +98,7 @@ def test_agents_have_the_names_of_their_roles(tmp_path):
     run = with_roles(write_run(tmp_path / "run"), ["solver", "<i>judge</i>"])
     write_report([run], tmp_path / "r.html")
     page = dom(tmp_path / "r.html", tmp_path / "profile")
-    assert ">solver<" in page and ">&lt;i&gt;judge&lt;/i&gt;<" in page and "agent 0" not in page
+    assert ">solver<" in page and ">&lt;i&gt;judge&lt;/i&gt;<" in page and ">agent 0<" not in page
 
 
 def test_metrics_are_a_table_with_the_names_of_roles_also_with_attempts_on_scratch(tmp_path, monkeypatch):
