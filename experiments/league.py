@@ -1,12 +1,13 @@
 """Self-play alone against a league of past selves, on two small games with exact values.
 
-Claim: an agent that only meets itself forgets how to play others; against its past it forgets less. Both ways train a team of
-    two on as many games; the league plays half of them against earlier weights, so that it learns from a quarter fewer tokens.
+Claim: an agent that only meets itself forgets how to play others; against its past it forgets less. All ways train a team of
+    two on as many tokens: a league plays half of its games against earlier weights, from which it learns nothing, so it makes a
+    third more updates.
 Command: python -m experiments.league                 (flags: --help; --quick: a few updates of one seed, 2 minutes; --write
-    updates the picture and table in this directory)
+    updates the picture and table in this directory, and leaves the numbers of games that were not played)
 Games: Kuhn poker (`jmarl.envs.games.kuhn`), measured by NashConv, and tic-tac-toe (`tictactoe`), measured by the games that
     the team loses against perfect play, and by NashConv. Both are computed exactly, from the probability of each answer on
-    all boards or cards.
+    all boards or cards. A curve has the tokens that its team had learned from at each measure.
 Model: two layers of random weights, one token per word.
 Expected: see experiments/README.md. Time: 30 minutes on two cores.
 """
@@ -125,7 +126,8 @@ class LeagueConfig:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Seeds of what is sampled; all runs begin with the same agent."""
     num_updates: CountOrOff = 0
-    """Updates of each run; 0: 400 of Kuhn poker, 150 of tic-tac-toe."""
+    """Updates of self-play; 0: 400 of Kuhn poker, 150 of tic-tac-toe. Leagues make as many more as they need to learn from as
+    many tokens."""
     algorithm: str = "rae"
     """Row of the table of algorithms."""
     measure_every: Count = 20
@@ -160,12 +162,24 @@ def legal_agent(cfg: LeagueConfig, game: str) -> Path:
     return directory / "agent_0"
 
 
+def updates_of(cfg: LeagueConfig, game: str, way: str) -> int:
+    """Return the updates of a run in which it learns from about as many tokens as self-play."""
+    share = WAYS[way].get("opponent_share", 0) / 2  # of the seats: one of two
+    return 20 if cfg.quick else round((cfg.num_updates or GAMES[game]().updates) / (1 - share))
+
+
+def tokens_by_update(directory: Path) -> np.ndarray:
+    """Return how many tokens the team of a run had learned from after each update."""
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return np.cumsum([row["tokens"] for row in map(json.loads, lines) if "tokens" in row])
+
+
 def run_one(cfg: LeagueConfig, game: str, seed: int, way: str) -> dict[str, Any]:
     """Train a team, measure all of its checkpoints, and return a curve of each measure."""
     start, own = time.monotonic(), GAMES[game]()
     directory = cfg.output_dir / f"{game}-{way.replace(', ', '-')}-{seed}"
     run_cfg = TrainConfig.of(
-        algorithm=cfg.algorithm, seed=seed, num_updates=20 if cfg.quick else cfg.num_updates or own.updates, warmup_updates=20,
+        algorithm=cfg.algorithm, seed=seed, num_updates=updates_of(cfg, game, way), warmup_updates=20,
         max_new_tokens=1, num_turns=own.env.max_turns, branching="chain", per_agent="vmap", mesh="agent=1",
         save_every=cfg.measure_every, save_total_limit=1000, output_dir=str(directory), resume="auto", progress=False,
         league=WAYS[way], **own.settings,
@@ -177,23 +191,34 @@ def run_one(cfg: LeagueConfig, game: str, seed: int, way: str) -> dict[str, Any]
     result = train(team, own.env, tasks * (count // len(tasks)), run_cfg, params=params)
     if result.interrupted:  # the table must not contain unfinished runs
         raise KeyboardInterrupt
-    curve = [{"update": 0, **own.measure(agents, run_cfg)}]
+    curve, tokens = [{"update": 0, "tokens": 0, **own.measure(agents, run_cfg)}], tokens_by_update(directory)
     for step in saved_steps(directory / "checkpoints"):
         with Checkpointer(directory / "checkpoints", read_only=True) as saved:
             arrays = saved.read_arrays(step)[0]
-        curve.append({"update": step, **own.measure(agents_of(team, [nested(arrays, "stacks/0/params/")]), run_cfg)})
+        measures = own.measure(agents_of(team, [nested(arrays, "stacks/0/params/")]), run_cfg)
+        curve.append({"update": step, "tokens": int(tokens[step - 1]), **measures})
     last = {name: x for name, x in curve[-1].items() if name != "update"}
     print(f"{game}, {way}, seed {seed}: " + ", ".join(f"{name} {x:.3f}" for name, x in last.items()), end="", flush=True)
     print(f" in {time.monotonic() - start:.0f} s", flush=True)
     return {"game": game, "way": way, "seed": seed, "curve": curve}
 
 
-def curves(runs: Sequence[dict[str, Any]], game: str, way: str, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return updates [T], and the mean [T] and half of the 95 % interval [T] of a measure over seeds."""
+def with_stored(runs: Sequence[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """Return runs, and those in a file whose games are not among them, in the order of `GAMES`."""
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    games = {run["game"] for run in runs}
+    return sorted([run for run in stored if run["game"] not in games] + [*runs], key=lambda run: [*GAMES].index(run["game"]))
+
+
+def curves(runs: Sequence[dict[str, Any]], game: str, way: str, column: str) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
+    """Return what is counted along the curves, tokens if they have them, the mean of it over seeds [T], and the mean [T] and
+    half of the 95 % interval [T] of a measure over seeds."""
     own = [run["curve"] for run in runs if run["game"] == game and run["way"] == way]
+    counted = "tokens" if "tokens" in own[0][0] else "updates"
     values = np.array([[point[column] for point in curve] for curve in own])  # [seed, T]
     points = [mean_and_interval(column) for column in values.T]
-    return np.array([point["update"] for point in own[0]]), *np.array(points).T
+    along = np.mean([[point["tokens" if counted == "tokens" else "update"] for point in curve] for curve in own], 0)
+    return counted, along, *np.array(points).T
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
@@ -219,10 +244,10 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
     )
     for axes, (game, column, name) in zip(all_axes[0], panels, strict=True):
         for i, way in enumerate(dict.fromkeys(run["way"] for run in runs)):
-            updates, mean, interval = curves(runs, game, way, column)
-            axes.plot(updates, mean, color=f"C{i}", label=way)
-            axes.fill_between(updates, mean - interval, mean + interval, color=f"C{i}", alpha=0.2, linewidth=0)
-        axes.set(xlabel="updates", title=f"{game}: {name}")
+            counted, along, mean, interval = curves(runs, game, way, column)
+            axes.plot(along, mean, color=f"C{i}", label=way)
+            axes.fill_between(along, mean - interval, mean + interval, color=f"C{i}", alpha=0.2, linewidth=0)
+            axes.set(xlabel=counted, title=f"{game}: {name}")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     all_axes[0][0].legend()
@@ -236,12 +261,12 @@ def main() -> None:
     with ProcessPoolExecutor(cfg.processes, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(legal_agent, [cfg] * len(cfg.games), cfg.games))
         runs = list(pool.map(run_one, [cfg] * len(jobs), *zip(*jobs, strict=True)))
-    text = table(runs)
-    print(text)
+    print(table(runs))
     if cfg.write:
         here = Path(__file__).parent
+        runs = with_stored(runs, here / "league.json")
         draw(runs, here / "league.png")
-        write_table("league", text)
+        write_table("league", table(runs))
         (here / "league.json").write_text(json.dumps(runs) + "\n", encoding="utf-8")
 
 

@@ -27,7 +27,7 @@ RESERVED = {  # prefix -> pattern of the names that the library writes
     MEASURES: AT_K,
     EVALUATION: rf"updates|reward|episodes|long_prompts|joint_actions|{MEMBERS}|(reward|measures)/.*|{AT_K}",
     AGENT: "return|length|ended|distinct_1|distinct_2|repeated|loss|grad_norm|learning_rate|skipped|frozen|steps|entropy"
-    "|advantage_std|zero_variance_share|ratio|mismatch|importance|importance_capped|kl|kl_coef|kl_moved|values?|value_loss"
+    "|advantages|advantage_std|zero_variance_share|ratio|mismatch|importance|importance_capped|kl|kl_coef|kl_moved|values?|value_loss"
     "|value_clip_share|explained_variance|router_balance|chosen|rejected|nll|nll_world|critic_.*",
 }
 

@@ -2,7 +2,7 @@
 
 Command: python -m experiments.evidence.preferences [METHOD ...]          (all without one; the same command again goes on)
 Each run is `jmarl train`, and then `jmarl eval` with 320 joint actions on the prompts of the first script; `sft` has a run for
-each agent, `untrained` none. Models are removed when they are evaluated. Time: 3 to 10 minutes a run on one core.
+each agent, `untrained` none. Models are removed when they are evaluated. Time: 2 to 6 minutes a run on one core.
 """
 
 from __future__ import annotations

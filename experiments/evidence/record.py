@@ -23,7 +23,7 @@ POINTS = 60  # of a curve
 RESULTS = Path(__file__).parent / "results"
 NOT_HASHED = {  # settings that change nothing that is learned
     "output_dir", "seed", "seeds", "resume", "resume_step", "progress", "experiment_name", "description", "tags", "save_every",
-    "save_minutes", "save_total_limit", "save_models",
+    "save_minutes", "save_total_limit", "keep_every", "save_models",
 }  # fmt: skip
 PHASES = ("time/sampling", "time/rewards", "time/update", "time/evaluation", "time/compiling", "time/step_s")
 

@@ -1,5 +1,5 @@
-"""Games in which each agent has a reward of its own, tasks for an agent without its team, and a game in which one agent
-decides. Not an experiment.
+"""Games in which each agent has a reward of its own, tasks for an agent without its team, a game in which one agent decides,
+and one whose reward comes a turn late. Not an experiment.
 
 `environment: worlds.py:NAME` in a YAML file beside this one. The reward of the team can still be seen in the measures: on the
 grid `closeness` is the return of the team, in Sudoku it is `0.5 * right + 0.5 * solved`, in `Letters` it is `team`.
@@ -131,6 +131,26 @@ class Letters(TextEnvironment):
         team = sum(weight * x for weight, x in zip(self.weights, right, strict=True))
         measures = {"team": team, "first": right[0], "others": (right[1] + right[2]) / 2, "solved": float(all(right))}
         return Step(state, [""] * 3, right if self.own else team, True, measures)
+
+
+class Remember(Letters):
+    """Two agents write two letters, one after the other, and are rewarded behind the second: half for an `a` as first letters,
+    half for copying in the second turn what the other wrote in the first. Credit has to reach the first turn."""
+
+    roles, max_turns = ("first", "second"), 2  # type: ignore[assignment]
+
+    def reset(self, task: dict, rng: np.random.Generator) -> tuple[str, list[str | None]]:
+        return "", [f"copy {letter}" for letter in task["letters"][:2]]
+
+    def step(self, state: str, messages: Sequence[str], rng: np.random.Generator) -> Step:
+        texts = [message.strip()[:1] for message in messages]
+        if not state:
+            return Step("".join(text or " " for text in texts), [f"copy {text}" for text in reversed(texts)], 0.0, False)
+        first = sum(text == "a" for text in state) / 2
+        second = sum(text == read for text, read in zip(texts, reversed(state), strict=True)) / 2
+        return Step(
+            state, [""] * 2, (first + second) / 2, True, {"team": (first + second) / 2, "first": first, "copied": second}
+        )
 
 
 def right_verdicts(state: SudokuState) -> float:

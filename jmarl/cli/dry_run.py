@@ -30,6 +30,7 @@ from jmarl.envs.base import close, describe
 from jmarl.envs.calls.copies import copies
 from jmarl.files.run_directory import read_state, resolve_resume
 from jmarl.files.saved_arrays import nbytes
+from jmarl.files.saving import line_of_sizes
 from jmarl.learning.setup import Setup
 from jmarl.logs.failed_update import read_failed_update
 from jmarl.logs.samples import block
@@ -321,4 +322,4 @@ def disk_line(cfg: ExperimentConfig, size: int) -> str:
     text = f"a checkpoint takes {size * count / unit:.3g} {name}, {free / 2**30:.3g} GiB are free in {existing}"
     if run.saves and free < 2 * size * count:
         raise ValueError(f"{text}: two of them do not fit; free some space, choose another --output, or set save_every=0")
-    return text
+    return f"{text}; {line_of_sizes(run, size * count)}" if run.keep_every else text

@@ -155,6 +155,12 @@ def check_can_plan(cfg: ExperimentConfig) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise ValueError(f"jmarl plan cannot plan {reason} yet: it plans completions, and turns in chains")
+    if (league := train.league).on:
+        raise ValueError(
+            f"jmarl plan counts the present team alone, and a league (snapshots={league.snapshots}, "
+            f"strangers={list(league.strangers)}) samples with the weights of opponents too: plan without league, and add to "
+            "its sampling opponents_at_once times the bytes of the parameters (with LoRA of the adapters)"
+        )
     if turns > 1:
         print(f"{turns} turns: sampling is that of the first turn, {turns} times; the update has the rows of all turns")
     if find_row(train.algorithm).critic == "central":

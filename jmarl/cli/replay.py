@@ -80,13 +80,14 @@ def open_step_of(args: argparse.Namespace) -> OpenStep:
         raise ValueError(
             f"{file} has no task: the run was begun in Python; make its steps again there, with jmarl.replay.open_step"
         )
-    cfg = read_experiment(str(file), args.trust).with_seeds()
-    if cfg.seeds:
+    cfg = read_experiment(str(file), args.trust)
+    if cfg.seeds and not cfg.train.population.members:
         raise ValueError("steps of several seeds in one program cannot be made again yet")
     if not learns_from_completions(cfg):
         raise ValueError(f"algorithm={cfg.train.algorithm!r} learns from given data here: its steps have no episodes")
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
-    step = open_step(args.directory, cfg.train, load_team(cfg), task, args.step)
+    replaces = args.say is not None or args.alternatives or args.credit
+    step = open_step(args.directory, cfg.train, load_team(cfg), task, args.step, replaces=replaces)
     start = f"the checkpoint after update {step.first}" if step.first else "the beginning"
     count, seconds = args.step - 1 - step.first, step.seconds
     took = f", which took about {seconds:.0f} s in the run" if math.isfinite(seconds) else ""

@@ -81,6 +81,9 @@ class Run(Section):
     """Minutes between checkpoints where save_every is None, or 20 times the duration of the last one, if that is longer."""
     save_total_limit: Count = 2
     """Newest checkpoints kept."""
+    keep_every: CountOrOff = 0
+    """Also write and keep a checkpoint after each update that is a multiple of this, so that `jmarl replay` begins near any
+    step; 0: none. A run that resumes without it deletes them."""
     keep_best: bool | str = False
     """Also keep the checkpoint of the best evaluation, by the held-out reward (true, the same as eval/reward) or by another
     column of evaluations; with min behind it the smallest is the best: eval/loss min. Of equal ones the first is kept, and the

@@ -14,6 +14,12 @@ from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 Texts = list[list[list[str]]]
 
 
+def is_zero_sum(rewards: np.ndarray) -> bool:
+    """Return whether the rewards [..., N] of the agents sum to 0 wherever they are valid."""
+    sums = rewards.sum(-1)
+    return bool(np.allclose(sums[np.isfinite(sums)], 0, atol=1e-6))
+
+
 class Estimate(NamedTuple):
     mean: float
     interval: float  # half of the 95 % interval of the mean over items, for these runs: it says nothing about other runs
@@ -53,7 +59,7 @@ class CrossPlay(NamedTuple):
     @property
     def is_zero_sum(self) -> bool:
         """Whether the rewards of the agents sum to 0 in every joint action, so that their mean says nothing."""
-        return self.has_own and bool(np.nanmax(np.abs(self.rewards.sum(-1))) < 1e-6)
+        return self.has_own and is_zero_sum(self.rewards)
 
     @property
     def own(self) -> tuple[np.ndarray, np.ndarray]:

@@ -64,13 +64,15 @@ class Checkpointer:
     Args:
         directory: created if missing. If it cannot be written, the error comes here and not at the first save.
         keep: number of newest steps to keep on disk.
+        keep_every: also keep steps that are a multiple of this; 0: none.
         read_only: only restore; do not create, clean, move or delete anything.
     """
 
-    def __init__(self, directory: str | Path, keep: int = 2, *, read_only: bool = False):
+    def __init__(self, directory: str | Path, keep: int = 2, keep_every: int = 0, *, read_only: bool = False):
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got keep={keep}")
         self.directory, self.keep, self.read_only = Path(directory).absolute(), keep, read_only
+        self.keep_every = keep_every
         self.seconds = 0.0  # duration of the last save
         self._thread: threading.Thread | None = None  # of the running save, or of an ended one whose result was not checked
         self._error: BaseException | None = None
@@ -281,9 +283,12 @@ class Checkpointer:
             writer.close()
 
     def _delete_old(self) -> None:
-        """Delete all but the newest steps and those that they protect. Folders are renamed first, so none is listed in part."""
+        """Delete all but the newest steps, those that they protect and multiples of `keep_every`.
+
+        Folders are renamed first, so none is listed in part."""
         steps = saved_steps(self.directory)
         needed = {x for step in steps[-self.keep :] for x in (step, self.protected(step))}
+        needed |= {step for step in steps if self.keep_every and step % self.keep_every == 0}
         for step in [step for step in steps if step not in needed]:
             try:
                 shutil.rmtree(self._folder(step).rename(self._folder(step, DELETING)))

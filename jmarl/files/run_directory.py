@@ -227,7 +227,8 @@ def open_run(
             if changes:
                 note(f"resumed with other settings: {'; '.join(changes)}")
         if cfg.run.saves:
-            savers = [(opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit)), meta)]
+            saver = Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit, cfg.run.keep_every)
+            savers = [(opened.enter_context(saver), meta)]
             try_checkpoint(checkpoints_of(cfg))
         if owns_files:
             note(f"the first step is {int(state.step) + 1}")

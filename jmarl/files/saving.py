@@ -111,15 +111,19 @@ class Saves:
         self._disk_full = False
 
     def check_room(self, state: TeamState) -> None:
-        """Warn if the disk has no room for two checkpoints."""
-        if (
-            self.savers
-            and exchange.is_first()
-            and (free := self._free_bytes()) < 2 * (size := nbytes(to_checkpoint(self.to_save(state))))
-        ):
+        """Say what the checkpoints of keep_every take, and warn if the disk has no room for them and two more."""
+        if not self.savers or not exchange.is_first():
+            return
+        free, size, count = self._free_bytes(), nbytes(to_checkpoint(self.to_save(state))), 2
+        if every := self.run.keep_every:
+            count += self.run.num_updates // every - int(state.step) // every
+            if self.run.progress:
+                say(f"{line_of_sizes(self.run, size)}, {gib(free)} are free")
+        if free < count * size:
             warnings.warn(
-                f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: two of them do not "
-                "fit. Training goes on; free some space, choose another directory, or make no checkpoints (save_every=0)",
+                f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: "
+                f"{'two' if count == 2 else count} of them do not fit. Training goes on; free some space, choose another "
+                f"directory, or make {'no checkpoints (save_every=0)' if count == 2 else 'fewer (a larger keep_every)'}",
                 stacklevel=3,
             )
 
@@ -166,6 +170,8 @@ class Saves:
         """Whether to write a checkpoint after this number of updates; always after the last one."""
         if not self.savers or updates == self.run.num_updates:
             return bool(self.savers)
+        if self.run.keep_every and updates % self.run.keep_every == 0:
+            return True
         if self.run.save_every:
             return self._disk_full or updates % self.run.save_every == 0
         return exchange.from_first(self._time_is_over)
@@ -276,6 +282,14 @@ def write_models(run: Run, team: Team, state: TeamState) -> str:
         )
         return f"models: {error}"
     return ""
+
+
+def line_of_sizes(run: Run, size: int) -> str:
+    """Return what the checkpoints that keep_every keeps take in all. size: bytes of one."""
+    count = run.num_updates // run.keep_every
+    unit, name = (2**30, "GiB") if count * size >= 2**30 else (2**20, "MiB")
+    kept = f"{count} checkpoints are kept, {size / unit:.3g} {name} each, {count * size / unit:.3g} {name} in all"
+    return f"keep_every={run.keep_every}: {kept} beside the newest {run.save_total_limit}"
 
 
 def gib(size: float) -> str:

@@ -6,7 +6,7 @@ completions of an item meet the same opponent in the same seat, whose texts have
 says nothing about the opponent. The opponent's parameters are further sets of the stack that is sampled: one program, whatever
 is drawn; how many rows act decides its size, in quarters. Snapshots are on the host, and in checkpoints as
 `TeamState.pending`, with the games of all slots with each other (`ratings.Crosstable`): a slot takes those that the team played
-since the snapshot before, or with `opponents=nash` plays all others itself. `jmarl plan` counts the present team alone.
+since the snapshot before, or with `opponents=nash` plays all others itself. `jmarl plan` refuses a league.
 
 `strangers` are further opponents, which do not change; numbers behind those of the slots are theirs. A run with strangers
 resumes bit for bit if they write the same again, as functions of the prompt alone do, and services (addresses) do not.
@@ -27,9 +27,10 @@ import numpy as np
 
 from jmarl.config import Episodes, League, Sampling
 from jmarl.envs.base import Environment
+from jmarl.evaluation.zero_shot import is_zero_sum
 from jmarl.files.saving import gib
 from jmarl.league.choice import probabilities, win_rates
-from jmarl.league.ratings import Crosstable, is_zero_sum
+from jmarl.league.ratings import Crosstable
 from jmarl.league.seats import Seated, Seating, narrowed, players_of
 from jmarl.league.strangers import frozen_params, is_stranger, open_stranger
 from jmarl.learning.setup import Setup
@@ -243,7 +244,7 @@ class LeagueSampler(StepSampler):
         met = [{} if seat.opponent < 0 else self.described(seat, slots) for seat in seats]
         tasks = [{**item, **opponent} for item, opponent in zip(items, met, strict=True)]
         slots, is_new = slots.adding(*self.points(played, seats), group), self.takes_snapshot(step)
-        zero_sum = is_zero_sum(played.joint_returns[0][..., : team.num_agents])
+        zero_sum = team.num_agents == 2 and is_zero_sum(played.joint_returns[0][..., :2])
         if self.settings.opponents == "nash":
             check_zero_sum(zero_sum)
             slots = self.rate(slots, len(items), play_seated, randomness) if is_new else slots
@@ -254,8 +255,13 @@ class LeagueSampler(StepSampler):
         return narrowed(played, team, self.players, seated)._replace(tasks=tasks, texts=texts)
 
     def rate(self, slots: Snapshots, items: int, play_seated: SeatedPlay, randomness: Randomness) -> Snapshots:
-        """Return slots in which the newest one, whose weights are the present ones, has played the items of a step against all
-        others, in each seat equally often. Nothing is learned from these episodes."""
+        """Return slots in which the newest one, whose weights are the present ones as a slot has them, has played the items of
+        a step against all others, in each seat equally often. Nothing is learned from these episodes."""
+
+        def as_in_slot(x: Any) -> Any:
+            return x if isinstance(x, Shared) else x.astype(dtype_in_slot(x, self.settings)).astype(x.dtype)
+
+        self.present = jax.tree.map(as_in_slot, list(self.present), is_leaf=lambda x: isinstance(x, Shared))
         newest, n, count = int(np.argmax(slots.ages)), self.team.num_agents, len(slots.ages)
         others = np.setdiff1d(np.flatnonzero(slots.ages >= 0), newest)
         at_once, won, games = max(1, min(len(self.drawn), items // n)), np.zeros(count), np.zeros(count)

@@ -93,12 +93,6 @@ def nash_mixture(payoff: Float[np.ndarray, "player player"]) -> Float[np.ndarray
     return mixture / mixture.sum()
 
 
-def is_zero_sum(returns: Float[np.ndarray, "... agent"]) -> bool:
-    """Return whether there are two agents whose returns add up to 0 wherever they are valid."""
-    sums = returns.sum(-1)
-    return returns.shape[-1] == 2 and bool(np.allclose(sums[np.isfinite(sums)], 0, atol=1e-6))
-
-
 class Crosstable(NamedTuple):
     """The games between the players of a league: its slots, strangers, and last the present team since the newest snapshot."""
 

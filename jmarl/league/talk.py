@@ -21,27 +21,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jmarl.envs.base import Answer, Environment, Texts, special_tokens
+from jmarl.learning.critics import on_stack
 from jmarl.learning.setup import Setup
-from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
-from jmarl.models.platforms import COMPILER_OPTIONS
-from jmarl.models.rows import on_rows
-from jmarl.models.sharding import DeviceMesh, model_on, on_devices, place_agents, state_specs
-from jmarl.models.stack import per_agent, to_host
+from jmarl.models.stack import to_host
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.sampling.scoring import score
 from jmarl.team import to_agents
-from jmarl.types import TRACES
 
 
 def columns_of_talk(
@@ -157,35 +150,18 @@ def logprobs_under(setup: Setup, params: Sequence[Any], turn: Turn, nodes: np.nd
     stacks = []
     for spec, weights, (ids, lengths), done in zip(team.stacks, params, turn.encoded, turn.completions, strict=True):
         rows = (np.arange(len(spec.members[0]))[:, None] * turn.padded_size + padded).reshape(-1)  # of all roles
-        arrays: Any = np.asarray(ids)[:, rows], np.asarray(lengths)[:, rows], done.tokens
-        if spec.mesh is not None:
-            arrays = place_agents(arrays, spec.mesh)
-        own: dict[str, Any] = dict(model=spec.config, dtype=algorithm.compute_dtype, temperature=algorithm.temperature or 1.0)
-        logprobs = _logprobs(weights, *arrays, **own, mode=algorithm.optimizer.per_agent, mesh=spec.mesh)
+        prompts = np.asarray(ids)[:, rows], np.asarray(lengths)[:, rows]
+        logprobs = on_stack(logprobs_at(algorithm.temperature or 1.0), weights, spec, *prompts, done.tokens, algorithm)
         stacks.append(np.where(done.action_mask, to_host(logprobs), 0).astype(float).sum(-1))
     return np.array(to_agents(team, stacks))[:, :count]
 
 
-@partial(jax.jit, static_argnames=("model", "dtype", "temperature", "mode", "mesh"), compiler_options=COMPILER_OPTIONS)
-def _logprobs(
-    params: Any,
-    prompts: Int[Array, "agent prompt prompt_token"],
-    lengths: Int[Array, "agent prompt"],
-    tokens: Int[Array, "agent prompt group token"],
-    *,
-    model: ModelConfig,
-    dtype: str,
-    temperature: float,
-    mode: str,
-    mesh: DeviceMesh | None,
-) -> Float[Array, "agent prompt group token"]:
-    TRACES["talk"] += 1
-    model = model_on(mesh, model)
+@cache  # one object for a temperature, so that it is compiled once
+def logprobs_at(temperature: float) -> Callable[..., Float[Array, "prompt group token"]]:
+    """Return the log-probabilities of tokens at a temperature, as a function for `on_stack`."""
 
-    def one_agent(params: Any, *rows: Array) -> Array:
-        weights = decoder.compute_weights(params, model, jnp.dtype(dtype))
-        scores = partial(score, weights, model, temperature=temperature, remat="full")
-        return on_rows(lambda *own: scores(*own).logprobs, model.placement.row_parts, *rows)
+    def logprobs(params: Any, weights: Any, model: ModelConfig, *rows: Array) -> Array:
+        del params
+        return score(weights, model, *rows, temperature=temperature, remat="full").logprobs
 
-    specs = state_specs(mesh, params), P("agent"), P("agent"), P("agent")
-    return on_devices(per_agent(one_agent, mode), mesh, specs, P("agent"))(params, prompts, lengths, tokens)
+    return logprobs

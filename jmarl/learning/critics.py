@@ -9,7 +9,7 @@ values of a rollout become returns and batches is in `rollout.critic_values`. Le
 their agents."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -84,31 +84,53 @@ def stacked_model(model: Agent, count: int, algorithm: Algorithm, seed: int, mes
     return lora.init_models(params, [(model.config, count)], algorithm.lora, seed, lora.INIT_CRITICS)[0]
 
 
-@partial(jax.jit, static_argnames=("model", "dtype", "mode", "mesh"), compiler_options=COMPILER_OPTIONS)
-def _values(
+def on_stack(
+    f: Callable[..., Float[Array, "prompt group token"]],
+    params: Any,
+    spec: StackSpec,
+    prompts: Int[Array | np.ndarray, "agent prompt prompt_token"],
+    lengths: Int[Array | np.ndarray, "agent prompt"],
+    tokens: Int[Array | np.ndarray, "agent prompt group token"],
+    algorithm: Algorithm,
+) -> Float[Array, "agent prompt group token"]:
+    """Return a number of each token after the prompts, computed by a stack of models.
+
+    f: of one agent: (params, weights to compute with, architecture, prompts, lengths, tokens) -> numbers. It is compiled once
+    for each object, so give the same one again."""
+    mesh, arrays = spec.mesh, (jnp.asarray(prompts), jnp.asarray(lengths), tokens)
+    if mesh is not None:
+        arrays = place_agents(arrays, mesh)
+    mode = algorithm.optimizer.per_agent
+    return _on_stack(params, *arrays, f=f, model=spec.config, dtype=algorithm.compute_dtype, mode=mode, mesh=mesh)
+
+
+@partial(jax.jit, static_argnames=("f", "model", "dtype", "mode", "mesh"), compiler_options=COMPILER_OPTIONS)
+def _on_stack(
     params: Any,
     prompts: Int[Array, "agent prompt prompt_token"],
     lengths: Int[Array, "agent prompt"],
     tokens: Int[Array, "agent prompt group token"],
     *,
+    f: Callable[..., Float[Array, "prompt group token"]],
     model: ModelConfig,
     dtype: str,
     mode: str,
     mesh: DeviceMesh | None,
 ) -> Float[Array, "agent prompt group token"]:
-    TRACES["values"] += 1
+    TRACES[f.__name__] += 1
     model = model_on(mesh, model)
 
     def one_agent(params: Any, *rows: jax.Array) -> jax.Array:
         weights = decoder.compute_weights(params, model, jnp.dtype(dtype))
-
-        def values(prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
-            return values_of(params, hidden_states(weights, model, prompts, lengths, tokens, "full")[0]).reshape(tokens.shape)
-
-        return on_rows(values, model.placement.row_parts, *rows)
+        return on_rows(partial(f, params, weights, model), model.placement.row_parts, *rows)
 
     specs = state_specs(mesh, params), P("agent"), P("agent"), P("agent")
     return on_devices(per_agent(one_agent, mode), mesh, specs, P("agent"))(params, prompts, lengths, tokens)
+
+
+def values(params: Any, weights: Any, model: ModelConfig, prompts: Array, lengths: Array, tokens: Array) -> Array:
+    """Return the values before tokens, see `on_stack`."""
+    return values_of(params, hidden_states(weights, model, prompts, lengths, tokens, "full")[0]).reshape(tokens.shape)
 
 
 def check_context(
@@ -134,11 +156,7 @@ def value_stack(
     if are_shapes(params):
         return np.broadcast_to(np.float32(0), tokens.shape)
     check_context(spec, lengths, tokens)
-    mesh, arrays = spec.mesh, (jnp.asarray(prompts), jnp.asarray(lengths), tokens)
-    if mesh is not None:
-        arrays = place_agents(arrays, mesh)
-    mode = algorithm.optimizer.per_agent
-    return _values(params, *arrays, model=spec.config, dtype=algorithm.compute_dtype, mode=mode, mesh=mesh)
+    return on_stack(values, params, spec, prompts, lengths, tokens, algorithm)
 
 
 @partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER_OPTIONS)

@@ -8,8 +8,17 @@ completions, J joint actions per node:
     prompts [N][P]         acts [N][P]            completions [N][P][G]    joint [J][N], the completion of each agent
     rewards [P][J][N]      parts {name: [P][J]}   measures {name: [P][J]}
     parents [P]            items [P], see `rollout.turns.Turn`
+    returns [N][P][G]      lengths [N][P][G], in tokens; 0 where the agent does not act
+    cut [N][P][G], true where a completion has no end because it is as long as it may be; left out where none is
+    advantages [N][P][G]   that the update trained on, in its first pass: before weights of importance sampling; with values of
+                           tokens (ippo, ppo, mappo) the mean over the completion
+    masked [N][P][G], true where the update ignored a completion: no advantage; left out where these are those of agents that
+                           do not act
+    fault                  what was wrong with a reward, as a text; left out where nothing was
 
-Files of older versions have no `measures`; their `parts` hold all numbers, and they count steps from 0.
+Evaluations have no advantages, nor turns of which no agent learned (see `frozen_agents`, `update_order`). Returns are those of
+rewards, also where a critic replaces them by lambda-returns. Files of older versions have none of the last six names; still
+older ones have no `measures`, their `parts` hold all numbers, and they count steps from 0.
 
 Numbers that are not finite are null. When the file reaches its largest size, every second step is dropped, then three of four,
 and so on, so that what remains is spread over the whole run; held-out completions are dropped last. While the disk is full, up

@@ -39,7 +39,7 @@ class DataLog(StepLog):
         super().add(step)
 
     def row(self, step: QueuedStep, seconds: float) -> dict[str, float]:
-        row = update_metrics(self.team, to_host(step.metrics))
+        row = update_metrics(self.team, step.metrics)
         names = [f"agent_{n}/loss" for n in range(self.team.num_agents)]
         self.losses.append(float(np.mean([row[name] for name in names if name in row])))  # frozen agents have no loss
         return row | {LOSS_TAG: self.losses[-1], "tokens_per_s": step.experience.tokens / seconds}

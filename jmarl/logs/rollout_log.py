@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from jmarl.evaluation.evaluate import Evaluation, numbers
 from jmarl.logs import samples
 from jmarl.logs.completions_file import EVAL, TRAIN, finite
 from jmarl.logs.diversity import diversity
-from jmarl.logs.step_log import QueuedStep, StepLog, update_metrics
+from jmarl.logs.step_log import ADVANTAGES, QueuedStep, StepLog, update_metrics
 from jmarl.logs.tables import joint_actions_table
 from jmarl.models.stack import to_host
+from jmarl.rollout.make_batches import of_turns
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import Team, to_agents
 
@@ -34,7 +35,7 @@ class RolloutLog(StepLog):
                 warnings.warn(f"{place} have no valid reward; {turn.fault}", stacklevel=3)
 
     def row(self, step: QueuedStep, seconds: float) -> dict[str, float]:
-        row = rollout_metrics(self.team, step.experience) | update_metrics(self.team, to_host(step.metrics))
+        row = rollout_metrics(self.team, step.experience) | update_metrics(self.team, step.metrics)
         return row | {"tokens_per_s": row["tokens"] / seconds}
 
     def fault(self, experience: Rollout) -> str:
@@ -50,8 +51,10 @@ class RolloutLog(StepLog):
         return experience, {"items": list(experience.tasks), "turns": turns}
 
     def after_row(self, step: QueuedStep, row: dict[str, float]) -> None:
+        # In all processes, over which advantages may be spread.
+        advantages = trained_advantages(self.team, step) if self.keeps_completions else None
         if self.writer is not None and (self.keeps_completions or samples.are_on()):
-            self.writer.completions(step.number + 1, TRAIN, completions_record(step.experience))
+            self.writer.completions(step.number + 1, TRAIN, completions_record(self.team, step.experience, advantages))
         super().after_row(step, row)
 
     def texts(self, step: QueuedStep) -> None:
@@ -74,7 +77,8 @@ class RolloutLog(StepLog):
         for name, turn in named_turns(result.rollout):
             self.writer.text(updates, f"eval/{name}joint_actions", self.table(updates, turn))
         if self.keeps_completions:
-            self.writer.completions(updates, EVAL, {"updates": updates, "tasks": [], "turns": turn_records(result.rollout)})
+            turns = turn_records(self.team, result.rollout)
+            self.writer.completions(updates, EVAL, {"updates": updates, "tasks": [], "turns": turns})
 
     @property
     def keeps_completions(self) -> bool:
@@ -95,15 +99,27 @@ def named_turns(rollout: Rollout) -> list[tuple[str, Turn]]:
     return [(f"turn_{t}/" if rollout.num_turns > 1 else "", turn) for t, turn in enumerate(rollout.turns)]
 
 
-def completions_record(rollout: Rollout) -> dict[str, Any]:
-    """Return what `completions_file` has of a step."""
+def trained_advantages(team: Team, step: QueuedStep) -> list[np.ndarray]:
+    """Return the advantages per turn [N, P, G] that an update has trained on; NaN of completions that it has not."""
+    names, stacks = (ADVANTAGES, "frozen"), list[np.ndarray | None]()
+    own = [{name: x for name, x in metrics.items() if name in names} for metrics in step.metrics[: len(team.stacks)]]
+    for metrics in to_host(own):
+        values, frozen = metrics.get(ADVANTAGES), metrics.get("frozen", False)
+        stacks.append(None if values is None else np.where(np.reshape(frozen, (-1, 1, 1)), np.nan, values))
+    return of_turns(team, step.experience.turns, stacks)
+
+
+def completions_record(team: Team, rollout: Rollout, advantages: Sequence[np.ndarray] | None = None) -> dict[str, Any]:
+    """Return what `completions_file` has of a step. advantages: see `turn_records`."""
     replaced = rollout.notes.get("dynamic/replaced")  # by other tasks, which are not at hand
     tasks = [] if replaced else list(rollout.tasks)
-    return {"tasks": finite(tasks), "turns": turn_records(rollout)}
+    return {"tasks": finite(tasks), "turns": turn_records(team, rollout, advantages)}
 
 
-def turn_records(rollout: Rollout) -> list[dict[str, Any]]:
-    """Return the turns of a rollout as JSON values, see `completions_file`."""
+def turn_records(team: Team, rollout: Rollout, advantages: Sequence[np.ndarray] | None = None) -> list[dict[str, Any]]:
+    """Return the turns of a rollout as JSON values, see `completions_file`.
+
+    advantages: per turn [N, P, G], see `trained_advantages`; None: the rollout was not trained on, or is not yet."""
 
     def numbers_of(turn: Turn, table: Mapping[str, np.ndarray]) -> dict[str, Any]:
         shape = (len(turn.items), -1)
@@ -120,9 +136,23 @@ def turn_records(rollout: Rollout) -> list[dict[str, Any]]:
             "measures": numbers_of(turn, turn.measures),
             "parents": turn.parents.tolist(),
             "items": turn.items.tolist(),
+            **numbers_of_completions(team, turn, returns, own),
         }
-        for turn in rollout.turns
+        for turn, returns, own in zip(rollout.turns, rollout.returns, advantages or [None] * len(rollout.turns), strict=True)
     ]
+
+
+def numbers_of_completions(team: Team, turn: Turn, returns: np.ndarray, advantages: np.ndarray | None) -> dict[str, Any]:
+    """Return what `completions_file` has of each completion of a turn. returns, advantages: [N, P, G]."""
+    acts, ended = turn.acts[..., None], to_agents(team, [np.asarray(done.ended) for done in turn.completions])
+    cut = acts & ~np.array([x[: len(turn.items)] for x in ended])
+    record = {"returns": rounded(returns), "lengths": np.array(token_counts(team, turn)).tolist()}
+    record |= {"cut": cut.tolist()} if cut.any() else {}
+    if advantages is not None:
+        masked = np.isnan(advantages)
+        record |= {} if masked.all() else {"advantages": rounded(advantages)}
+        record |= {} if (masked != acts).all() else {"masked": masked.tolist()}  # those of inactive agents are, anyway
+    return record | ({"fault": turn.fault} if turn.fault else {})
 
 
 def rounded(numbers: np.ndarray) -> Any:

@@ -20,9 +20,12 @@ from jmarl.evaluation.evaluate import Evaluation, counts_all, logged
 from jmarl.logs.failed_update import NonFiniteWatch
 from jmarl.logs.goodput import CLOCK
 from jmarl.logs.metrics_writer import MetricsWriter
+from jmarl.models.stack import to_host
 from jmarl.processes import exchange
 from jmarl.team import Team
 from jmarl.types import TRACES
+
+ADVANTAGES = "advantages"  # among the metrics of a stack: [A, rows, G], of the completions in its batch
 
 
 class QueuedStep(NamedTuple):
@@ -158,9 +161,10 @@ class StepLog:
 def update_metrics(team: Team, metrics: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return the columns of an update: loss, gradient norm and so on of each agent, then those of a central critic.
 
-    metrics: of each stack, [A] each (roles of shared weights get equal values), followed by those of a central critic.
+    metrics: of each stack, [A] each (roles of shared weights get equal values), followed by those of a central critic. They are
+        copied to the host, without the advantages of single completions, which are no columns.
     """
-    row = {}
+    row, metrics = {}, to_host([{name: x for name, x in own.items() if name != ADVANTAGES} for own in metrics])
     for spec, stack_metrics in zip(team.stacks, metrics, strict=False):
         for a, roles in enumerate(spec.members):
             if "frozen" in stack_metrics and stack_metrics["frozen"][a]:  # not updated in this step

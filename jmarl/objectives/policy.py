@@ -3,7 +3,8 @@
     advantage = estimator(return - penalty - baseline) / scale      of one group; with a critic of tokens: GAE
     loss      = row.loss(log pi, log pi_old, advantage, weights) - entropy_coef H + kl_coef KL
 
-To add a metric, add it to a dict that is returned here.
+To add a metric, add it to a dict that is returned here. `advantages` [P, G] are no column but stand in the completions of a
+step: before the weights of `importance`, of tokens their mean; NaN where the loss ignores a completion.
 """
 
 from functools import partial
@@ -128,6 +129,7 @@ def make_advantages(
     metrics: Metrics = {
         "advantage_std": jnp.sqrt(masked.mean((advantage - masked.mean(advantage, valid)) ** 2, valid)),
         "zero_variance_share": masked.mean(largest < advantages.EPS, valid),
+        "advantages": jnp.where(valid, advantage, jnp.nan),
     }
     return advantage[..., None], metrics
 
@@ -157,7 +159,8 @@ def token_advantages(
         roles = jnp.broadcast_to(batch.roles[..., None], mask.shape)
         std = advantages.role_std(advantage, mask, roles, running.baseline.shape[0])
         advantage = advantages.divide(advantage, std)
-    return advantage, {"advantage_std": advantages.group_std(advantage.reshape(-1), mask.reshape(-1))}
+    means = jnp.where(mask.any(-1), masked.mean(advantage, mask, -1), jnp.nan)
+    return advantage, {"advantage_std": advantages.group_std(advantage.reshape(-1), mask.reshape(-1)), "advantages": means}
 
 
 def importance(

@@ -19,7 +19,7 @@ from jmarl.envs.base import Answer, Environment, Texts, special_tokens
 from jmarl.evaluation.statistics import valid_mean
 from jmarl.models.hub.special_tokens import encode_text
 from jmarl.randomness import Randomness
-from jmarl.replay.steps import OpenStep, RemadeStep
+from jmarl.replay.steps import OpenStep, RemadeStep, check_settings
 from jmarl.rl.returns import episode_path
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
@@ -108,8 +108,7 @@ def with_messages(step: OpenStep, state: TeamState, change: Change, number: int 
             on, the same for every change.
     """
     setup, cfg, index = step.run.setup, step.run.cfg, step.number - 1
-    if cfg.episodes.dynamic_sampling:
-        raise ValueError("messages cannot be replaced yet in a run with dynamic_sampling, which may replace their tasks")
+    check_settings(cfg, replaces=True)
     task = shared(setup, step.run.task)
     changed = ChangedStep(setup.team, sampler_of(setup, state), task.env, change, cfg.run.seed, index, number)
     arguments = (cfg.sampling, cfg.episodes, cfg.episodes.num_generations, Randomness(cfg.run.seed, index))

@@ -24,7 +24,6 @@ from jmarl.learning.team_update import update_team
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.rollout_log import rollout_metrics
 from jmarl.logs.step_log import update_metrics
-from jmarl.models.stack import to_host
 from jmarl.processes import exchange
 from jmarl.replay.stored import StoredStep, check_record, check_row, stored_steps
 from jmarl.rollout.turns import Rollout
@@ -35,8 +34,8 @@ from jmarl.team import Team
 from jmarl.types import TeamState
 
 NOTHING_WRITTEN: dict[str, Any] = dict(
-    output_dir="", resume=False, resume_step=None, allow_changed=None, save_every=None, keep_best=False, replay_rollout="",
-    progress=False, trackio="",
+    output_dir="", resume=False, resume_step=None, allow_changed=None, save_every=None, keep_every=0, keep_best=False,
+    replay_rollout="", progress=False, trackio="",
 )  # fmt: skip
 
 
@@ -61,8 +60,9 @@ class RemadeStep(NamedTuple):
 
 
 def open_step(
-    directory: str | Path, cfg: TrainConfig, team: Team, task: Task, number: int, params: Sequence[Any] | None = None
-) -> OpenStep:
+    directory: str | Path, cfg: TrainConfig, team: Team, task: Task, number: int, params: Sequence[Any] | None = None,
+    replaces: bool = False,
+) -> OpenStep:  # fmt: skip
     """Prepare a step of a run and restore the newest checkpoint before it. Writes nothing.
 
     Args:
@@ -72,12 +72,13 @@ def open_step(
         task: what from.
         number: of the step, from 1, as in metrics.jsonl.
         params: parameters [A, ...] of each stack, as for `jmarl.train`. They are donated.
+        replaces: refuse runs in which no message can be replaced.
 
     Raises:
         ValueError: the step cannot be made again.
     """
     directory = Path(directory)
-    check_settings(cfg)
+    check_settings(cfg, replaces)
     old = newest_meta(directory)
     if not 1 <= number <= old["config"]["num_updates"]:
         raise ValueError(f"there is no step {number}: {directory} has steps 1 to {old['config']['num_updates']}")
@@ -104,16 +105,19 @@ def open_step(
     return OpenStep(directory, number, run, state, first, seconds_of(directory, first, number - 1))
 
 
-def check_settings(cfg: TrainConfig) -> None:
-    """Raise ValueError for runs whose steps cannot be made again."""
+def check_settings(cfg: TrainConfig, replaces: bool = False) -> None:
+    """Raise ValueError for runs whose steps cannot be made again. replaces: with messages replaced."""
     refused = {
         "async_steps, whose rows begin with the weights of the step before": cfg.episodes.async_steps,
         "a league, whose past weights change with evaluations": cfg.league.on,
-        "several processes": exchange.count() > 1,
+        "a population, whose members copy each other": cfg.population.members,
+        "several processes, of which each has a part of the weights": exchange.count() > 1,
     }
     for what, is_set in refused.items():
         if is_set:
             raise ValueError(f"steps of a run with {what}, cannot be made again yet")
+    if replaces and cfg.episodes.dynamic_sampling:
+        raise ValueError("messages cannot be replaced yet in a run with dynamic_sampling, which may replace their tasks")
 
 
 def newest_meta(directory: Path) -> dict[str, Any]:
@@ -164,11 +168,11 @@ def make_again(step: OpenStep, show: Callable[[str], None] = lambda line: None) 
         state = source.open(state)
     for stored in stored_steps(step.directory, step.first, step.number):
         rollout = source.play(stored.number - 1, state)
-        checked += check_record(stored, rollout, step.directory)
+        checked += check_record(stored, run.team, rollout, step.directory)
         check_row(stored, rollout_metrics(run.team, rollout), step.directory)
         if stored.number == step.number:
             return RemadeStep(rollout, state, stored, checked)
         state, metrics = update_team(run.setup, state, run.kind.make_batches(run.setup, state, rollout))
-        check_row(stored, update_metrics(run.team, to_host(metrics)), step.directory)
+        check_row(stored, update_metrics(run.team, metrics), step.directory)
         show(f"update {stored.number} of {step.number - 1} is made again")
     raise AssertionError("the last step is returned")

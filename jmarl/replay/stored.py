@@ -14,12 +14,14 @@ from jmarl.logs.completions_file import NAME, TRAIN, read_completions, steps_of
 from jmarl.logs.metrics_writer import read_rows
 from jmarl.logs.rollout_log import completions_record
 from jmarl.rollout.turns import Rollout
+from jmarl.team import Team
 
 AXES = {  # fields of a turn that are compared, in this order -> their axes
     "prompts": ("agent", "node"), "acts": ("agent", "node"), "items": ("node",), "parents": ("node",),
     "completions": ("agent", "node", "completion"), "joint": ("joint action", "agent"),
     "rewards": ("node", "joint action", "agent"), "parts": ("name", "node", "joint action"),
-    "measures": ("name", "node", "joint action"),
+    "measures": ("name", "node", "joint action"), "returns": ("agent", "node", "completion"),
+    "lengths": ("agent", "node", "completion"), "cut": ("agent", "node", "completion"),
 }  # fmt: skip
 SHOWN = 60  # characters of a value
 
@@ -49,11 +51,11 @@ def stored_steps(directory: Path, first: int, last: int) -> Iterator[StoredStep]
         yield StoredStep(number, record if record and record["step"] == number else None, rows.get(number, {}))
 
 
-def check_record(stored: StoredStep, rollout: Rollout, directory: Path) -> bool:
+def check_record(stored: StoredStep, team: Team, rollout: Rollout, directory: Path) -> bool:
     """Raise ValueError if tasks, texts or numbers of a step are not as stored. Returns whether they are stored."""
     if stored.record is None:
         return False
-    text = json.dumps(completions_record(rollout), default=str, ensure_ascii=False)
+    text = json.dumps(completions_record(team, rollout), default=str, ensure_ascii=False)
     if place := first_difference(stored.record, json.loads(text.encode("utf-8", "replace"))):
         raise ValueError(difference_text(stored.number, place, directory))
     return True

@@ -71,8 +71,12 @@ def credit(step: OpenStep, remade: RemadeStep, samples: int, show: Callable[[str
     All groups of an agent and turn are played at once: completion g is replaced by g + 1, then by g + 2, and so on.
     """
     rollout, episodes = remade.rollout, step.run.cfg.episodes
-    if remade.stored.record is None or "advantages" not in remade.stored.record["turns"][0]:
-        raise ValueError(f"--credit needs the advantages of step {step.number}, which this run has not stored")
+    stored = [] if remade.stored.record is None else remade.stored.record["turns"]
+    if not any("advantages" in turn for turn in stored):
+        raise ValueError(
+            f"--credit needs the advantages of step {step.number}, which this run has not stored: versions before they were in "
+            "completions.jsonl.gz have none, nor steps in which no agent learns or that max_completions_mb leaves out"
+        )
     if episodes.forks:
         raise ValueError("--credit is not for joint_mode=counterfactual, whose group is one joint action and changes of it")
     turns = [t for t, turn in enumerate(rollout.turns) if turn.group_size > 1]
@@ -81,13 +85,14 @@ def credit(step: OpenStep, remade: RemadeStep, samples: int, show: Callable[[str
     groups, influence = list[tuple[np.ndarray, np.ndarray]](), [list[np.ndarray]() for _ in range(agents)]
     for t in turns:
         for agent, values in enumerate(values_of_turn(step, remade, t, samples)):
-            stored = np.array(remade.stored.record["turns"][t]["advantages"][agent], float)
+            trained = np.array(stored[t].get("advantages", np.full((agents, *values.shape[:2]), np.nan))[agent], float)
             for node in np.flatnonzero(rollout.turns[t].acts[agent]):
-                groups.append((values[node, :, agent], stored[node]))
+                valid = np.isfinite(values[node, :, agent]) & np.isfinite(trained[node])  # without masked completions
+                groups.append((values[node, valid, agent], trained[node, valid]))
                 influence[agent].append(np.abs(values[node]))
     means = [valid_mean(np.concatenate(rows).T).tolist() if rows else [float("nan")] * agents for rows in influence]
-    messages = sum(len(values) for values, _ in groups)
-    varied = [group for group in groups if all(np.isfinite(x).all() and np.ptp(x) > 1e-9 for x in group)]
+    messages = sum(len(sizes) for rows in influence for sizes in rows)
+    varied = [group for group in groups if group[0].size and all(np.ptp(x) > 1e-9 for x in group)]
     correlation, low, high = rank_correlation(varied, step.run.cfg.run.seed)
     return Credit(correlation, low, high, messages, sum(len(values) for values, _ in varied), means)
 

@@ -23,6 +23,7 @@ from jmarl.report.load import RecordedRun, load_runs
 
 MAX_SENTENCES, MIN_UPDATES = 8, 10  # said of a run; that a run needs to be judged
 MAX_BYTES = 10**7  # of compressed completions that are read
+SHORT = 8  # tokens of an answer that needs no end: a move, a word, a number
 MIN_SECONDS = 0.1  # of a phase in a step: tiny runs lose no time
 Signs = Iterator[tuple[float, tuple[int, int], dict[str, Any]]]
 
@@ -63,12 +64,17 @@ def no_variance(e: Evidence, limit: float) -> Signs:
 
 def cut(e: Evidence, limit: float) -> Signs:
     """Share of completions that did not end before max_new_tokens, late in the run, where no return rose by a quarter of
-    the way to the best one: tasks may be solved in max_new_tokens."""
-    most, returns = e.run.settings.get("max_new_tokens"), e.of_agents("return").values()
+    the way to the best one: tasks may be solved in max_new_tokens. Answers of a word or a number that have all been as long as
+    they may be since the first update are as they should be, and so are those that may not end earlier."""
+    most, returns, lengths = e.run.settings.get("max_new_tokens"), e.of_agents("return").values(), e.of_agents("length")
+    if most is not None and e.run.settings.get("min_new_tokens", 0) >= most:
+        return
     if any(x.end() - x.start() > 0.25 * (max(e.high, x.values.max()) - x.values.min()) for x in returns):
         return
     for agent, series in e.of_agents("ended").items():
-        if (share := 1 - series.end()) >= limit:
+        lengths_are_equal = agent in lengths and bool((lengths[agent].values == most).all())
+        is_whole = lengths_are_equal and most <= SHORT and not series.values.any()
+        if (share := 1 - series.end()) >= limit and not is_whole:
             yield share, series.late().span(), dict(agent=e.name(agent), share=percent(share), most=most)
 
 
@@ -151,9 +157,9 @@ def held_out_behind(e: Evidence, limit: float) -> Signs:
 
 
 def length_learned(e: Evidence, limit: float) -> Signs:
-    """Correlation of length in characters and return within groups, where the mean length moved by a quarter that way."""
+    """Correlation of length and return within groups, where the mean length moved by a quarter that way."""
     for agent, series in e.of_agents("length").items():
-        tables = [np.stack([[*map(len, group.texts)], group.returns]) for group in e.groups if group.agent == agent]
+        tables = [np.stack([group.lengths, group.returns]) for group in e.groups if group.agent == agent]
         lengths, returns = centered(table[:, np.isfinite(table[1])] for table in tables if np.isfinite(table[1]).any())
         scale = np.sqrt((lengths**2).sum() * (returns**2).sum())
         r = float((lengths * returns).sum() / scale) if scale > SMALL else 0.0

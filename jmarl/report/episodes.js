@@ -148,7 +148,7 @@ class Episodes {
     this.page.replaceChildren(this.drawTasks(), make("div", { class: "episode" }, title, tools,
       task ? make("details", {}, make("summary", { class: "part" }, "task, as the data have it"), make("pre", {}, ...visible(clipped(JSON.stringify(task, null, 1), 20000)[0]))) : null,
       drawEpisode(record, returns, path, act, at.query),
-      record.turns[0].advantages ? null : note("This run recorded no advantages: colors show the return minus the mean of the group."),
+      record.turns.some((turn) => turn.advantages) ? null : note("No advantages were recorded for this step: colors show the return minus the mean of the group."),
       record.turns[0].prompts.length > 1 && path.length > 1 ? readersPicture(record, path) : null));
     if (focused) this.page.querySelector(`[data-do="${focused}"]`)?.focus();
   }

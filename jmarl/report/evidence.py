@@ -1,7 +1,7 @@
 """What the rules of `diagnosis.py` read of a run: columns by update, groups of completions, tasks with their rewards.
 
-Of long runs only some rows and records are read, evenly spaced: MAX_ROWS and MAX_RECORDS. Rewards of a record are those of its
-turn: returns over several turns are not computed again.
+Of long runs only some rows and records are read, evenly spaced: MAX_ROWS and MAX_RECORDS. Records of older versions have
+neither returns nor lengths: rewards of their turn and characters stand for them.
 """
 
 import json
@@ -32,6 +32,7 @@ class WrittenGroup(NamedTuple):
     prompt: str
     texts: list[str]
     returns: np.ndarray  # [G], NaN where there is none
+    lengths: list[int]  # [G] in tokens
 
 
 class JudgedNode(NamedTuple):
@@ -129,7 +130,8 @@ def evidence_of(run: RecordedRun, records: Sequence[Mapping[str, Any]]) -> Evide
 
 
 def groups_of(step: int, turn: Mapping[str, Any]) -> list[WrittenGroup]:
-    """Return the groups of a turn. The return of a completion is the mean reward of the joint actions that contain it."""
+    """Return the groups of a turn. In records without returns these are the mean rewards of the joint actions that contain a
+    completion."""
     rewards, joint, groups = np.array(turn["rewards"], float), np.array(turn["joint"], int), []
     for agent, acts in enumerate(turn["acts"]):
         for p in np.flatnonzero(acts):
@@ -138,7 +140,10 @@ def groups_of(step: int, turn: Mapping[str, Any]) -> list[WrittenGroup]:
             counts = np.bincount(joint[valid, agent], minlength=len(texts))
             sums = np.bincount(joint[valid, agent], own[valid], len(texts))
             returns = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-            groups.append(WrittenGroup(step, agent, str(turn["prompts"][agent][p]), texts, returns))
+            if "returns" in turn:
+                returns = np.array(turn["returns"][agent][p], float)
+            lengths = turn["lengths"][agent][p] if "lengths" in turn else [*map(len, texts)]
+            groups.append(WrittenGroup(step, agent, str(turn["prompts"][agent][p]), texts, returns, lengths))
     return groups
 
 

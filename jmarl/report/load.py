@@ -25,7 +25,7 @@ IDENTITY = "identity/"  # begins the names of what is no setting: fingerprints o
 # Settings in which runs of one group may differ: they change neither what is learned nor how fast.
 NOT_COMPARED = {
     "seed", "seeds", "output_dir", "resume", "resume_step", "progress", "allow_changed", "save_every", "save_minutes",
-    "save_total_limit", "keep_best", "experiment_name", "description", "tags",
+    "save_total_limit", "keep_best", "keep_every", "experiment_name", "description", "tags",
 }  # fmt: skip
 
 

@@ -134,7 +134,8 @@ def summarize_run(run: RecordedRun) -> dict[str, Any]:
     attempts = [without_settings(attempt) for attempt in run.attempts]
     about = {name: run.settings.get(name) for name in ("gamma", "description", "tags")}
     content = about | {"name": run.name, "status": run.status, "attempts": attempts}
-    return content | ({"league": league(run)} if run.settings.get("snapshots") else {})
+    has_opponents = run.settings.get("snapshots") or run.settings.get("strangers")
+    return content | ({"league": league(run)} if has_opponents else {})
 
 
 def without_settings(attempt: dict[str, Any]) -> dict[str, Any]:

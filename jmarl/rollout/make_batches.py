@@ -23,7 +23,7 @@ from jmarl.learning.setup import Setup
 from jmarl.objectives.policy import has_own_groups
 from jmarl.rl.advantages import estimate
 from jmarl.rollout.turns import Rollout, Turn
-from jmarl.team import Team, to_stacks
+from jmarl.team import Team, to_agents, to_stacks
 from jmarl.types import Batch, Batches, TeamState
 
 VALUES = Table[Callable[..., Any]](  # what gives the expected return of a completion
@@ -127,6 +127,31 @@ def used_rows(team: Team, turns: Sequence[Turn], single: bool) -> list[np.ndarra
         used = [np.repeat(acts[t][i], n, 1) for t, n in enumerate(rows_per_node)]
         rows.append(select_in_few_sizes(np.concatenate(used, 1), len(spec.members[0]) * max_nodes, used[0].shape[1]))
     return rows
+
+
+def of_turns(team: Team, turns: Sequence[Turn], stacks: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    """Return numbers of completions per turn [N, P, G] from those of the rows of batches: the inverse of `to_batches`.
+
+    NaN where a completion has no row.
+
+    Args:
+        team: the agents.
+        turns: of the rollout that the batches were made of.
+        stacks: of each stack [A, rows, G], which may have more rows, as batches of several seeds; None: it has no numbers.
+    """
+    single, by_stack = len({turn.group_size for turn in turns}) > 1, list[list[np.ndarray]]()
+    group, sizes = 1 if single else turns[0].group_size, [turn.padded_size * turn.group_size for turn in turns]
+    for spec, numbers, rows in zip(team.stacks, stacks, used_rows(team, turns, single), strict=True):
+        count, roles = len(spec.members), len(spec.members[0])
+        full = np.full((count, roles * sum(sizes) // group + 1, group), np.nan)  # the last row takes the padding, row -1
+        rows = np.tile(np.arange(full.shape[1] - 1), (count, 1)) if rows is None else rows
+        if numbers is not None:
+            own = numbers.reshape(count, -1)[:, : rows.shape[1] * group].reshape(count, -1, group)
+            np.put_along_axis(full, rows[..., None], own, 1)
+        parts = np.split(full[:, :-1].reshape(count, -1), np.cumsum(sizes)[:-1] * roles, 1)
+        by_stack.append([x.reshape(count, -1, turn.group_size) for x, turn in zip(parts, turns, strict=True)])
+    by_turn = zip(turns, zip(*by_stack, strict=True), strict=True)
+    return [np.array(to_agents(team, parts))[:, : len(turn.items)] for turn, parts in by_turn]
 
 
 def pad_nodes(team: Team, turn: Turn, x: np.ndarray, fill: float) -> tuple[np.ndarray, ...]:

@@ -38,7 +38,6 @@ from jmarl.logs.goodput import CLOCK
 from jmarl.logs.step_log import StepLog, update_metrics
 from jmarl.logs.terminal import say
 from jmarl.memory import explain_memory, shapes_of
-from jmarl.models.stack import to_host
 from jmarl.processes import exchange
 from jmarl.rollout.experience import Source
 from jmarl.runs.run import PreparedRun
@@ -203,7 +202,7 @@ def repeat_update(run: PreparedRun, state: TeamState) -> tuple[TeamState, Any]:
         state, _ = read_state(run.cfg, state, run.identity)
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # the random keys depend on the step
     state, metrics = update_team(run.setup, state, run.kind.make_batches(run.setup, state, failed.data))
-    row = {"step": failed.step + 1} | update_metrics(run.team, to_host(metrics))
+    row = {"step": failed.step + 1} | update_metrics(run.team, metrics)
     if exchange.is_first():
         print(json.dumps(row, indent=1), flush=True)
     return without_gradients(state), failed.data

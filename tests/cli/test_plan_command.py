@@ -69,6 +69,12 @@ def test_a_run_on_pairs_is_not_planned(tmp_path: Path, capsys: pytest.CaptureFix
     assert "algorithm=dpo learns from pairs or texts. To learn how long a step takes" in capsys.readouterr().err
 
 
+def test_a_league_is_not_planned(config_only: Path, capsys: pytest.CaptureFixture) -> None:
+    """Its opponents take memory that the plan of the team alone does not have."""
+    assert plan(config_only, "--device", "cpu", "--prompt-tokens", "20", "--set", "snapshots=8") == 2
+    assert "a league (snapshots=8, strangers=[]) samples with the weights of opponents too" in capsys.readouterr().err
+
+
 def test_a_gpu_that_is_not_here_cannot_be_measured(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     """The error names the devices of this machine, or the wheels to install."""
     assert plan(config_only, "--device", "h200", "--prompt-tokens", "20", "--measure") == 2

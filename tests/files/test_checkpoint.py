@@ -98,6 +98,14 @@ def test_the_newest_steps_are_kept_and_none_is_saved_twice(tmp_path):
         assert ckpt.save(16, {"x": jnp.float32(3)}, {})
 
 
+def test_multiples_of_keep_every_stay_also_beside_those_of_an_earlier_process(tmp_path):
+    for steps in ((2, 4, 5, 8), (9, 12, 13)):
+        with Checkpointer(tmp_path, keep=1, keep_every=4) as ckpt:
+            for step in steps:
+                ckpt.save(step, {"x": jnp.float32(step)}, {})
+    assert ckpt.steps() == [4, 8, 12, 13]
+
+
 def test_a_step_is_listed_only_when_it_is_complete(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, {"x": jnp.ones(5_000_000)}, {})

@@ -306,6 +306,23 @@ def test_a_new_slot_plays_all_others_in_each_seat_equally_often():
     np.testing.assert_array_equal(results.points[:, 0], [0, 1, 1, 0])
 
 
+def test_a_new_slot_of_bfloat16_plays_the_others_with_its_rounded_weights():
+    """With nash: what earned the points of a slot is what the slot has."""
+    league = league_of(snapshots=2, snapshot_every=1, snapshot_dtype="bfloat16", opponents="nash")
+    (_, params), stacks = tiny_team(), []
+
+    def played(seats, randomness) -> Any:
+        stacks.append(league.stacks)
+        return SimpleNamespace(joint_returns=[np.zeros((len(seats), 3, 2))]), None
+
+    for step in (0, 1):
+        league.begin(step, params)
+        league.slots[step + 1] = league.slots[step]
+    league.rate(league.slots[1], 4, played, Randomness(0, 1))
+    for x, y in zip(jax.tree.leaves(stacks), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(x, np.concatenate([np.asarray(y).astype("bfloat16").astype(np.float32)] * 2))
+
+
 @pytest.mark.long
 def test_nash_is_for_zero_sum_games():
     env = Duel()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jmarl.league.ratings import Crosstable, elo, is_zero_sum, nash_mixture
+from jmarl.evaluation.zero_shot import is_zero_sum
+from jmarl.league.ratings import Crosstable, elo, nash_mixture
 
 ROUND_ROBIN = np.array([[0, 5.5, 7, 1], [4.5, 0, 6, 2], [3, 4, 0, 2.5], [9, 8, 7.5, 0]])
 
@@ -58,9 +59,9 @@ def test_mixtures_that_no_player_beats():
         nash_mixture(np.ones((2, 2)))
 
 
-def test_a_game_is_zero_sum_if_two_returns_add_up_to_0():
+def test_a_game_is_zero_sum_if_returns_add_up_to_0():
     assert is_zero_sum(np.array([[1.0, -1.0], [np.nan, np.nan], [0.0, 0.0]]))
-    assert not is_zero_sum(np.array([[1.0, -1.0], [1.0, 1.0]])) and not is_zero_sum(np.zeros((2, 3)))
+    assert not is_zero_sum(np.array([[1.0, -1.0], [1.0, 1.0]])) and is_zero_sum(np.array([[2.0, -1.0, -1.0]]))
 
 
 def test_a_slot_takes_the_games_of_the_team_and_loses_its_own():

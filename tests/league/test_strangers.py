@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,9 +26,12 @@ from jmarl.league.seats import Seated
 from jmarl.league.strangers import frozen_params, open_stranger, short_names
 from jmarl.models.hub.messages import as_prompt
 from jmarl.randomness import Randomness
+from jmarl.remote.access import Access
 from jmarl.runs.checks import check_settings
 from jmarl.runs.start import start
 from jmarl.sampling.generate import SampleRequest, pad
+from jmarl.serving.http_server import ModelServer
+from jmarl.serving.service import TeamService
 from jmarl.team import make_team, save_team
 from tests.league.test_league import BASE, STRANGER, Duel, met_of, records, run, tells
 from tests.runs.training_process import WORDS, tiny_agents, tiny_team
@@ -231,3 +235,29 @@ def test_an_address_is_asked_as_the_agents_are():
     assert sorted(path for path, _ in asked) == ["/v1/chat/completions", "/v1/completions", "/v1/completions"]
     assert [body["seed"] for _, body in asked] == [3, 3, 4]
     assert all((body["model"], body["max_tokens"], body["temperature"]) == ("mine", 4, 0.5) for _, body in asked)
+
+
+@pytest.mark.long
+def test_a_run_meets_a_team_that_is_served_at_an_address(tmp_path):
+    """The record of each update has what the server writes, which asked again with the same seeds writes the same."""
+    service = TeamService(
+        *make_team(tiny_agents(2, seed=9)), ("first", "second"), TrainConfig.of(**BASE), say=lambda line: None
+    )
+    server, updates = ModelServer(service, Access(), log=lambda line: None), 2
+    with ThreadPoolExecutor() as threads:
+        threads.submit(server.run, False)
+        try:
+            name = f"{server.address}/v1#second"
+            run(True, tmp_path, dict(strangers=[name]), num_updates=updates)
+            again, texts = open_stranger(name, TrainConfig.of(**BASE).sampling), []
+            for record in records(tmp_path):
+                for agent, turn in enumerate(record["turns"]):
+                    met = [task.get("league") for task in record["tasks"]]
+                    nodes = [i for i, p in enumerate(turn["items"]) if met[p] == {"stranger": name, "seat": agent}]
+                    written = [turn["completions"][agent][i] for i in nodes]
+                    assert again([turn["prompts"][agent][i] for i in nodes]) == [own[0] for own in written]
+                    assert not any(turn["acts"][agent][i] for i in nodes)
+                    texts += written
+        finally:
+            server.drain()
+    assert len(texts) == updates * (1 + 3) and len({own[0] for own in texts}) > 1

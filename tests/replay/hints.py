@@ -11,6 +11,9 @@ class Hint(TextEnvironment):
 
     roles, reward_range, max_turns = ("hints", "guesses"), (0.0, 4.0), 2
 
+    def __init__(self, first: str = "one"):
+        self.first = first  # word that the second agent reads
+
     def tasks(self, split="train", count=100, seed=0):
         return [{"id": i} for i in range(min(count, 6))]
 
@@ -19,6 +22,12 @@ class Hint(TextEnvironment):
 
     def step(self, state, messages, rng):
         if not state:
-            return Step("guess", [None, f"one {messages[0]}"], 0.0, False)
+            return Step("guess", [None, f"{self.first} {messages[0]}"], 0.0, False)
         letters = len(set(messages[1])) / 10
         return Step(state, [None, None], letters + rng.random(), True, {"letters": letters})
+
+
+class Other(Hint):
+    """The same with another limit of turns."""
+
+    max_turns = 3

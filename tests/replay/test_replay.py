@@ -9,24 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jmarl.cli.main import main
-from jmarl.config import ExperimentConfig, TrainConfig
+from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.files.changes import CannotGoOn
 from jmarl.files.checkpoint import saved_steps
 from jmarl.logs.completions_file import read_completions
 from jmarl.logs.rollout_log import turn_records
-from jmarl.models.hub.agents import save_pretrained
 from jmarl.replay import alternatives, credit, find_message, make_again, open_step, return_of, say, value_of
 from jmarl.replay.messages import Change, sampled_tokens, with_messages
 from jmarl.replay.stored import check_record, check_row
 from jmarl.replay.values import concordance, rank_correlation, values_of_turn
-from jmarl.runs.experiment import run_experiment
 from jmarl.runs.run import Task
-from tests.house import HOUSE
 from tests.runs.test_faults import first_words, run
-from tests.runs.training_process import BASE, ITEMS, KINDS, tiny_agents, tiny_team, transition
+from tests.runs.training_process import BASE, ITEMS, KINDS, tiny_team, transition
 
 pytestmark = pytest.mark.long
 FIELDS = BASE | KINDS["turns"] | dict(num_updates=4, progress=False)
@@ -65,7 +61,7 @@ def test_a_step_is_made_again_with_the_updates_before_it_and_nothing_in_the_dire
     remade = make_again(step, lines.append)
     stored = [record for record in read_completions(directory / "completions.jsonl.gz") if record["step"] == 4]
     assert (step.first, remade.checked, len(lines)) == (2, 2, 1) and step.seconds > 0
-    assert turn_records(remade.rollout)[1]["completions"] == stored[0]["turns"][1]["completions"]
+    assert turn_records(step.run.team, remade.rollout)[1]["completions"] == stored[0]["turns"][1]["completions"]
     assert files_of(directory) == before
     assert opened(directory, 2).first == 0, "no checkpoint is before step 2"
 
@@ -83,13 +79,16 @@ def test_the_same_text_gives_the_identical_step(last):
     step, remade = last
     message = find_message(remade.rollout, task=1, sample=1, agent=0, turn=0)
     text = remade.rollout.turns[0].texts[0][1][1]
-    assert turn_records(say(step, remade, message, text)) == turn_records(remade.rollout)
+    assert turn_records(step.run.team, say(step, remade, message, text)) == turn_records(step.run.team, remade.rollout)
 
 
 def test_another_message_changes_only_what_comes_after_it(last):
     step, remade = last
     message = find_message(remade.rollout, task=1, sample=1, agent=0, turn=0)
-    was, now = turn_records(remade.rollout), turn_records(other := say(step, remade, message, "six six"))
+    was, now = (
+        turn_records(step.run.team, remade.rollout),
+        turn_records(step.run.team, other := say(step, remade, message, "six six")),
+    )
     assert now[0]["completions"][0][1][1] == "six six"
     for old, new in zip(was, now, strict=True):
         assert new["prompts"][0][0] == old["prompts"][0][0] and len(new["items"]) == len(old["items"])
@@ -106,7 +105,7 @@ def test_another_message_changes_only_what_comes_after_it(last):
 def test_another_message_in_the_last_turn_changes_its_reward_alone(last):
     step, remade = last
     message = find_message(remade.rollout, task=0, sample=0, agent=1, turn=1)
-    was, now = turn_records(remade.rollout), turn_records(say(step, remade, message, "two"))
+    was, now = turn_records(step.run.team, remade.rollout), turn_records(step.run.team, say(step, remade, message, "two"))
     assert now[0] == was[0] and now[1]["completions"][1][message.node] == ["two", was[1]["completions"][1][message.node][1]]
     assert [p for p in range(4) if now[1]["completions"][1][p] != was[1]["completions"][1][p]] == [message.node]
 
@@ -115,8 +114,8 @@ def test_continuations_share_what_comes_before_and_differ_after(last):
     """Continuation 0 is that of the run; an alternative has the same keys as the message itself."""
     step, remade = last
     changes = [Change(0, 0, {}), Change(0, 0, {(0, 0): sampled_tokens(step.run.team, remade.rollout, 0)[0][0][0]})]
-    runs = [[turn_records(with_messages(step, remade.state, change, n)) for n in range(3)] for change in changes]
-    assert runs[0] == runs[1] and runs[0][0] == turn_records(remade.rollout)
+    runs = [[turn_records(step.run.team, with_messages(step, remade.state, change, n)) for n in range(3)] for change in changes]
+    assert runs[0] == runs[1] and runs[0][0] == turn_records(step.run.team, remade.rollout)
     firsts = [record[0]["completions"] for record in runs[0]]
     assert firsts[0] == firsts[1] == firsts[2]
     assert runs[0][1] != runs[0][2] != runs[0][0]
@@ -136,11 +135,29 @@ def test_values_of_the_alternatives_of_a_message_sum_to_zero(last):
 
 
 def test_credit_compares_values_with_the_stored_advantages(last):
-    """With the values themselves as advantages it is 1, with their negatives -1."""
+    """With those of the run it is what is computed by hand; with the values themselves it is 1, with their negatives -1."""
     step, remade = last
-    with pytest.raises(ValueError, match="needs the advantages of step 4, which this run has not stored"):
-        credit(step, remade._replace(stored=remade.stored._replace(record=None)), 2, print)
+    old = {"turns": [{name: x for name, x in turn.items() if name != "advantages"} for turn in remade.stored.record["turns"]]}
+    for record in (None, old):
+        with pytest.raises(ValueError, match="needs the advantages of step 4, which this run has not stored"):
+            credit(step, remade._replace(stored=remade.stored._replace(record=record)), 2, print)
     values = [values_of_turn(step, remade, t, 2) for t in (0, 1)]
+    stored = [np.array(turn["advantages"]) for turn in remade.stored.record["turns"]]
+    assert [x.shape for x in stored] == [(2, 2, 2), (2, 4, 2)], "agents, nodes, completions"
+    answer, groups = credit(step, remade, 2, print), []
+    for of_agents, advantages in zip(values, stored, strict=True):
+        for agent, own in enumerate(of_agents):
+            groups += [pair for pair in zip(own[..., agent], advantages[agent], strict=True) if all(map(np.ptp, pair))]
+    expected = rank_correlation(groups, step.run.cfg.run.seed)
+    assert answer[:3] == pytest.approx(expected, nan_ok=True) and (answer.messages, answer.compared) == (24, 2 * len(groups))
+    assert answer.low <= answer.correlation <= answer.high
+    for agent, row in enumerate(answer.influence):
+        sizes = np.concatenate([np.abs(of_agents[agent]).reshape(-1, 2) for of_agents in values])
+        assert row == pytest.approx(sizes.mean(0).tolist())
+    masked = [turn | {"advantages": [[[None] * 2] * 2] + turn["advantages"][1:]} for turn in remade.stored.record["turns"][:1]]
+    record = {"turns": masked + remade.stored.record["turns"][1:]}
+    fewer = credit(step, remade._replace(stored=remade.stored._replace(record=record)), 2, print)
+    assert (fewer.messages, fewer.influence) == (24, answer.influence) and fewer.compared <= answer.compared - 2
     for sign in (1, -1):
         turns = [{"advantages": [(sign * own[..., agent]).tolist() for agent, own in enumerate(turn)]} for turn in values]
         answer = credit(step, remade._replace(stored=remade.stored._replace(record={"turns": turns})), 2, print)
@@ -172,10 +189,10 @@ def test_the_first_difference_to_what_is_stored_is_named(last):
     turn = record["turns"][1]
     turn["rewards"][2][0][1] = 7.5
     with pytest.raises(ValueError, match="turn 1, rewards, node 2, joint action 0, agent 1 was 7.5 and is"):
-        check_record(remade.stored._replace(record=record), remade.rollout, step.directory)
+        check_record(remade.stored._replace(record=record), step.run.team, remade.rollout, step.directory)
     turn["completions"][0][3][0] = "no"
     with pytest.raises(ValueError, match="turn 1, completions, agent 0, node 3, completion 0 was 'no' and is .*versions"):
-        check_record(remade.stored._replace(record=record), remade.rollout, step.directory)
+        check_record(remade.stored._replace(record=record), step.run.team, remade.rollout, step.directory)
     row = remade.stored.row | {"reward/mean": 9.0}
     with pytest.raises(ValueError, match="step 4 .*column reward/mean was 9.0"):
         check_row(remade.stored._replace(row=row), {"reward/mean": 1.0}, step.directory)
@@ -202,27 +219,9 @@ def test_a_message_that_is_not_there_is_named(last, arguments, text):
         find_message(last[1].rollout, *arguments)
 
 
-@pytest.fixture(scope="module")
-def hints(tmp_path_factory):
-    """A run of a YAML file in which one agent reads what the other has written."""
-    root = tmp_path_factory.mktemp("hints")
-    [agent] = tiny_agents(1)
-    save_pretrained(root / "model", agent.config, agent.params, agent.tokenizer)
-    task = dict(environment="tests.replay.hints:Hint", branching="chain", history="none", num_turns=2)
-    run = dict(num_agents=2, output_dir=str(root / "run"), save_every=1, save_models=False, tensorboard=False)
-    run_experiment(ExperimentConfig.of(models=[str(root / "model")], **task, **run, **HOUSE))
-    return root / "run"
-
-
-def replayed(capsys, directory, *words):
-    code = main(["replay", str(directory), "--step", "2", *words])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def test_the_command_prints_both_episodes_where_agents_act_one_after_the_other(hints, capsys, monkeypatch):
+def test_the_command_prints_both_episodes_where_agents_act_one_after_the_other(hints, replayed, monkeypatch):
     before = files_of(hints)
-    code, out, err = replayed(capsys, hints, "--task", "1", "--sample", "2", "--say", "six red", "--json")
+    code, out, err = replayed(hints, "--task", "1", "--sample", "2", "--say", "six red", "--json")
     assert code == 0 and "step 2 from the checkpoint after update 1" in err
     result = json.loads(out)
     episode, other = result["episode"], result["replaced"]
@@ -234,9 +233,14 @@ def test_the_command_prints_both_episodes_where_agents_act_one_after_the_other(h
         ("80", "turn 0, agent 0 writes, now:\n    six red\n"),
     ):
         monkeypatch.setenv("COLUMNS", columns)
-        assert text in replayed(capsys, hints, "--task", "1", "--sample", "2", "--say", "six red")[1]
-    code, out, err = replayed(capsys, hints, "--task", "0", "--alternatives", "--samples", "2")
+        assert text in replayed(hints, "--task", "1", "--sample", "2", "--say", "six red")[1]
+    code, out, err = replayed(hints, "--task", "0", "--alternatives", "--samples", "2")
     assert code == 0 and "the message itself" in out and "episodes: the 6 of step 2" in err
+    code, out, err = replayed(hints, "--credit", "--samples", "2", "--json")
+    result, names = json.loads(out), ("correlation", "low", "high", "messages", "compared")
+    assert code == 0 and result["messages"] == 6 and result["influence"][1] == [None, None], "agent 1 has no alternatives"
+    assert result["influence"][0][0] == result["influence"][0][1] >= 0, "they earn the same"
+    assert {*names} <= result.keys() and (result["correlation"] is None or -1 <= result["correlation"] <= 1)
     assert files_of(hints) == before
 
 
@@ -252,11 +256,11 @@ def test_the_command_prints_both_episodes_where_agents_act_one_after_the_other(h
         ),
     ],
 )
-def test_the_command_refuses_what_it_cannot_do(hints, capsys, words, text):
-    code, _, err = replayed(capsys, hints, *words)
+def test_the_command_refuses_what_it_cannot_do(hints, replayed, words, text):
+    code, _, err = replayed(hints, *words)
     assert code == 2 and re.search(text, err)
 
 
-def test_a_run_that_was_begun_in_python_says_how_its_steps_are_made_again(directory, capsys):
-    code, _, err = replayed(capsys, directory)
+def test_a_run_that_was_begun_in_python_says_how_its_steps_are_made_again(directory, replayed):
+    code, _, err = replayed(directory)
     assert code == 2 and "was begun in Python; make its steps again there, with jmarl.replay.open_step" in err

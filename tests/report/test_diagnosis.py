@@ -129,6 +129,27 @@ def test_completions_that_are_cut_are_right_where_returns_rise_also_of_one_playe
     assert fired(run_of(**game, agent_0__return=0.0, agent_1__return=0.0)) == ["cut"]
 
 
+def test_answers_of_a_word_that_never_had_an_end_are_whole():
+    """As the moves of a game. Long ones, and those that once had an end, are cut."""
+    always = dict(agent_0__ended=0.0, agent_0__length=7.0)  # max_new_tokens is 7
+    assert fired(run_of(**always)) == ["healthy"]
+    assert fired(run_of(**always | dict(agent_0__ended=[0.1] + [0.0] * 29))) == ["cut"]
+    assert fired(run_of(**always | dict(agent_0__length=[6.9] + [7.0] * 29))) == ["cut"]
+    run = run_of(**always | dict(agent_0__length=70.0))
+    assert fired(run._replace(settings={"max_new_tokens": 70})) == ["cut"]
+    assert fired(run._replace(settings={"max_new_tokens": 70, "min_new_tokens": 70})) == ["healthy"]
+
+
+def test_lengths_are_tokens_and_returns_those_of_the_episode_where_they_are_stored():
+    """The same texts and rewards, with which length and return do not correlate in characters."""
+    run = run_of(agent_0__length=[4.0] * 3 + [5.0] * 27, reward__mean=0.5)
+    made = correlated(0.0)
+    assert fired(run, made) == ["healthy"]
+    for one in made:
+        one["turns"][0] |= {"lengths": [[[1, 9, 1, 9]] * 3], "returns": [[[0.0, 1.0, 0.0, 1.0]] * 3]}
+    assert fired(run, made) == ["length_learned"]
+
+
 def test_tasks_solved_only_later_are_no_waste():
     """Always solved means from the first record on."""
     late = [record(step, [["a", "b"]] * 4, [[float(step > 5)] * 2] * 4) for step in range(1, UPDATES + 1)]

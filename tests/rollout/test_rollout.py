@@ -18,8 +18,9 @@ from jmarl.learning.optimizer import init_stack
 from jmarl.models.stack import unstack
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import credit, joint_actions
-from jmarl.rollout.make_batches import to_batches
+from jmarl.rollout.make_batches import of_turns, pad_nodes, to_batches, used_rows
 from jmarl.rollout.play import play
+from jmarl.rollout.turns import Turn
 from jmarl.sampling.generate import SampleRequest, bucket, pad, sample_team, tokenize
 from jmarl.team import make_team
 from jmarl.types import TRACES
@@ -168,6 +169,30 @@ def test_batches_hold_the_samples_and_their_returns(pair, played):
         ids = batch.prompts[place][: batch.prompt_lengths[place]]
         assert pair[0].stacks[0].tokenizer.decode(ids) == prompts[place[0]][place[1]]
     assert_sampled_logprobs_are_those_of_scoring(*pair, [batch])
+
+
+@pytest.mark.parametrize("groups", [(3, 3), (3, 1)])
+@pytest.mark.parametrize("shared_weights", [False, True])
+def test_numbers_of_rows_are_put_back_to_their_turns(agents, groups, shared_weights):
+    """Also where a row is one completion, agents do not act, and a batch of several seeds has rows behind its own."""
+    rng, (team, _) = np.random.default_rng(0), make_team([agents[0]] * 2, shared_weights)
+    turns, numbers = list[Turn](), list[np.ndarray]()
+    for group, nodes, max_nodes in zip(groups, (2, 5), (2, 6), strict=True):
+        acts, texts, joint = rng.random((2, nodes)) < 0.7, [[[""] * group] * nodes] * 2, np.zeros((group, 2), int)
+        rewards, items = np.zeros((nodes, group, 2)), np.arange(nodes)
+        turns.append(Turn([], acts, texts, joint, rewards, {}, 0, "", items, items, (), (), max_nodes))
+        numbers.append(np.where(acts[..., None], rng.random((2, nodes, group)), np.nan))
+    single, stacks = groups[0] != groups[1], list[np.ndarray | None]()
+    padded = [pad_nodes(team, turn, x, np.nan) for turn, x in zip(turns, numbers, strict=True)]
+    for i, rows in enumerate(used_rows(team, turns, single)):
+        parts = [x[i].reshape(len(x[i]), -1, 1) if single else x[i] for x in padded]
+        own = np.concatenate(parts, 1)
+        if rows is not None:
+            own = np.where(rows[..., None] < 0, np.nan, own[np.arange(len(own))[:, None], rows])
+        stacks.append(np.pad(own, ((0, 0), (0, 3), (0, 0)), constant_values=9.0))
+    for got, expected in zip(of_turns(team, turns, stacks), numbers, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert all(np.isnan(x).all() for x in of_turns(team, turns, [None] * len(team.stacks)))
 
 
 @pytest.mark.parametrize("steps, expected", [(1, 2), (2, 2), (3, 4), (4, 4), (5, 6), (7, 7), (8, 8)])
