@@ -13,7 +13,7 @@ const note = (text) => make("p", { class: "note" }, text);
 /** Return a table that scrolls by itself. Where the window is narrow its rows stand below each other, each cell with the name of its
  * column, if the first row has names. */
 function wide(...rows) {
-  const names = [...rows[0].children], hasNames = names.length > 1 && names.every(({ tagName }) => tagName === "TH");
+  const names = rows.length ? [...rows[0].children] : [], hasNames = names.length > 1 && names.every(({ tagName }) => tagName === "TH");
   if (hasNames) {
     for (const row of rows.slice(1)) [...row.children].forEach((td, i) => { if (names[i]?.textContent) td.dataset.name = names[i].textContent; });
   }
