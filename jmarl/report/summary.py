@@ -79,7 +79,7 @@ def curve(values: Sequence[dict[float, float]], own: Sequence[dict[float, float]
 def thin(values: np.ndarray) -> np.ndarray:
     """Return at most `MAX_POINTS` values: means of neighbors."""
     size = -(-len(values) // MAX_POINTS)
-    if size == 1:
+    if size <= 1:
         return values
     return np.array(
         [np.nanmean(part) if np.isfinite(part).any() else math.nan for part in np.split(values, range(size, len(values), size))]

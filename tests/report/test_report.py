@@ -361,6 +361,7 @@ def test_a_long_curve_is_thinned_to_means(tmp_path):
 
     assert len(thin(np.arange(10_000.0))) <= 400
     assert thin(np.arange(801.0))[0] == 1.0  # of 0, 1, 2
+    assert thin(np.array([])).size == 0, "of a run that has made no update yet"
 
 
 @needs_chromium
