@@ -30,7 +30,9 @@ COLUMNS = ("run", "kind", "step", "part", "at", "reward")
 class PackedSteps(NamedTuple):
     """The steps of a report."""
 
-    index: dict[str, list[Any]]  # COLUMNS; part: -1 if in none; at: place in the part; reward: mean of the first turn, or null
+    columns: dict[
+        str, list[Any]
+    ]  # COLUMNS; part: -1 if in none; at: place in the part; reward: mean of the first turn, or null
     parts: list[str]  # see `pack`
     every: int  # 1: all steps are in parts, 2: every second one, ...
     judged: list[dict[str, Any]]  # records that the rules of `diagnosis.py` read
@@ -55,17 +57,17 @@ def pack_steps(runs: Sequence[RecordedRun], max_bytes: int, asked: Collection[in
         numbers = chosen(steps[number], every, asked)
         trained = [i for i in numbers if steps[number][i][1] == TRAIN]
         judged = {*trained[:: max(-(-len(trained) // MAX_RECORDS), 1)]}
-        first, in_parts = len(packed.index["run"]), {*numbers}
+        first, in_parts = len(packed.columns["run"]), {*numbers}
         for step, kind, *_ in steps[number]:
             for name, value in zip(COLUMNS, (number, kind, step, -1, 0, None), strict=True):
-                packed.index[name].append(value)
+                packed.columns[name].append(value)
         for i, record in numbered(path, steps[number], in_parts):
             record = {"run": number, **record}
             text, record = as_json(record)
             packed.judged.extend([record] if i in judged else [])
             row = {"step": record["step"], "part": len(packed.parts), "at": len(waiting), "reward": first_reward(record)}
             for name, value in row.items():
-                packed.index[name][first + i] = value
+                packed.columns[name][first + i] = value
             waiting.append(text)
             if sum(map(len, waiting)) > PART:
                 flush(waiting, packed.parts)

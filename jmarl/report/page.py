@@ -76,7 +76,7 @@ def load_content(
     room = int(max_mb * 1e6 - len(pack(dump(numbers)))) * 3 // 4  # base64 takes four bytes for three
     packed = pack_steps(runs, max(room, 0), steps)
     findings = top_sentences(runs, packed.judged)
-    return numbers | {"steps": packed.index, "parts": packed.parts, "every": packed.every, "findings": findings}
+    return numbers | {"steps": packed.columns, "parts": packed.parts, "every": packed.every, "findings": findings}
 
 
 def summarize(runs: Sequence[RecordedRun]) -> dict[str, Any]:
