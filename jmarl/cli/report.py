@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "groups are the runs with equal values of these settings"
     parser.add_argument("--by", nargs="+", action="extend", default=[], metavar="SETTING", help=text)
     parser.add_argument("--against", default="", metavar="GROUP", help="differences to this group, with Welch's t-test")
+    text = "steps whose completions the page has in any case, beside the first, the newest and those evenly between that fit"
+    parser.add_argument("--steps", nargs="+", type=int, action="extend", default=[], metavar="STEP", help=text)
     parser.add_argument("--port", type=int, help="port of --watch (default: a free one)")
     parser.add_argument(
         "--max-mb", type=float, default=30.0, help="largest size of the file; smaller: completions of fewer steps (%(default)s)"
@@ -47,9 +49,13 @@ def run(args: argparse.Namespace) -> int:
         output = args.output or Path(OUTPUT)
         check_output(output, is_file=True)
         comparison = Comparison(args.compare, args.by, args.against) if args.compare else None
-        print(write_report(args.runs, output, args.max_mb, comparison))
+        print(write_report(args.runs, output, args.max_mb, comparison, args.steps))
         return 0
-    for flag, value in (("--output", args.output), ("--compare", " ".join(args.compare) or None)):
+    for flag, value in (
+        ("--output", args.output),
+        ("--compare", " ".join(args.compare) or None),
+        ("--steps", " ".join(map(str, args.steps)) or None),
+    ):
         if value is not None:
             raise ValueError(f"{flag} {value} has no effect with --watch, which writes no file: remove one of them")
     return watch(args.runs, args.port or 0, args.max_mb)

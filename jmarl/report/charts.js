@@ -4,7 +4,11 @@
 const SVG = "http://www.w3.org/2000/svg";
 
 let roles = []; // of the agents, if all runs have the same
-const agentName = (n) => (roles[n] ? `agent ${n} (${roles[n]})` : `agent ${n}`);
+/** Return the role of an agent, with its number if others have the same. */
+function agentName(n) {
+  if (!roles[n]) return `agent ${n}`;
+  return roles.filter((role) => role === roles[n]).length > 1 ? `${roles[n]} (agent ${n})` : roles[n];
+}
 
 /** Return an element. Strings among the children become text, never HTML. */
 function make(tag, attributes, ...children) {
@@ -34,8 +38,8 @@ function number(x) {
 const color = (i) => (i < 8 ? `var(--c${i})` : `hsl(${Math.round(i * 137.5) % 360} 55% var(--more))`);
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 
-// What the reader chose: the grouping, how many points a thick line is the mean of, log axes, and groups that are not drawn.
-const view = { by: 0, smooth: 10, logX: false, logY: false, hidden: new Set() };
+// What the reader chose: the grouping, the x axis, how many points a thick line is the mean of, log axes, episodes as a thread, groups that are not drawn.
+const view = { by: 0, axis: "updates", smooth: 10, logX: false, logY: false, thread: false, hidden: new Set() };
 
 /** Return four to six round numbers between low and high. */
 function ticks(low, high) {
@@ -88,8 +92,8 @@ function path(xs, ys, toX, toY) {
 
 /** Return the curve that is drawn thick: means over neighbors of the mean and of half the interval (which is at least half the
  * interval of that mean). */
-function smoothed({ x, mean, interval }) {
-  return { x, mean: smooth(mean), interval: smooth(interval) };
+function smoothed({ x, mean, interval, lines }) {
+  return { x, mean: smooth(mean), interval: smooth(interval), lines: lines && lines.map(smooth) };
 }
 
 /** Return the outline of the interval around a mean. */
@@ -109,7 +113,8 @@ function range(series) {
   const means = series.flatMap(({ curve }) => curve.mean).filter(isDrawn).map(scale);
   if (!means.length) return [0, 1];
   const drawn = series.map(({ curve, points }) => (points ? curve : smoothed(curve)));
-  const bands = drawn.flatMap(({ mean, interval }) => mean.flatMap((y, i) => (y === null ? [] : [y - interval[i], y + interval[i]])));
+  const bands = drawn.flatMap(({ mean, interval, lines }, k) => (lines && !series[k].points ? lines.flat()
+    : mean.flatMap((y, i) => (y === null ? [] : [y - interval[i], y + interval[i]]))));
   const ends = bands.filter(isDrawn).map(scale);
   let [low, high] = [smallest(means), largest(means)];
   const room = 0.6 * (high - low) || Infinity;
@@ -119,7 +124,7 @@ function range(series) {
   return [low - margin, high + margin];
 }
 
-/** Draw one series: the band of its interval, every point thin, and their running mean thick; or points, where few. `shift`
+/** Draw one series: the band of its interval or a line of each run, every point thin, and their running mean thick; or points, where few. `shift`
  * puts points of the same update beside each other; count: of the series in the chart, whose bands lie over each other. */
 function drawSeries(svg, { curve, stroke, dash, points, shift }, count, toX, toY) {
   if (points) {
@@ -134,30 +139,32 @@ function drawSeries(svg, { curve, stroke, dash, points, shift }, count, toX, toY
     });
     return;
   }
-  const line = smoothed(curve), outline = band(line, toX, toY), style = `stroke: ${stroke}; fill: none`;
+  const line = smoothed(curve), outline = line.lines ? "" : band(line, toX, toY), style = `stroke: ${stroke}; fill: none`;
   if (outline) svg.append(shape("path", { d: outline, style: `fill: ${stroke}`, "fill-opacity": Math.min(0.16, 0.6 / count), class: "band" }));
+  for (const run of line.lines || []) svg.append(shape("path", { d: path(line.x, run, toX, toY), style, "stroke-width": 1, "stroke-opacity": 0.6, class: "seed" }));
   const thin = { d: path(curve.x, curve.mean, toX, toY), style, "stroke-width": 1, "stroke-opacity": 0.35 };
-  if (view.smooth > 1) svg.append(shape("path", thin));
+  if (view.smooth > 1 && !line.lines) svg.append(shape("path", thin));
   const thick = { d: path(line.x, line.mean, toX, toY), style, "stroke-width": 2, class: "curve" };
   svg.append(shape("path", dash ? { ...thick, "stroke-dasharray": dash } : thick));
 }
 
-/** Return a chart. series: [{label, curve, stroke, dash, points}]; where: returns how a place on the x axis is called. */
-function chart(title, series, where = updateText) {
-  const [width, height, left, bottom, top, right] = [420, 210, 46, 22, 8, 18]; // right: room for half of the last label
+/** Return a chart. series: [{label, curve, stroke, dash, points}]; where: returns how a place on the x axis is called; xs: its title. */
+function chart(title, series, where = updateText, xs = "updates") {
+  const [width, height, left, bottom, top, right] = [420, 224, 46, 36, 8, 18]; // right: room for half of the last label
   const all = series.flatMap(({ curve }) => curve.x).map((x) => (view.logX ? Math.log10(Math.max(x, 1)) : x));
-  const first = smallest(all), last = largest([...all, view.logX ? 0 : 1]);
+  const first = smallest(all), last = largest([...all, view.logX ? 0 : xs === "minutes" ? 1e-3 : 1]);
   const [low, high] = range(series);
-  const { place: toX, labels: xs } = axis(first, last, left, width - right, view.logX);
+  const { place: toX, labels } = axis(first, last, left, width - right, view.logX);
   const { place: toY, labels: ys } = axis(low, high, height - bottom, top, view.logY);
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   for (const y of ys) {
     svg.append(shape("line", { x1: left, x2: width - right, y1: toY(y), y2: toY(y), class: "grid" }));
     svg.append(shape("text", { x: left - 6, y: toY(y) + 4, "text-anchor": "end" }, number(y)));
   }
-  for (const x of xs.filter(Number.isInteger)) {
-    svg.append(shape("text", { x: toX(x), y: height - 6, "text-anchor": "middle" }, number(x)));
+  for (const x of labels.filter((at) => Number.isInteger(at) || xs === "minutes")) {
+    svg.append(shape("text", { x: toX(x), y: height - 20, "text-anchor": "middle" }, number(x)));
   }
+  svg.append(shape("text", { x: left, y: height - 5, class: "axis" }, `${title.replace(/^.*\//, "")} over ${xs}${view.logX ? " (log)" : ""}`));
   for (const entry of series) drawSeries(svg, entry, series.length, toX, toY);
   const cursor = shape("line", { y1: top, y2: height - bottom, class: "cursor", visibility: "hidden" });
   svg.append(cursor);
@@ -167,7 +174,9 @@ function chart(title, series, where = updateText) {
     readOut(values, cursor, series, toX, where, ((event.clientX - box.left) / box.width) * width);
   });
   svg.addEventListener("mouseleave", () => { cursor.setAttribute("visibility", "hidden"); values.hidden = true; });
-  return make("div", { class: "chart" }, make("h3", {}, title), svg, values);
+  const box = make("div", { class: "chart" }, make("h3", {}, title));
+  box.append(chartTools(title, series, xs, svg, box), svg, values);
+  return box;
 }
 
 const updateText = (x) => `update ${Number.isInteger(x) ? x : number(x)}`;

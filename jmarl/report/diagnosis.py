@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from jmarl.report.completions import load_completions
+from jmarl.report.completions import pack_steps
 from jmarl.report.evidence import SMALL, Evidence, evidence_of
 from jmarl.report.load import RecordedRun, load_runs
 
@@ -217,7 +217,7 @@ def visible(text: str) -> str:
 
 def diagnose_runs(paths: Sequence[Path]) -> dict[str, list[Finding]]:
     """Return what the rules say of each run in directories, by the name of the run."""
-    return {run.name: judge(evidence_of(run, load_completions([run], MAX_BYTES)[0])) for run in load_runs(paths)}
+    return {run.name: judge(evidence_of(run, pack_steps([run], MAX_BYTES).judged)) for run in load_runs(paths)}
 
 
 def top_sentences(runs: Sequence[RecordedRun], records: Sequence[dict]) -> list[str]:

@@ -1,6 +1,7 @@
 """Read what a report shows from run directories: rows, settings, attempts. Completions are read by `completions.py`."""
 
 import json
+import math
 import os
 import re
 import warnings
@@ -12,6 +13,7 @@ from jmarl.config.bounded_files import check_inside, printable, read_json, read_
 from jmarl.config.paths import expand_home
 from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import CutShort
+from jmarl.files.lock import DirectoryInUse, check_unlocked
 from jmarl.files.run_files import Best, config_file_of, leaves, read_best, read_config
 from jmarl.files.trusted import is_trusted
 from jmarl.logs.metrics_writer import read_rows
@@ -40,6 +42,7 @@ class RecordedRun(NamedTuple):
     settings: dict[str, Any]  # of the newest attempt, flat; empty if the run recorded none
     attempts: list[dict[str, Any]]  # `start.json` of each start, with the text of its log
     best: Best | None = None  # the best evaluation of a run with keep_best
+    status: str = ""  # see `status_of`
 
 
 class Group(NamedTuple):
@@ -196,7 +199,33 @@ def load_run(directory: Path, name: str) -> RecordedRun:
         flat_settings(recorded, load_settings(directory)),
         attempts,
         read_best(directory),
+        status_of(
+            directory,
+            attempts,
+            any(row["step"] >= recorded.get("config", {}).get("num_updates", math.inf) for row in rows[-2:]),
+        ),
     )
+
+
+def status_of(directory: Path, attempts: Sequence[Mapping[str, Any]], is_last: bool) -> str:
+    """Return whether a run is running, finished, interrupted (by a signal, after which it can be resumed), failed (with the
+    error) or killed; empty if it recorded no attempt. is_last: it made its last update; old versions recorded no end."""
+    try:
+        check_unlocked(directory)
+        if directory.name.startswith("seed_"):  # seeds of one process have its lock
+            check_unlocked(directory.parent)
+    except DirectoryInUse:
+        return "running"
+    if not attempts:
+        return ""
+    end = directory / ATTEMPTS / str(attempts[-1]["number"]) / "end.json"
+    try:
+        check_inside(end, limit_of(directory))
+        content = read_json(end)
+        return "interrupted" if content["interrupted"] else "finished"
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or of another form
+        failed = re.search(r"the attempt ended with (.{1,200})", attempts[-1]["log"])
+        return f"failed: {failed[1]}" if failed else "finished" if is_last else "killed"
 
 
 def load_settings(directory: Path) -> dict[str, Any]:

@@ -1,18 +1,30 @@
 // Read the data, fill the sections of the page, and draw them again when the reader chooses something or new data come.
 
+const MAX_LINES = 4; // runs of a group that are drawn one by one, see `summary.py`
 const MAIN = [
-  "reward/mean", "eval/reward", "loss", "agent_N/length", "agent_N/entropy", "agent_N/distinct_1", "agent_N/distinct_2",
+  "reward/mean", "eval/reward", "agent_N/return", "loss", "agent_N/length", "agent_N/entropy", "agent_N/distinct_1", "agent_N/distinct_2",
   "agent_N/repeated", "agent_N/kl", "agent_N/loss", "agent_N/grad_norm", "agent_N/accuracy",
 ];
-const rank = (title) => MAIN.indexOf(title.replace(/^turn_\d+\//, ""));
+const LIBRARY = /^reward\/(mean|std|max|invalid|raised|truncated|comparator|comparator_invalid)$|@\d+(_ci95|_episodes|_runs)?$/;
+const OWN = /^(reward|measures)\//; // parts of the reward and measures that the user wrote
+
+/** Return the place of a chart: the reward, own parts and measures, then what most readers look at; -1 for all others. */
+function rank(title) {
+  const name = title.replace(/^turn_\d+\//, "");
+  if (OWN.test(name) && !LIBRARY.test(name)) return 0.5 + 0.1 * name.startsWith("measures/");
+  return MAIN.indexOf(name);
+}
+
+/** Return whether all points of a chart are equal. */
+function isFlat(entries) {
+  const values = entries.flatMap(({ curve }) => curve.mean).filter((x) => x !== null);
+  return largest(values) - smallest(values) <= 1e-9 * Math.abs(largest(values));
+}
 
 async function readData() {
-  if (typeof DecompressionStream === "undefined") throw new Error("this page needs a browser of 2023 or newer");
-  const element = document.getElementById("data"), text = atob(element.textContent.trim()), bytes = new Uint8Array(text.length);
+  const element = document.getElementById("data"), data = await unpack(element.textContent);
   element.remove();
-  for (let i = 0; i < text.length; i += 1) bytes[i] = text.charCodeAt(i);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
+  return Object.assign(data, { steps: new Steps(data.steps, data.live) });
 }
 
 /** Return the groups of runs that the reader chose. */
@@ -25,15 +37,17 @@ function chartsOf(groups) {
   const charts = new Map(), several = groups.length > 1;
   const add = (title, entry) => charts.set(title, [...(charts.get(title) || []), entry]);
   groups.forEach((group, g) => {
-    for (const [name, curve] of Object.entries(group.curves)) {
-      if (!curve.mean.some((x) => x !== null)) continue;
+    for (const [name, known] of Object.entries(group.curves)) {
+      if (!known.mean.some((x) => x !== null)) continue;
+      const curve = view.axis === "updates" ? known : { ...known, x: known.x.map((x) => onAxis(group, x)) };
       const [title, agent] = [name.replace(/agent_\d+/, "agent_N"), (name.match(/agent_(\d+)/) || [])[1]];
       const label = [several ? group.name : null, agent === undefined ? null : agentName(agent)].filter(Boolean).join(" ");
       const style = several ? { stroke: color(g), dash: DASHES[(agent || 0) % 4] } : { stroke: color(agent || 0), dash: "" };
       const entry = { label, agent, group: g, curve, ...style, points: name.startsWith("eval/"),
         shift: 3 * (g - (groups.length - 1) / 2) };
       add(title, entry);
-      if (name === "eval/reward") add("reward/mean", { ...entry, label: `${label} held-out`.trim(), beside: true });
+      const trained = name === "eval/reward" ? "reward/mean" : name.replace(/^eval\//, "");
+      if (name.startsWith("eval/") && (trained === "reward/mean" || trained in group.curves)) add(trained, { ...entry, label: `${label} held-out`.trim(), beside: true });
     }
   });
   return charts;
@@ -46,12 +60,15 @@ function panel(name, title, ...content) {
 
 function fillCurves(section, groups) {
   const charts = chartsOf(groups), titles = [...charts.keys()];
-  const main = titles.filter((title) => rank(title) >= 0).sort((a, b) => a.startsWith("turn_") - b.startsWith("turn_") || rank(a) - rank(b));
+  const flat = new Map(titles.map((title) => [title, isFlat(charts.get(title))])), order = (a, b) => flat.get(a) - flat.get(b);
+  const isGame = flat.get("reward/mean"); // one wins what the other loses: the returns of the agents say more than their mean
+  const main = titles.filter((title) => rank(title) >= 0 && (isGame || !title.endsWith("agent_N/return"))).sort((a, b) => order(a, b) || a.startsWith("turn_") - b.startsWith("turn_") || rank(a) - rank(b));
   if (!titles.length) { section.append(note("No step is done yet.")); return; }
-  const drawn = (title) => chart(title, charts.get(title).filter((entry) => !view.hidden.has(groups[entry.group].name)));
+  const drawn = (title) => chart(title, charts.get(title).filter((entry) => !view.hidden.has(groups[entry.group].name)), whereOnAxis, AXES[view.axis]);
   const place = make("div", { class: "charts" }), morePlace = make("div", { class: "charts" });
-  const rest = titles.filter((title) => !main.includes(title)).sort();
-  const filter = make("input", { type: "search", placeholder: "name of a column", value: view.filter || "" });
+  const isBeside = (title) => title.startsWith("eval/") && charts.has(title.slice(5));
+  const rest = titles.filter((title) => !main.includes(title) && !isBeside(title)).sort((a, b) => order(a, b) || (a < b ? -1 : 1));
+  const filter = make("input", { type: "search", placeholder: "name of a column", "aria-label": "name of a column", value: view.filter || "" });
   const drawMore = () => morePlace.replaceChildren(...rest.filter((title) => title.includes(filter.value)).map(drawn));
   filter.addEventListener("input", () => { view.filter = filter.value; drawMore(); });
   const more = panel("columns", `${rest.length} more columns`, filter, morePlace);
@@ -79,7 +96,8 @@ function explanation(groups) {
   return [
     groups.some(({ updates }) => updates > 400) ? "A point is the mean of neighboring updates, of which there are many." : "A point is an update.",
     view.smooth > 1 ? `Thin: every point; thick: mean of ${view.smooth}.` : "",
-    several ? "Bands: 95 % interval of the mean over runs." : "",
+    groups.some((group) => group.num_runs > MAX_LINES) ? "Bands: 95 % interval of the mean over runs." : "",
+    groups.some(({ num_runs: n }) => n > 1 && n <= MAX_LINES) ? `Up to ${MAX_LINES} runs of a group are a thin line each, and their mean is thick.` : "",
     `Dots: held-out tasks, with the 95 % interval over ${several ? "runs" : "prompts"}.`,
     view.logY ? "Values that are not above 0 are not drawn." : "",
     view.logX ? "What was measured before the first update stands at 1." : "",
@@ -89,7 +107,7 @@ function explanation(groups) {
 /** Return what the reader chooses: the grouping, smoothing and log axes. */
 function controls(data, draw) {
   const select = (label, options, value, choose) => {
-    const list = make("select", { "aria-label": label, onchange: () => { choose(Number(list.value)); draw(); } },
+    const list = make("select", { "aria-label": label, onchange: () => { choose(list.value); draw(); } },
       ...options.map(([number, text]) => make("option", { value: number }, text)));
     list.value = value;
     return make("label", {}, `${label} `, list);
@@ -100,9 +118,11 @@ function controls(data, draw) {
   };
   const groupings = data.groupings.map(({ by }, i) => [i, by]);
   const smoothing = [[1, "none"], ...[3, 10, 30, 100].map((n) => [n, `${n} points`])];
+  const axes = axesOf(data.groups);
   return make("div", { class: "controls" },
-    groupings.length > 1 ? select("a curve for each", groupings, view.by, (i) => { view.by = i; }) : null,
-    select("smoothing", smoothing, view.smooth, (n) => { view.smooth = n; }), box("log updates", "logX"), box("log values", "logY"));
+    groupings.length > 1 ? select("a curve for each", groupings, view.by, (i) => { view.by = Number(i); }) : null,
+    axes.length > 1 ? select("over", axes.map((name) => [name, name]), view.axis, (name) => { view.axis = name; }) : null,
+    select("smoothing", smoothing, view.smooth, (n) => { view.smooth = Number(n); }), box("log x", "logX"), box("log values", "logY"));
 }
 
 function fillAttempts(section, data) {
@@ -141,14 +161,14 @@ function redraw(id, content, fill) {
   }
 }
 
-/** Draw all sections but the completions. */
+/** Draw all sections but the episodes. */
 function draw(data) {
   const groups = chosenGroups(data), { settings } = data.groupings[view.by], top = window.scrollY;
   const numbers = data.groupings[view.by].members;
   if (data.comparison) {
     redraw("comparison", [view.smooth, view.logX, view.logY], (section) => fillComparison(section, data.comparison));
   }
-  redraw("curves", [groups, view.smooth, view.logX, view.logY], (section) => fillCurves(section, groups));
+  redraw("curves", [groups, view.axis, view.smooth, view.logX, view.logY], (section) => fillCurves(section, groups));
   redraw("held-out", groups.map(({ name, held_out: results, best }) => [name, results, best]), (section) => fillHeldOut(section, groups));
   const leagues = data.runs.filter((run) => run.league);
   if (leagues.length) redraw("league", [leagues, view.smooth, view.logX, view.logY], (section) => fillLeague(section, leagues));
@@ -158,25 +178,28 @@ function draw(data) {
   window.scrollTo(window.scrollX, top);
 }
 
-function summaryOf(data) {
-  const runs = data.runs.length, updates = Math.max(...data.groups.map((group) => group.updates));
-  return `${runs} run${runs > 1 ? "s" : ""}, ${updates} updates. Written by jmarl report, ${data.created}.`;
+/** Show at the top how the runs ended, how far they came, and what the user noted. */
+function showSummary(data) {
+  const runs = data.runs.length, updates = Math.max(...data.groups.map((group) => group.updates)), counts = new Map();
+  for (const { status } of data.runs) if (status) counts.set(status, (counts.get(status) || 0) + 1);
+  const states = [...counts].map(([status, count]) => make("span", { class: `status ${status.split(/\W/)[0]}` }, runs > 1 ? `${count} ${status}` : status));
+  const notes = [...new Set(data.runs.map(({ description }) => description).filter(Boolean))].map(String);
+  const tags = [...new Set(data.runs.flatMap((run) => run.tags || []))].map((tag) => make("span", { class: "tag" }, String(tag)));
+  document.getElementById("summary").replaceChildren(...states,
+    `${runs} run${runs > 1 ? "s" : ""}, ${updates} updates. Written by jmarl report, ${data.created}. `, ...notes.slice(0, 3).map((text) => `${text} `), ...tags);
 }
 
 async function main() {
   const summary = document.getElementById("summary");
   try {
     const data = await readData();
-    roles = data.roles;
+    roles = data.roles.map((role) => role.replace(new RegExp(UNSEEN, "g"), "\ufffd"));
     document.getElementById("curves").append(controls(data, () => draw(data)));
     draw(data);
-    const section = document.getElementById("completions");
-    let completions = null;
-    try { completions = fillCompletions(section, data); } catch (error) {
-      section.append(note(`The completions cannot be drawn: a record is damaged (${error.message}).`));
-    }
-    summary.textContent = summaryOf(data);
-    if (data.live) follow(data, completions);
+    const episodes = fillEpisodes(document.getElementById("episodes"), data);
+    showSummary(data);
+    if (data.live) follow(data, episodes);
+    if (episodes) await episodes.ready;
     document.body.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {
     summary.textContent = `The page could not be drawn: ${error.message}`;

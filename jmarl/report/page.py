@@ -1,17 +1,14 @@
 """Write the report of runs as one HTML file that needs no network and no server.
 
-The file has its styles, scripts and data in it. The data are JSON, compressed by gzip and written in base64, which the page
-unpacks when it opens; texts of models become text nodes, so that nothing in them is run. The largest size of the file decides
-how many steps have their completions in it.
+The file has its styles, scripts and data in it. The data are JSON, compressed by gzip and written in base64. The page unpacks
+the numbers when it opens, and completions in parts, when they are looked at; texts of models become text nodes, so that nothing
+in them is run. The largest size of the file decides how many steps have their completions in it.
 """
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +17,28 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jmarl.files.run_files import replace_text
 from jmarl.logs.completions_file import finite
 from jmarl.report.comparison import Comparison, check_own, compare, files_of
-from jmarl.report.completions import load_completions
+from jmarl.report.completions import dump, pack, pack_steps
 from jmarl.report.diagnosis import top_sentences
 from jmarl.report.league import league
 from jmarl.report.load import IDENTITY, Group, Grouping, RecordedRun, groupings_of, load_runs, roles_of
-from jmarl.report.summary import curves, goodput, held_out, settings_table
+from jmarl.report.summary import axes, curves, goodput, held_out, settings_table
 
-SCRIPTS, STYLES = ("charts.js", "tables.js", "completions.js", "league.js", "page.js"), ("page.css",)
+SCRIPTS = (
+    "charts.js", "panels.js", "tables.js", "steps.js", "episode.js", "lanes.js", "find.js", "episodes.js", "league.js",
+    "page.js",
+)  # fmt: skip
+STYLES = ("page.css", "episodes.css")
 
 MAX_TITLE = 100  # characters
 
 
-def write_report(paths: Sequence[Path], output: Path, max_mb: float = 30.0, comparison: Comparison | None = None) -> str:
+def write_report(
+    paths: Sequence[Path],
+    output: Path,
+    max_mb: float = 30.0,
+    comparison: Comparison | None = None,
+    steps: Collection[int] = (),
+) -> str:
     """Write a report and return a line about it.
 
     Args:
@@ -39,10 +46,11 @@ def write_report(paths: Sequence[Path], output: Path, max_mb: float = 30.0, comp
         output: the HTML file.
         max_mb: about its largest size in MB; where it is too small, only every second, fourth, ... step has its completions.
         comparison: what to compare at the top of the page and in files beside it (`.md`, `.tex`, `.csv`); None: nothing.
+        steps: those whose completions are in the file in any case.
     """
     if comparison:
         check_own(output)
-    content = load_content(paths, max_mb, comparison)
+    content = load_content(paths, max_mb, comparison, steps)
     output.parent.mkdir(parents=True, exist_ok=True)
     if comparison:
         for suffix, text in {**files_of(content["comparison"]), output.suffix: render(content)}.items():
@@ -50,21 +58,25 @@ def write_report(paths: Sequence[Path], output: Path, max_mb: float = 30.0, comp
     else:
         output.write_text(render(content), encoding="utf-8", errors="replace")  # names of files may be no UTF-8
     thinned = f" of every {content['every']} steps" * (content["every"] > 1)
-    steps = sum(record["kind"] == "train" for record in content["completions"])
+    index = content["steps"]
+    count = sum(kind == "train" and part >= 0 for kind, part in zip(index["kind"], index["part"], strict=True))
     runs, size = len(content["runs"]), output.stat().st_size / 1e6
-    completions = f", completions of {steps} step{'s' * (steps > 1)}{thinned}" if steps else ""  # runs on pairs write none
+    completions = f", completions of {count} step{'s' * (count > 1)}{thinned}" if count else ""  # runs on pairs write none
     beside = ", and the comparison as .md, .tex and .csv beside it" * (comparison is not None)
     return f"{output}: {runs} run{'s' * (runs > 1)}{completions}, {max(size, 0.1):.1f} MB{beside}"
 
 
-def load_content(paths: Sequence[Path], max_mb: float, comparison: Comparison | None = None) -> dict[str, Any]:
-    """Return all that the page shows, as JSON values. See `write_report`."""
+def load_content(
+    paths: Sequence[Path], max_mb: float, comparison: Comparison | None = None, steps: Collection[int] = ()
+) -> dict[str, Any]:
+    """Return all that the page shows, as JSON values; `parts` are completions, packed. See `write_report`."""
     runs = load_runs(paths)
     numbers = {"comparison": compare(runs, comparison)} if comparison else {}
     numbers |= summarize(runs)
-    room = int(max_mb * 1e6 - len(pack(numbers))) * 3 // 4  # base64 takes four bytes for three
-    records, every = load_completions(runs, max(room, 0))
-    return numbers | {"completions": records, "every": every, "findings": top_sentences(runs, records)}
+    room = int(max_mb * 1e6 - len(pack(dump(numbers)))) * 3 // 4  # base64 takes four bytes for three
+    packed = pack_steps(runs, max(room, 0), steps)
+    findings = top_sentences(runs, packed.judged)
+    return numbers | {"steps": packed.columns, "parts": packed.parts, "every": packed.every, "findings": findings}
 
 
 def summarize(runs: Sequence[RecordedRun]) -> dict[str, Any]:
@@ -109,6 +121,7 @@ def summarize_group(group: Group) -> dict[str, Any]:
         "num_runs": len(group.runs),
         "updates": max((int(row["step"]) for run in group.runs for row in run.rows), default=0),
         "curves": columns,
+        "axes": axes(group),
         "held_out": held_out(columns),
         "has_held_out": any(run.settings.get(f"{IDENTITY}held_out", {}).get("items") for run in group.runs),
         "best": [f"{run.name}: {run.best}" for run in group.runs if run.best],
@@ -119,19 +132,15 @@ def summarize_group(group: Group) -> dict[str, Any]:
 def summarize_run(run: RecordedRun) -> dict[str, Any]:
     """Return what the page shows of each run alone, as JSON values."""
     attempts = [without_settings(attempt) for attempt in run.attempts]
+    about = {name: run.settings.get(name) for name in ("gamma", "description", "tags")}
+    content = about | {"name": run.name, "status": run.status, "attempts": attempts}
     has_opponents = run.settings.get("snapshots") or run.settings.get("strangers")
-    return {"name": run.name, "attempts": attempts} | ({"league": league(run)} if has_opponents else {})
+    return content | ({"league": league(run)} if has_opponents else {})
 
 
 def without_settings(attempt: dict[str, Any]) -> dict[str, Any]:
     """Return an attempt without its settings, which have a table of their own."""
     return {name: value for name, value in attempt.items() if name != "settings"}
-
-
-def pack(content: Any) -> str:
-    """Return JSON values as compressed text."""
-    data = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return base64.b64encode(gzip.compress(data.encode("utf-8", "replace"), 6, mtime=0)).decode()
 
 
 def render(content: dict[str, Any], live: bool = False) -> str:
@@ -148,7 +157,8 @@ def render(content: dict[str, Any], live: bool = False) -> str:
         created=content["created"],
         styles="".join((here / name).read_text(encoding="utf-8") for name in STYLES),
         scripts="".join((here / name).read_text(encoding="utf-8") for name in scripts),
-        data=pack(content | {"live": live}),
+        parts=content["parts"],
+        data=pack(dump({name: x for name, x in content.items() if name != "parts"} | {"live": live})),
     )
 
 

@@ -1,4 +1,7 @@
-"""Serve a report that follows runs: `/` is the page, `/data?after=STEP,...` what is new since these steps, one for each run.
+"""Serve a report that follows runs.
+
+`/` is the page, `/data?after=STEP,...` what is new since these steps, one for each run, and `/step?run=N&kind=KIND&step=STEP`
+the completions of one step. It reads the file of completions of a run that it follows, never a path of a request.
 
 Only programs on this machine reach it: it listens on the loopback interface, and it answers only to a browser that asked for
 this machine by name, so that no page from elsewhere can read it. It writes nothing and needs no network.
@@ -11,14 +14,15 @@ import json
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from jmarl.config import check
-from jmarl.report.completions import new_completions
+from jmarl.logs.completions_file import EVAL, NAME, TRAIN
+from jmarl.report.completions import new_completions, recorded_step
 from jmarl.report.load import RecordedRun, load_runs
 from jmarl.report.page import load_content, render, summarize
 
@@ -50,6 +54,13 @@ class Follower:
                 now = time.monotonic()
                 self.next_reading = now + (now - start) / SHARE
             return self.numbers | {"completions": new_completions(self.runs, after)}
+
+    def record(self, run: int, kind: str, step: int) -> dict[str, Any] | None:
+        """Return the completions of a step; None if there are none. run: its number on the page."""
+        with self.lock:
+            self.runs = self.runs or load_runs(self.paths)
+            record = recorded_step(self.runs[run].path / NAME, kind, step) if run < len(self.runs) else None
+            return None if record is None else {"run": run, **record}
 
 
 def open_server(paths: Sequence[Path], port: int, max_mb: float) -> ThreadingHTTPServer:
@@ -92,9 +103,21 @@ def handler_for(follower: Follower) -> type[BaseHTTPRequestHandler]:
                 if address.path == "/data":
                     news = follower.news([int(step) for step in after.split(",") if step])
                     return 200, "application/json", json.dumps(news, ensure_ascii=False, allow_nan=False)
+                if address.path == "/step":
+                    return self.step(parse_qs(address.query))
             except (OSError, ValueError) as error:  # such as of a directory that was moved: the page asks again
                 return 503, "text/plain", f"The runs cannot be read: {error}."
-            return 404, "text/plain", f"There is no {address.path} here, only / and /data."
+            return 404, "text/plain", f"There is no {address.path} here, only /, /data and /step."
+
+        def step(self, asked: Mapping[str, Sequence[str]]) -> tuple[int, str, str]:
+            """Return the answer with the completions of a step."""
+            run, kind, step = (asked.get(name, [""])[0] for name in ("run", "kind", "step"))
+            if not (re.fullmatch("[0-9]{1,6}", run) and re.fullmatch("[0-9]{1,15}", step) and kind in (TRAIN, EVAL)):
+                return 400, "text/plain", f"Give a run, a kind and a step, such as run=0&kind={TRAIN}&step=3."
+            record = follower.record(int(run), kind, int(step))
+            if record is None:
+                return 404, "text/plain", f"Run {run} has no completions of {kind} step {step}, or no longer."
+            return 200, "application/json", json.dumps(record, ensure_ascii=False, allow_nan=False)
 
         def answer(self, code: int, kind: str, text: str) -> None:
             body = text.encode("utf-8", "replace")

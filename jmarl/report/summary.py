@@ -16,6 +16,7 @@ from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.report.load import IDENTITY, Group, RecordedRun
 
 MAX_POINTS = 400  # of a curve: more cannot be seen
+MAX_LINES = 4  # runs of a group whose curves are drawn one by one; the interval of more runs is a band
 NOT_DRAWN = {"step", "eval/updates"}
 
 
@@ -47,23 +48,38 @@ def points(run: RecordedRun, name: str) -> dict[float, float]:
     return {row["step"]: row[name] for row in rows if name in row}
 
 
-def curve(values: Sequence[dict[float, float]], own: Sequence[dict[float, float]]) -> dict[str, list[float | None]]:
-    """Return the curve of values of several runs. own: the intervals that their rows have."""
+def axes(group: Group) -> dict[str, list[float | None]]:
+    """Return what a run has used after `x` updates, in the mean over runs: `tokens` sampled, `minutes`. Those that a run did
+    not count are left out."""
+    x = thin(np.array(sorted({row["step"] for run in group.runs for row in run.rows}), float))
+    used = {"x": plain(x)}
+    for name, column, unit in (("tokens", "tokens", 1), ("minutes", "time/step_s", 60)):
+        spent = [{k: v / unit for k, v in points(run, column).items() if math.isfinite(v)} for run in group.runs]
+        if all(spent) and x.size:
+            totals = [np.interp(x, [0, *run], np.cumsum([0, *run.values()])) for run in spent]
+            used[name] = plain(np.mean(totals, 0))
+    return used
+
+
+def curve(values: Sequence[dict[float, float]], own: Sequence[dict[float, float]]) -> dict[str, Any]:
+    """Return the curve of values of several runs, with `lines` of each run if they are few. own: the intervals that their rows
+    have."""
     x = sorted(set().union(*values))
     table = np.array([[run.get(updates, math.nan) for run in values] for updates in x])
     mean, interval = mean_and_interval(table)
     if len(values) == 1:
         interval = np.array([own[0].get(updates, math.nan) for updates in x])
     arrays = {"x": np.array(x), "mean": mean, "interval": interval}
+    lines = [plain(thin(run)) for run in table.T] if 1 < len(values) <= MAX_LINES else []
     if (known := np.isfinite(table).sum(-1)).min(initial=len(values)) < len(values) > 1:
         arrays["runs"] = known.astype(float)
-    return {name: plain(thin(array)) for name, array in arrays.items()}
+    return {name: plain(thin(array)) for name, array in arrays.items()} | ({"lines": lines} if lines else {})
 
 
 def thin(values: np.ndarray) -> np.ndarray:
     """Return at most `MAX_POINTS` values: means of neighbors."""
     size = -(-len(values) // MAX_POINTS)
-    if size == 1:
+    if size <= 1:
         return values
     return np.array(
         [np.nanmean(part) if np.isfinite(part).any() else math.nan for part in np.split(values, range(size, len(values), size))]

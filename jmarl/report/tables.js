@@ -9,21 +9,35 @@ const withInterval = ([, mean, half, runs]) => `${number(mean)}${half === null ?
 const cell = (text) => make("td", { class: "number" }, text);
 const head = (text) => make("th", { class: "number" }, text);
 const note = (text) => make("p", { class: "note" }, text);
-const wide = (...rows) => make("div", { class: "wide" }, make("table", {}, ...rows));
+
+/** Return a table that scrolls by itself. Where the window is narrow its rows stand below each other, each cell with the name of its
+ * column, if the first row has names. */
+function wide(...rows) {
+  const names = rows.length ? [...rows[0].children] : [], hasNames = names.length > 1 && names.every(({ tagName }) => tagName === "TH");
+  if (hasNames) {
+    for (const row of rows.slice(1)) [...row.children].forEach((td, i) => { if (names[i]?.textContent) td.dataset.name = names[i].textContent; });
+  }
+  return make("div", { class: "wide" }, make("table", hasNames ? { class: "named" } : {}, ...rows));
+}
 
 /** Return the newest values of the curves in `titles`: a row a group, the agents of a team below each other. The first column is
  * the legend, whose boxes choose what is drawn. */
 function lastValues(groups, charts, titles, onChoose) {
+  const nameOf = titles.some((title) => title.startsWith("turn_")) ? NAME_WITH_TURNS : NAME_OF;
   const newest = ({ curve, points }) => {
     const value = (points ? curve.mean : smooth(curve.mean)).filter((x) => x !== null).pop();
     return make("div", {}, number(Number(value.toPrecision(3))));
   };
+  if (groups.length === 1) {
+    const entries = titles.map((title) => [title, charts.get(title).filter((entry) => !entry.beside)]);
+    return make("div", { class: "last-values" }, ...entries.map(([title, all]) => make("div", {}, make("div", { class: "part" }, (nameOf[title] || title).replace("agent_N/", "")),
+      ...all.map((entry) => make("div", {}, newest(entry), all.length > 1 ? make("span", { class: "part" }, agentName(entry.agent)) : null)))));
+  }
   const row = (group, g) => {
     const values = titles.map((title) => charts.get(title).filter((entry) => entry.group === g && !entry.beside).map(newest));
     return make("tr", {}, make("td", { class: "name" }, groups.length > 1 ? chooser(group, g, onChoose) : group.name),
       ...values.map((of) => cell(of.length ? make("div", {}, ...of) : "–")));
   };
-  const nameOf = titles.some((title) => title.startsWith("turn_")) ? NAME_WITH_TURNS : NAME_OF;
   const names = titles.map((title) => nameOf[title] || title.replace("agent_N/", ""));
   return wide(make("tr", {}, make("th", {}, ""), ...names.map(head)), ...groups.map(row));
 }
@@ -42,12 +56,12 @@ function chooser(group, g, onChoose) {
 function fillComparison(section, { caption, head: names, tables }) {
   for (const { column, cells, updates, tokens } of tables) {
     const row = ([name, ...values], g) => make("tr", {}, make("td", { class: "name" }, sample(color(g), ""), name), ...values.map(cell));
-    const entries = (curves) => curves.map((curve, g) => ({ label: cells[g][0], curve, stroke: color(g), dash: "",
+    const entries = (curves) => curves.map((curve, g) => ({ label: cells[g][0], curve: curve && { ...curve, lines: undefined }, stroke: color(g), dash: "",
       points: column.startsWith("eval/"), shift: 3 * (g - (curves.length - 1) / 2) })).filter(({ curve }) => curve);
     const place = make("div", { class: "charts" });
     for (const [unit, series] of [["updates", entries(updates)], ["tokens", entries(tokens)]]) {
       const where = unit === "tokens" ? (x) => `${number(x)} tokens` : updateText;
-      if (series.length) place.append(chart(`${column} over ${unit}`, series, where));
+      if (series.length) place.append(chart(`${column} over ${unit}`, series, where, unit));
     }
     const first = make("tr", {}, make("th", {}, names[0]), ...names.slice(1).map(head));
     section.append(make("h3", {}, column), wide(first, ...cells.map(row)), place);

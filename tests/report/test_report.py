@@ -39,6 +39,12 @@ def content(page: Path) -> dict:
     return json.loads(gzip.decompress(base64.b64decode(packed[1])))
 
 
+def records(page: Path) -> list[dict]:
+    """Return the completions in a page."""
+    packed = re.findall(r'<script class="part" type="text/plain">([^<]*)</script>', page.read_text())
+    return [record for part in packed for record in json.loads(gzip.decompress(base64.b64decode(part)))]
+
+
 @needs_chromium
 def test_the_lineage_of_a_population_is_drawn(tmp_path):
     """Two exploits of three members: 0 copies 2, and then 1 copies 0, whose weights are those of 2."""
@@ -63,14 +69,16 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
     assert "agent 1" in page and "agent 1 (" not in page
     assert page.count('class="curve"') == 3, "the reward, and the lengths of two agents"
     assert page.count('class="point"') == 2 and "0.25 ± 0.125" in page and "0.75 ± 0.0625" in page
-    worst = next(
-        line for line in page.split('class="joint"') if 'class="tag">worst<' in line
-    )  # of the first prompt of the last step
+    episode = page.split('class="lanes"')[1].split('class="who-reads"')[0]  # the best one of the first task of the last step
     for agent in (0, 1):
-        assert f"&lt;i&gt;step 3 turn 0 agent {agent} prompt 0 completion {2 - 2 * agent}&lt;/i&gt; &amp;" in worst
-    assert "&lt;b&gt;fruit&lt;/b&gt;" in page and "step 4 (4 recorded)" in page
-    assert '<div class="part heading">measures</div><div class="part">ratio 2.5</div>' in page
-    assert "1 | 0" in page and "solved 0.5" in page and "does not act" in page and "after joint action 2" in page
+        assert f"&lt;i&gt;step 3 turn 0 agent {agent} prompt 0 completion {2 * agent}&lt;/i&gt; &amp;" in episode
+        assert f"&lt;i&gt;step 3 turn 1 agent {agent} prompt 0 completion {2 * agent}&lt;/i&gt; &amp;" in episode
+    assert (
+        "&lt;b&gt;fruit&lt;/b&gt;" in episode
+        and "step 4 (4 recorded), mean return" in page
+        and "episode 1 of 3 from the best: return 0.75" in page
+    )
+    assert "<span>ratio</span>2.5" in episode and "<span>solved</span>1" in episode and episode.count('role="button"') == 4
     labels = re.findall(r'<text x="([^"]*)"[^>]* text-anchor="middle">', page)
     assert labels and max(map(float, labels)) <= 420 - 18, "half of the last label fits beside the curve"
     assert "75.0 %" in page and "learning_rate" in page and "python mine.py" in page and "step 4/4  reward 0.4" in page
@@ -90,7 +98,7 @@ def test_agents_have_the_names_of_their_roles(tmp_path):
     run = with_roles(write_run(tmp_path / "run"), ["solver", "<i>judge</i>"])
     write_report([run], tmp_path / "r.html")
     page = dom(tmp_path / "r.html", tmp_path / "profile")
-    assert "agent 0 (solver)" in page and "agent 1 (&lt;i&gt;judge&lt;/i&gt;)" in page and "agent 0<" not in page
+    assert ">solver<" in page and ">&lt;i&gt;judge&lt;/i&gt;<" in page and ">agent 0<" not in page
 
 
 def test_metrics_are_a_table_with_the_names_of_roles_also_with_attempts_on_scratch(tmp_path, monkeypatch):
@@ -189,8 +197,8 @@ def test_what_the_page_says_of_updates_turns_and_settings(tmp_path):
     assert re.findall(r'data-values="([^"]*)"', page) == ["update 246900.75 held-out after update 493800.125 "]
     last = page.split("Last values")[1].split("</table>")[0]
     assert ">return<" in last and ">held-out return<" in last and ">turn_0/reward/mean<" in last
-    assert "(4 recorded), mean reward of turn 0 " in page
-    settings = page.split('id="settings"')[1].split('id="completions"')[0]
+    assert "(4 recorded), mean return " in page
+    settings = page.split('id="settings"')[1].split('id="attempts"')[0]
     changed, chosen = settings.split("the default is auto</h3>")
     assert "compute_dtype" in chosen.split("<details")[0] and "remat" in chosen.split("<details")[1]
     assert "compute_dtype" not in changed and "max_error_share" not in changed
@@ -219,13 +227,13 @@ def test_a_constant_column_is_drawn_although_its_mean_is_rounded(tmp_path):
 
 
 @needs_chromium
-def test_the_page_of_several_seeds_has_bands_and_names_the_differences(tmp_path):
+def test_the_page_of_a_few_seeds_has_a_line_of_each_and_names_the_differences(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / "a" / f"seed_{seed}", seed)
     write_run(tmp_path / "b", learning_rate=2e-3)
     write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "r.html")
     page = dom(tmp_path / "r.html", tmp_path / "profile")
-    assert page.count('class="band"') == 3, "reward and two lengths of the two seeds; one run has no band"
+    assert page.count('class="seed"') == 2 * 3 and page.count('class="band"') == 0, "reward and two lengths of the two seeds"
     assert "a (2 seeds)" in page
     differences = page.split("Differences between the runs")[1].split("</table>")[0]
     assert [row.count("</td>") for row in differences.split("</tr>")] == [0, 3, 3, 0]
@@ -308,7 +316,9 @@ def test_a_run_without_completions_and_attempts_has_a_report(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.5, "agent_0/loss": "NaN"}\n')
     write_report([tmp_path], tmp_path / "r.html")
     shown = content(tmp_path / "r.html")
-    assert shown["completions"] == [] and shown["groups"][0]["curves"]["loss"]["mean"] == [1.5]
+    assert records(tmp_path / "r.html") == shown["steps"]["step"] == [] and shown["groups"][0]["curves"]["loss"]["mean"] == [
+        1.5
+    ]
     assert shown["groups"][0]["curves"]["agent_0/loss"]["mean"] == [None]
 
 
@@ -328,11 +338,21 @@ def test_a_small_file_has_fewer_steps_but_the_first_the_last_and_held_out_ones(t
     (pairs := write_run(tmp_path / "pairs")).joinpath("completions.jsonl.gz").unlink()
     assert "completions" not in write_report([pairs], tmp_path / "pairs.html"), "of given pairs nothing is sampled"
     small = write_report([run], tmp_path / "small.html", max_mb=0.2)
-    assert (tmp_path / "small.html").stat().st_size < 240_000, "the scripts are not counted"
+    scripts = write_report([pairs], tmp_path / "pairs.html") and (tmp_path / "pairs.html").stat().st_size
+    assert (tmp_path / "small.html").stat().st_size < 200_000 + scripts, "the scripts are not counted"
     shown = content(tmp_path / "small.html")
-    steps = [record["step"] for record in shown["completions"] if record["kind"] == "train"]
+    embedded = records(tmp_path / "small.html")
+    steps = [record["step"] for record in embedded if record["kind"] == "train"]
+    assert shown["steps"]["step"] == [*range(1, 33), 32], "all recorded steps are named"
     assert steps[0] == 1 and steps[-1] == 32 and shown["every"] > 1 and f"of every {shown['every']} steps" in small
-    assert [record["kind"] for record in shown["completions"]].count("eval") == 1
+    assert [record["kind"] for record in embedded].count("eval") == 1
+    places = zip(shown["steps"]["step"], shown["steps"]["part"], strict=True)
+    assert [step for step, part in places if part >= 0] == [record["step"] for record in embedded]
+    away = next(step for step in range(2, 32) if step not in steps)
+    write_report([run], tmp_path / "asked.html", max_mb=0.2, steps=[away])
+    assert {record["step"] for record in records(tmp_path / "asked.html")} == {*steps, away}
+    with pytest.raises(ValueError, match="no run has completions of step 77: leave it out of --steps"):
+        write_report([run], tmp_path / "none.html", steps=[3, 77])
     assert chosen([(s, "train", 1, 1) for s in range(5)], 2) == [0, 2, 4]
 
 
@@ -341,6 +361,7 @@ def test_a_long_curve_is_thinned_to_means(tmp_path):
 
     assert len(thin(np.arange(10_000.0))) <= 400
     assert thin(np.arange(801.0))[0] == 1.0  # of 0, 1, 2
+    assert thin(np.array([])).size == 0, "of a run that has made no update yet"
 
 
 @needs_chromium
@@ -427,9 +448,19 @@ def test_hostile_numbers_and_texts_are_left_out_or_shown_as_text(tmp_path, caplo
         file.write(hostile_record(f'"x": {"[" * 200}{"]" * 200}') + hostile_record(f'"turns": "{html}", "x": [NaN, 1e999]'))
         file.write(hostile_record(f'"x": "{"a" * 10**7}"') * 2)
     write_report([run], tmp_path / "r.html")
+    script = """
+      const timer = setInterval(() => {
+        if (!document.body.dataset.ready) return;
+        clearInterval(timer);
+        const slider = document.querySelector("#episodes input[type=range]");
+        slider.value = 1; // after the record of step 1 there is a damaged one
+        slider.dispatchEvent(new Event("input"));
+      }, 100);"""
+    html_page = (tmp_path / "r.html").read_text().replace("</body>", f"<script>{script}</script></body>")
+    (tmp_path / "r.html").write_text(html_page)
     for sentence in ("line 7 is damaged", "line 15 is damaged", "nested deeper than 100", "record 8 is too large"):
         assert sentence in caplog.text
     page = dom(tmp_path / "r.html", tmp_path / "profile")
     assert "data-ready" in page and "data-ran" not in page and "<img" not in page
     assert page.count("&lt;img src=x") >= 6 and "agent 99999999999" in page
-    assert "The completions cannot be drawn: a record is damaged" in page
+    assert "This step cannot be drawn: its record is damaged" in page

@@ -67,12 +67,12 @@ def test_a_run_is_followed_while_it_writes(tmp_path, monkeypatch, caplog):
 
 
 @needs_chromium
-def test_the_page_shows_the_newest_joint_action_and_asks_again(tmp_path):
+def test_the_page_shows_the_newest_episode_and_asks_again(tmp_path):
     run = write_run(tmp_path / "run", turns=2)
     with watched(run) as address:
         page = dom(address, tmp_path / "profile")
     newest = page.split('id="newest"')[1].split('id="curves"')[0]
-    assert "held-out, after 4 updates" in newest and newest.count('class="joint"') == 1, "the evaluation has one turn"
+    assert "held-out, after 4 updates" in newest and newest.count('class="message"') == 2, "the evaluation has one turn"
     for agent in (0, 1):
         assert f"&lt;i&gt;step 99 turn 0 agent {agent} prompt 1 completion 1&lt;/i&gt;" in newest, "joint action 2 of prompt 2"
     assert int(re.findall(r'data-asked="(\d+)"', page)[0]) >= 2 and "Live: asks every 3 s" in page
@@ -98,7 +98,7 @@ def test_only_this_machine_is_answered_and_what_cannot_be_read_is_said(tmp_path)
             "This page is for this machine only: open it as 127.0.0.1 or localhost.",
         )
         assert get(address, Host="localhost:9000")[0] == 200, "another port: it may be forwarded"
-        assert get(f"{address}../etc/passwd") == (404, "There is no /../etc/passwd here, only / and /data.")
+        assert get(f"{address}../etc/passwd") == (404, "There is no /../etc/passwd here, only /, /data and /step.")
         run.rename(tmp_path / "earlier_1")
         code, text = get(f"{address}data?after=3")
         assert code == 503 and text.startswith("The runs cannot be read: there is no run in") and get(address)[0] == 503
@@ -150,3 +150,32 @@ def test_ctrl_c_ends_the_server(tmp_path):
     assert (process.returncode, errors) == (0, "")
     with pytest.raises(urllib.error.URLError):
         get(address)
+
+
+def test_older_steps_are_served_by_need_and_nothing_but_the_completions_of_the_runs(tmp_path):
+    run = write_run(tmp_path / "run", steps=3)
+    (tmp_path / "secret").write_text("secret")
+    with watched(run) as address:
+        code, text = get(f"{address}step?run=0&kind=train&step=2")
+        assert code == 200 and (json.loads(text)["run"], json.loads(text)["step"]) == (0, 2)
+        assert "<i>step 1 turn 0 agent 0" in json.loads(text)["turns"][0]["completions"][0][0][0]
+        assert json.loads(get(f"{address}step?run=0&kind=eval&step=3")[1])["updates"] == 3
+        assert get(f"{address}step?run=0&kind=train&step=9")[0] == get(f"{address}step?run=1&kind=train&step=2")[0] == 404
+        for query in (
+            "run=../../secret&kind=train&step=1",
+            "run=-1&kind=train&step=1",
+            "run=0&kind=../secret&step=1",
+            "run=0",
+            "",
+        ):
+            code, text = get(f"{address}step?{query}")
+            assert code == 400 and text == "Give a run, a kind and a step, such as run=0&kind=train&step=3."
+        assert get(f"{address}step/../../secret")[0] == get(f"{address}secret")[0] == get(f"{address}../secret")[0] == 404
+        assert get(f"{address}step?run=0&kind=train&step=2", Host="example.org")[0] == 403
+        data = (run / "completions.jsonl.gz").read_bytes()
+        (run / "completions.jsonl.gz").write_bytes(b"\x1f\x8bdamaged" + data)  # all records are elsewhere
+        assert json.loads(get(f"{address}step?run=0&kind=train&step=2")[1])["step"] == 2
+        (run / "completions.jsonl.gz").unlink()
+        (run / "completions.jsonl.gz").symlink_to(tmp_path / "secret")
+        code, text = get(f"{address}step?run=0&kind=train&step=2")
+        assert code == 503 and "is a link to" in text and "is not read" in text
