@@ -105,7 +105,8 @@ def trained_advantages(team: Team, step: QueuedStep) -> list[np.ndarray]:
     own = [{name: x for name, x in metrics.items() if name in names} for metrics in step.metrics[: len(team.stacks)]]
     for metrics in to_host(own):
         values, frozen = metrics.get(ADVANTAGES), metrics.get("frozen", False)
-        stacks.append(None if values is None else np.where(np.reshape(frozen, (-1, 1, 1)), np.nan, values))
+        is_used = np.isfinite(0 if values is None else values) & ~np.reshape(frozen, (-1, 1, 1))
+        stacks.append(None if values is None else np.where(is_used, values, np.nan))
     return of_turns(team, step.experience.turns, stacks)
 
 

@@ -4,7 +4,8 @@
     loss      = row.loss(log pi, log pi_old, advantage, weights) - entropy_coef H + kl_coef KL
 
 To add a metric, add it to a dict that is returned here. `advantages` [P, G] are no column but stand in the completions of a
-step: before the weights of `importance`, of tokens their mean; NaN where the loss ignores a completion.
+step: before the weights of `importance`, of tokens their mean; infinite where the loss ignores a completion (NaN would stop
+runs with `jax_debug_nans`).
 """
 
 from functools import partial
@@ -129,7 +130,7 @@ def make_advantages(
     metrics: Metrics = {
         "advantage_std": jnp.sqrt(masked.mean((advantage - masked.mean(advantage, valid)) ** 2, valid)),
         "zero_variance_share": masked.mean(largest < advantages.EPS, valid),
-        "advantages": jnp.where(valid, advantage, jnp.nan),
+        "advantages": jnp.where(valid, advantage, jnp.inf),
     }
     return advantage[..., None], metrics
 
@@ -159,7 +160,7 @@ def token_advantages(
         roles = jnp.broadcast_to(batch.roles[..., None], mask.shape)
         std = advantages.role_std(advantage, mask, roles, running.baseline.shape[0])
         advantage = advantages.divide(advantage, std)
-    means = jnp.where(mask.any(-1), masked.mean(advantage, mask, -1), jnp.nan)
+    means = jnp.where(mask.any(-1), masked.mean(advantage, mask, -1), jnp.inf)
     return advantage, {"advantage_std": advantages.group_std(advantage.reshape(-1), mask.reshape(-1)), "advantages": means}
 
 

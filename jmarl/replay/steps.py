@@ -139,11 +139,11 @@ def explained(directory: Path, number: int) -> Iterator[None]:
     try:
         yield
     except CannotGoOn as error:
-        lines = [line for line in str(error).splitlines() if line.startswith("  ")]
-        if not lines:
+        changes = [line.strip() for line in str(error).splitlines() if line.startswith("  ")]
+        if not changes:
             raise
-        text = f"step {number} of {directory} cannot be made again, because these have changed:"
-        raise CannotGoOn("\n".join([text, *lines, "restore what the step was made with"])) from error
+        text = f"step {number} of {directory} cannot be made again, because these have changed: {'; '.join(changes)}"
+        raise CannotGoOn(f"{text}; restore what the step was made with") from error
 
 
 def seconds_of(directory: Path, first: int, last: int) -> float:

@@ -67,7 +67,7 @@ def cut(e: Evidence, limit: float) -> Signs:
     the way to the best one: tasks may be solved in max_new_tokens. Answers of a word or a number that have all been as long as
     they may be since the first update are as they should be, and so are those that may not end earlier."""
     most, returns, lengths = e.run.settings.get("max_new_tokens"), e.of_agents("return").values(), e.of_agents("length")
-    if most is not None and e.run.settings.get("min_new_tokens", 0) >= most:
+    if most is None or e.run.settings.get("min_new_tokens", 0) >= most:
         return
     if any(x.end() - x.start() > 0.25 * (max(e.high, x.values.max()) - x.values.min()) for x in returns):
         return

@@ -18,7 +18,7 @@ from tests.house import HOUSE
 from tests.league.test_league import LEAGUE, Duel
 from tests.runs.training_process import ITEMS, tiny_agents, transition
 
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:update .* no valid reward")]
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:.* no valid reward")]
 GAMMA = 0.5
 TURNS = dict(num_turns=2, history="append", gamma=GAMMA, num_generations=2)
 CHAIN = TURNS | dict(branching="chain", history="none", num_generations=3)

@@ -28,6 +28,6 @@ class Hint(TextEnvironment):
 
 
 class Other(Hint):
-    """The same with another limit of turns."""
+    """The same with another name of the second agent."""
 
-    max_turns = 3
+    roles = ("hints", "answers")

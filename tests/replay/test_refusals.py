@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -97,10 +98,10 @@ def edit():
 
 
 CHANGES = {  # what is edited -> what is named
-    ("items.jsonl", "red one", "red six"): "\n  data: ",
-    ("scoring.py", "+ bonus", "- bonus"): "\n  reward: ",
-    ("run/config.yaml", "max_new_tokens: 4", "max_new_tokens: 3"): "\n  max_new_tokens: 4 -> 3\n",
-    ("run/config.yaml", "learning_rate: 0.01", "learning_rate: 0.02"): "\n  learning_rate: 0.01 -> 0.02\n",
+    ("items.jsonl", "red one", "red six"): ": data: ",
+    ("scoring.py", "+ bonus", "- bonus"): ": reward: ",
+    ("run/config.yaml", "max_new_tokens: 4", "max_new_tokens: 3"): ": max_new_tokens: 4 -> 3; ",
+    ("run/config.yaml", "learning_rate: 0.01", "learning_rate: 0.02"): ": learning_rate: 0.01 -> 0.02; ",
 }
 
 
@@ -115,17 +116,15 @@ def test_what_has_changed_is_named_before_anything_is_played(scored, replayed, e
 
 
 @pytest.mark.long
-def test_options_of_the_environment_that_have_changed_are_named(hints, replayed, edit):
-    edit(hints / "config.yaml", "options: {}", "options: {first: two}")
-    code, _, err = replayed(hints)
-    assert code == 2 and "\n  environment: " in err and "'one' -> 'two'" in err
-
-
-@pytest.mark.long
-def test_another_environment_is_named(hints, replayed, edit):
-    edit(hints / "config.yaml", HINT["environment"], "tests.replay.hints:Other")
-    code, _, err = replayed(hints, "--trust")
-    assert code == 2 and "\n  environment: " in err
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [("options: {}", "options: {first: two}", "'one' -> 'two'"), (HINT["environment"], "tests.replay.hints:Other", "answers")],
+)
+def test_another_environment_and_other_options_are_named(hints, replayed, edit, tmp_path, old, new, text):
+    directory = shutil.copytree(hints, tmp_path / "run")
+    edit(directory / "config.yaml", old, new)
+    code, _, err = replayed(directory, "--trust")
+    assert code == 2 and "because these have changed: environment" in err and text in err
 
 
 @pytest.mark.long

@@ -45,8 +45,8 @@ def readers(tiny_dir):
 
 def test_steps_with_tools_are_made_again(begin_run, readers, replayed, tmp_path):
     begin_run(tmp_path / "run", environment="tools", num_turns=4, **readers)
-    result = assert_equal_to_stored(replayed, tmp_path / "run", "--task", "1", "--say", "<answer>")
-    assert result["replaced"]["turn 0, agent 0 writes"] == "<answer>"
+    result = assert_equal_to_stored(replayed, tmp_path / "run", "--task", "1", "--say", "a")
+    assert result["replaced"]["turn 0, agent 0 writes"] == "a"
     assert result["replaced"]["turn 0, agent 0 reads"] == result["episode"]["turn 0, agent 0 reads"]
 
 
@@ -90,14 +90,15 @@ def written(tiny_words, directory, **settings):
     return file
 
 
-def test_a_step_of_another_mesh_is_made_again(tiny_words, replayed, tmp_path):
-    """A run on two devices, whose steps are made again on one."""
+def test_a_step_of_another_mesh_is_equal_or_the_mesh_is_named(tiny_words, replayed, tmp_path):
+    """A run on two devices, whose sums a single one rounds in another way."""
     file = written(tiny_words, tmp_path / "run", save_every=2)
     process = command("train", "--config", str(file), devices=2)
     assert process.wait(300) == 0
     start = json.loads((tmp_path / "run" / "attempts" / "1" / "start.json").read_text(encoding="utf-8"))
     assert len(start["devices"]) == 2
-    assert_equal_to_stored(replayed, tmp_path / "run")
+    code, out, err = replayed(tmp_path / "run")
+    assert "step 1 equal" in out or (code == 2 and "these have changed: devices ['cpu:0', 'cpu:1'] -> ['cpu:0']" in err)
 
 
 def test_a_killed_run_goes_on_with_the_checkpoints_of_keep_every_and_a_replay_begins_at_the_nearest(

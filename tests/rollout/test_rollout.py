@@ -349,7 +349,8 @@ def unchanged(before, after):
 
 
 def healthy(after, metrics):
-    finite = all(np.isfinite(x).all() for x in jax.tree.leaves((after, metrics)))
+    columns = {name: x for name, x in metrics.items() if name != "advantages"}  # infinite where nothing is learned
+    finite = all(np.isfinite(x).all() for x in jax.tree.leaves((after, columns)))
     return finite and (metrics["skipped"] == 0).all()
 
 
