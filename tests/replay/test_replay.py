@@ -106,10 +106,8 @@ def test_another_message_in_the_last_turn_changes_its_reward_alone(last):
     step, remade = last
     message = find_message(remade.rollout, task=0, sample=0, agent=1, turn=1)
     was, now = turn_records(step.run.team, remade.rollout), turn_records(step.run.team, say(step, remade, message, "two"))
-    assert now[0] | {"returns": None} == was[0] | {"returns": None} and now[1]["completions"][1][message.node] == [
-        "two",
-        was[1]["completions"][1][message.node][1],
-    ]
+    assert now[0] | {"returns": None} == was[0] | {"returns": None}, "returns count what comes after"
+    assert now[1]["completions"][1][message.node] == ["two", was[1]["completions"][1][message.node][1]]
     assert [p for p in range(4) if now[1]["completions"][1][p] != was[1]["completions"][1][p]] == [message.node]
 
 
