@@ -177,7 +177,7 @@ def other_reward(a, b, batch_items, rng):
 
 
 def test_a_changed_reward_or_data_is_refused_by_name(directory):
-    with pytest.raises(CannotGoOn, match=r"step 4 of .* cannot be made again, because these have changed:\n  reward: "):
+    with pytest.raises(CannotGoOn, match=r"step 4 of .* cannot be made again, because these have changed: reward: "):
         opened(directory, 4, other_reward)
     with pytest.raises(ValueError, match="there is no step 5: .* has steps 1 to 4"):
         opened(directory, 5)
