@@ -235,7 +235,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw each measure over updates: means over seeds with 95 % intervals, and single runs."""
+    """Draw each measure over tokens, or over updates where they were not counted: means over seeds with 95 % intervals."""
     panels = [
         (game, *column) for game in dict.fromkeys(run["game"] for run in runs) for column in GAMES[game]().columns.items()
     ]
@@ -244,13 +244,15 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
     )
     for axes, (game, column, name) in zip(all_axes[0], panels, strict=True):
         for i, way in enumerate(dict.fromkeys(run["way"] for run in runs)):
+            if not any(run["game"] == game and run["way"] == way for run in runs):
+                continue
             counted, along, mean, interval = curves(runs, game, way, column)
             axes.plot(along, mean, color=f"C{i}", label=way)
             axes.fill_between(along, mean - interval, mean + interval, color=f"C{i}", alpha=0.2, linewidth=0)
             axes.set(xlabel=counted, title=f"{game}: {name}")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    all_axes[0][0].legend()
+    max(all_axes[0], key=lambda axes: len(axes.lines)).legend()
     figure.savefig(path, dpi=120)
 
 

@@ -59,7 +59,7 @@ class CrossPlay(NamedTuple):
     @property
     def is_zero_sum(self) -> bool:
         """Whether the rewards of the agents sum to 0 in every joint action, so that their mean says nothing."""
-        return self.has_own and is_zero_sum(self.rewards)
+        return self.has_own and bool(np.isfinite(self.rewards).any()) and is_zero_sum(self.rewards)
 
     @property
     def own(self) -> tuple[np.ndarray, np.ndarray]:

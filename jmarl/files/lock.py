@@ -134,7 +134,7 @@ def check_unlocked(directory: str | Path) -> None:
     if path.is_file() and not path.is_symlink() and _key(path) not in _reserved:
         fd = os.open(path, os.O_RDONLY)
         try:
-            _take(fd, path)
+            _take(fd, path, fcntl.LOCK_SH)  # those who only ask do not shut each other out
         finally:
             os.close(fd)
 
@@ -143,9 +143,9 @@ def _key(path: Path) -> tuple[Path, int]:
     return path.resolve(), threading.get_ident()
 
 
-def _take(fd: int, path: Path) -> None:
+def _take(fd: int, path: Path, kind: int = fcntl.LOCK_EX) -> None:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         raise DirectoryInUse(
             f"the output directory {path.parent} is in use by {_owner(path)}: wait for it to end, or choose another one"

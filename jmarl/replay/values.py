@@ -91,7 +91,7 @@ def credit(step: OpenStep, remade: RemadeStep, samples: int, show: Callable[[str
                 groups.append((values[node, valid, agent], trained[node, valid]))
                 influence[agent].append(np.abs(values[node]))
     means = [valid_mean(np.concatenate(rows).T).tolist() if rows else [float("nan")] * agents for rows in influence]
-    messages = sum(len(sizes) for rows in influence for sizes in rows)
+    messages = sum(len(group) for rows in influence for group in rows)
     varied = [group for group in groups if group[0].size and all(np.ptp(x) > 1e-9 for x in group)]
     correlation, low, high = rank_correlation(varied, step.run.cfg.run.seed)
     return Credit(correlation, low, high, messages, sum(len(values) for values, _ in varied), means)

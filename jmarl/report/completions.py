@@ -20,7 +20,8 @@ from jmarl.logs.completions_file import NAME, TRAIN, finite, newest_records, rea
 from jmarl.report.evidence import MAX_RECORDS
 from jmarl.report.load import RecordedRun
 
-MAX_MEMORY = 4 * 10**9  # of the records of a report, which are read one after the other; see `memory_of`
+MAX_MEMORY = 4 * 10**9  # of the records in a page, which are read and packed one after the other; see `memory_of`
+MAX_JUDGED = 5 * 10**8  # of those that the rules judge together, of all runs
 PART = 10**6  # characters of records, as JSON, that the page unpacks together
 THINNED = 1 << 20  # of training steps every so many are shown before held-out records are thinned too
 MAX_EVERY = THINNED << 20
@@ -30,9 +31,8 @@ COLUMNS = ("run", "kind", "step", "part", "at", "reward")
 class PackedSteps(NamedTuple):
     """The steps of a report."""
 
-    columns: dict[
-        str, list[Any]
-    ]  # COLUMNS; part: -1 if in none; at: place in the part; reward: mean of the first turn, or null
+    # COLUMNS; part: -1 if in none; at: place in the part; reward: mean of the first turn, or null
+    columns: dict[str, list[Any]]
     parts: list[str]  # see `pack`
     every: int  # 1: all steps are in parts, 2: every second one, ...
     judged: list[dict[str, Any]]  # records that the rules of `diagnosis.py` read
@@ -56,7 +56,8 @@ def pack_steps(runs: Sequence[RecordedRun], max_bytes: int, asked: Collection[in
     for number, path in paths.items():
         numbers = chosen(steps[number], every, asked)
         trained = [i for i in numbers if steps[number][i][1] == TRAIN]
-        judged = {*trained[:: max(-(-len(trained) // MAX_RECORDS), 1)]}
+        memory = sum(steps[number][i][3] for i in trained) * len(paths)
+        judged = {*trained[:: max(-(-len(trained) // MAX_RECORDS), -(-memory // MAX_JUDGED), 1)]}
         first, in_parts = len(packed.columns["run"]), {*numbers}
         for step, kind, *_ in steps[number]:
             for name, value in zip(COLUMNS, (number, kind, step, -1, 0, None), strict=True):
@@ -139,8 +140,8 @@ def first_reward(record: Mapping[str, Any]) -> float | None:
     """Return the mean reward of the first turn; None if there is none or the record has another form."""
     try:
         rewards = [x for node in record["turns"][0]["rewards"] for action in node for x in action if x is not None]
-        return float(f"{sum(rewards) / len(rewards):.4g}")
-    except (KeyError, IndexError, TypeError, ZeroDivisionError):
+        return finite(float(f"{sum(rewards) / len(rewards):.4g}"))
+    except (KeyError, IndexError, TypeError, ZeroDivisionError, OverflowError):
         return None
 
 

@@ -63,7 +63,7 @@ function messageOf(record, returns, t, n, p, g) {
 function groupOf(record, returns, t, n, p) {
   const group = record.turns[t].completions[n][p].map((_, g) => messageOf(record, returns, t, n, p, g));
   const mean = meanOf(group.map(({ gain }) => gain));
-  for (const message of group) message.lead = message.advantage ?? (message.gain === null || group.length < 2 ? null : message.gain - mean);
+  for (const message of group) message.lead = message.advantage ?? (message.masked || message.gain === null || group.length < 2 ? null : message.gain - mean);
   return group.sort((a, b) => (b.gain ?? -Infinity) - (a.gain ?? -Infinity));
 }
 

@@ -7,7 +7,7 @@ const gammaOf = (data, record) => data.runs[record.run].gamma ?? 1;
 class Episodes {
   constructor(section, data) {
     Object.assign(this, { data, steps: data.steps, at: { task: 0, joint: null, choices: {} }, query: "" });
-    this.steps.every = data.every;
+    Object.assign(this.steps, { every: data.every, names: data.runs.map(({ name }) => name) });
     const kinds = [["train", "training"], ["eval", "held-out"]].filter(([kind]) => data.live || this.steps.index.kind.includes(kind));
     const select = (name, options) => make("select", { "aria-label": name, onchange: () => this.choose() }, ...options.map(([value, text]) => make("option", { value }, text)));
     this.run = select("run", data.runs.map((run, i) => [i, run.name]));
@@ -33,7 +33,7 @@ class Episodes {
   sayWhich() {
     const all = this.steps.of(null, "train"), here = all.filter((i) => this.steps.isHere(i)).length;
     const rest = this.data.live ? "the others are read when they are asked for" : "“jmarl report --steps N” puts others in";
-    this.which.textContent = here === all.length ? `The completions of all ${all.length} recorded steps are in this page.`
+    this.which.textContent = here === all.length ? `The completions of all ${all.length} recorded steps are in this page${this.data.live ? "; load it again for steps that came while it was paused" : ""}.`
       : `The completions of ${here} of ${all.length} recorded steps are in this page: the first, the newest, those asked for, and every ${this.data.every}. between; ${rest}.`;
   }
 
@@ -87,7 +87,7 @@ class Episodes {
       [at.task, at.joint] = path[0];
       path.forEach(([, j], t) => { if (t) at.choices[t] = j; });
       return this.goTo(row.place, at).then(() => this.focusOn(row.turn, row.agent));
-    });
+    }).catch((error) => this.page.replaceChildren(note(error.message)));
   }
 
   focusOn(turn, agent) {
@@ -111,6 +111,8 @@ class Episodes {
     this.record = null;
     this.nameStep();
     try {
+      if (!this.steps.isHere(place)) await new Promise((resolve) => { setTimeout(resolve, 150); }); // the slider may still move
+      if (this.round !== round) return;
       const record = await this.steps.record(place);
       if (this.round !== round) return;
       this.returns = jointReturns(record.turns, gammaOf(this.data, record));

@@ -65,14 +65,14 @@ class Finder {
       make("div", { class: "fields" }, select("number", "name", [["", "any"]]), field("at least", "least", small), field("at most", "most", small),
         box("cut at the limit", "cut"), box("masked", "masked"), box("with a fault", "fault"),
         select("order", "order", [["newest", "newest first"], ["first", "oldest first"], ["best", "best return first"], ["worst", "worst return first"], ["longest", "longest first"]]),
-        this.button, make("button", { onclick: () => { this.round += 1; } }, "stop"), this.saves, this.said), this.table);
+        this.button, make("button", { onclick: () => { this.isStopped = true; } }, "stop"), this.saves, this.said), this.table);
   }
 
   /** Offer the agents and the reward parts of a record. */
   offer(record) {
     const fill = (list, options) => {
       const value = list.value;
-      if (list.options.length === options.length) return;
+      if (list.options.length === options.length && options.every(([key], i) => list.options[i].value === String(key))) return;
       list.replaceChildren(...options.map(([key, text]) => make("option", { value: key }, text)));
       list.value = value;
     };
@@ -99,12 +99,14 @@ class Finder {
     Object.assign(this, { hits: [], count: 0, query: this.text.value.trim().toLowerCase() });
     const task = this.task.value.trim().toLowerCase();
     let damaged = 0;
+    this.isStopped = false;
     const say = (done) => {
       const away = places.length - here.length ? `; ${places.length - here.length} more are not in this page` : "";
       this.said.textContent = `${this.count} messages in ${done} of ${here.length} steps${away}${this.count > MAX_HITS ? `; ${MAX_HITS} are listed` : ""}` +
         (damaged ? `; ${damaged} damaged records were left out` : "");
     };
-    for await (const [i, record] of this.steps.scan(here, () => this.round === round, say)) {
+    for await (const [i, record] of this.steps.scan(here, () => this.round === round && !this.isStopped, say)) {
+      if (this.round !== round) return; // another search has begun
       try {
         const returns = jointReturns(record.turns, gammaOf(this.data, record));
         for (const at of messagesIn(record)) {
@@ -117,8 +119,8 @@ class Finder {
       } catch (error) { damaged += 1; }
       if (this.hits.length > 2 * MAX_HITS) this.hits = this.hits.sort(ORDERS[this.order.value]).slice(0, MAX_HITS);
     }
-    if (this.round !== round) { this.said.textContent += "; stopped"; if (this.round > round + 1) return; }
-    else say(here.length);
+    if (this.round !== round) return;
+    if (this.isStopped) this.said.textContent += "; stopped"; else say(here.length);
     this.hits = this.hits.sort(ORDERS[this.order.value]).slice(0, MAX_HITS);
     this.draw();
   }

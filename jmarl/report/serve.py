@@ -1,7 +1,8 @@
 """Serve a report that follows runs.
 
-`/` is the page, `/data?after=STEP,...` what is new since these steps, one for each run, and `/step?run=N&kind=KIND&step=STEP`
-the completions of one step. It reads the file of completions of a run that it follows, never a path of a request.
+`/` is the page, `/data?after=STEP,...` what is new since these steps, one for each run, and
+`/step?run=N&name=NAME&kind=KIND&step=STEP` the completions of one step. It reads the file of completions of a run that it
+follows, never a path of a request.
 
 Only programs on this machine reach it: it listens on the loopback interface, and it answers only to a browser that asked for
 this machine by name, so that no page from elsewhere can read it. It writes nothing and needs no network.
@@ -55,11 +56,13 @@ class Follower:
                 self.next_reading = now + (now - start) / SHARE
             return self.numbers | {"completions": new_completions(self.runs, after)}
 
-    def record(self, run: int, kind: str, step: int) -> dict[str, Any] | None:
-        """Return the completions of a step; None if there are none. run: its number on the page."""
+    def record(self, run: int, name: str | None, kind: str, step: int) -> dict[str, Any] | None:
+        """Return the completions of a step; None if there are none. run: its number on the page; name: its name
+        there, if it is to be that one, which runs that came later may have moved."""
         with self.lock:
             self.runs = self.runs or load_runs(self.paths)
-            record = recorded_step(self.runs[run].path / NAME, kind, step) if run < len(self.runs) else None
+            is_known = run < len(self.runs) and name in (None, self.runs[run].name)
+            record = recorded_step(self.runs[run].path / NAME, kind, step) if is_known else None
             return None if record is None else {"run": run, **record}
 
 
@@ -109,12 +112,12 @@ def handler_for(follower: Follower) -> type[BaseHTTPRequestHandler]:
                 return 503, "text/plain", f"The runs cannot be read: {error}."
             return 404, "text/plain", f"There is no {address.path} here, only /, /data and /step."
 
-        def step(self, asked: Mapping[str, Sequence[str]]) -> tuple[int, str, str]:
+        def step(self, asked: Mapping[str, Sequence[Any]]) -> tuple[int, str, str]:
             """Return the answer with the completions of a step."""
             run, kind, step = (asked.get(name, [""])[0] for name in ("run", "kind", "step"))
             if not (re.fullmatch("[0-9]{1,6}", run) and re.fullmatch("[0-9]{1,15}", step) and kind in (TRAIN, EVAL)):
                 return 400, "text/plain", f"Give a run, a kind and a step, such as run=0&kind={TRAIN}&step=3."
-            record = follower.record(int(run), kind, int(step))
+            record = follower.record(int(run), asked.get("name", [None])[0], kind, int(step))
             if record is None:
                 return 404, "text/plain", f"Run {run} has no completions of {kind} step {step}, or no longer."
             return 200, "application/json", json.dumps(record, ensure_ascii=False, allow_nan=False)

@@ -46,7 +46,7 @@ class Steps {
       throw new Error(`Step ${step} was recorded, but is not in this file, which has every ${this.every}. step. ` +
         `“jmarl report RUN --steps ${step}” puts it in, and “jmarl report RUN --watch” reads any step when it is asked for.`);
     }
-    const answer = await fetch(`step?run=${run}&kind=${kind}&step=${step}`, { cache: "no-store" });
+    const answer = await fetch(`step?run=${run}&name=${encodeURIComponent(this.names[run])}&kind=${kind}&step=${step}`, { cache: "no-store" });
     if (!answer.ok) throw new Error(await answer.text());
     return this.keep(i, await answer.json());
   }

@@ -56,8 +56,9 @@ def axes(group: Group) -> dict[str, list[float | None]]:
     for name, column, unit in (("tokens", "tokens", 1), ("minutes", "time/step_s", 60)):
         spent = [{k: v / unit for k, v in points(run, column).items() if math.isfinite(v)} for run in group.runs]
         if all(spent) and x.size:
-            totals = [np.interp(x, [0, *run], np.cumsum([0, *run.values()])) for run in spent]
-            used[name] = plain(np.mean(totals, 0))
+            totals = [np.interp(x, [0, *run], np.cumsum([0, *run.values()]), right=math.nan) for run in spent]
+            known = [row[np.isfinite(row)] for row in np.transpose(totals)]  # behind the end of a run, the mean of the others
+            used[name] = plain(np.array([row.mean() if row.size else math.nan for row in known]))
     return used
 
 

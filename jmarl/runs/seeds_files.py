@@ -111,7 +111,7 @@ class SeedsLog(StepLog):
     def after_row(self, step: QueuedStep, row: dict[str, float]) -> None:
         """Print a sample of the first run: the log of each run handles its own rows, and shows nothing."""
         if self.writer is not None and samples.are_on():
-            self.writer.completions(step.number + 1, TRAIN, completions_record(self.logs[0].team, step.experience[0]))
+            self.writer.completions(step.number + 1, TRAIN, completions_record(self.team, step.experience[0]))
 
     def evaluation(self, updates: int, result: Sequence[Evaluation], start: float) -> None:
         for log, run_result in zip(self.logs, result, strict=True):

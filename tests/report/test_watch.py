@@ -160,6 +160,7 @@ def test_older_steps_are_served_by_need_and_nothing_but_the_completions_of_the_r
         assert code == 200 and (json.loads(text)["run"], json.loads(text)["step"]) == (0, 2)
         assert "<i>step 1 turn 0 agent 0" in json.loads(text)["turns"][0]["completions"][0][0][0]
         assert json.loads(get(f"{address}step?run=0&kind=eval&step=3")[1])["updates"] == 3
+        assert get(f"{address}step?run=0&name=another&kind=train&step=2")[0] == 404
         assert get(f"{address}step?run=0&kind=train&step=9")[0] == get(f"{address}step?run=1&kind=train&step=2")[0] == 404
         for query in (
             "run=../../secret&kind=train&step=1",
