@@ -120,10 +120,10 @@ class Saves:
             if self.run.progress:
                 say(f"{line_of_sizes(self.run, size)}, {gib(free)} are free")
         if free < count * size:
+            fewer = "make fewer (a larger keep_every)" if every else "make no checkpoints (save_every=0)"
             warnings.warn(
-                f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: "
-                f"{'two' if count == 2 else count} of them do not fit. Training goes on; free some space, choose another "
-                f"directory, or make {'no checkpoints (save_every=0)' if count == 2 else 'fewer (a larger keep_every)'}",
+                f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: {count} of them do not "
+                f"fit. Training goes on; free some space, choose another directory, or {fewer}",
                 stacklevel=3,
             )
 

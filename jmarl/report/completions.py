@@ -4,8 +4,6 @@ All steps that the runs recorded are in an index; those that are in no part are 
 served asks for them.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import gzip

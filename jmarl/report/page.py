@@ -132,8 +132,8 @@ def summarize_group(group: Group) -> dict[str, Any]:
 def summarize_run(run: RecordedRun) -> dict[str, Any]:
     """Return what the page shows of each run alone, as JSON values."""
     attempts = [without_settings(attempt) for attempt in run.attempts]
-    about = {name: run.settings.get(name) for name in ("gamma", "description", "tags")}
-    content = about | {"name": run.name, "status": run.status, "attempts": attempts}
+    settings = {name: run.settings.get(name) for name in ("gamma", "description", "tags")}
+    content = settings | {"name": run.name, "status": run.status, "attempts": attempts}
     has_opponents = run.settings.get("snapshots") or run.settings.get("strangers")
     return content | ({"league": league(run)} if has_opponents else {})
 
