@@ -68,12 +68,20 @@ function groupOf(record, returns, t, n, p) {
 }
 
 /** Return by whose return episodes are ranked: null, the mean of all agents, or an agent, where the means of all episodes of the
- * step are equal and its returns are not, as in a game that one wins from the other. */
+ * step are equal and the returns are not, as in a game that one wins from the other: the first one whose returns differ; the first
+ * one of all where every episode ended alike, so that such a step is ranked as the others of its run. */
 function rankedBy(returns) {
   const differs = (values) => values.some((x) => x !== values[0]), all = returns[0].flat();
   if (!all.length || differs(all.map(meanOf))) return null;
   const agent = all[0].findIndex((_, n) => differs(all.map((gains) => gains[n])));
-  return agent < 0 ? null : agent;
+  if (agent >= 0) return agent;
+  return differs(all[0]) ? 0 : null;
+}
+
+/** Return the words that say by whose return episodes are ranked; none where it is the mean of all agents. */
+function whose(returns) {
+  const by = rankedBy(returns);
+  return by === null ? "" : ` of ${agentName(by)}`;
 }
 
 /** Return the episodes that begin at item p: {j, gain, gains}, best first. */

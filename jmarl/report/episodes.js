@@ -98,7 +98,8 @@ class Episodes {
   nameStep() {
     const { kind, step, reward } = this.steps.info(this.place);
     const when = kind === "eval" ? `held-out after ${step} updates` : `step ${step}`;
-    const mean = this.record ? meanOf(this.returns[0].flat(2)) : reward, what = this.record?.turns.length > 1 ? "return" : "reward";
+    const gains = () => this.record.turns[0].items.flatMap((_, p) => episodesOf(this.record, this.returns, p).map(({ gain }) => gain));
+    const mean = this.record ? meanOf(gains()) : reward, what = `${this.record?.turns.length > 1 ? "return" : "reward"}${this.record ? whose(this.returns) : ""}`;
     this.label.textContent = `${when} (${this.places.length} recorded)${mean === null ? "" : `, mean ${what} ${number(mean)}`}`;
   }
 
@@ -135,9 +136,9 @@ class Episodes {
     const rank = ranked.findIndex(({ j }) => j === at.joint), { gain, gains } = ranked[rank];
     const path = episodePath(record.turns, at.task, at.joint, at.choices), task = record.tasks?.[at.task];
     const pick = (by) => () => { Object.assign(at, { joint: ranked[Math.min(Math.max(rank + by, 0), ranked.length - 1)].j, choices: {} }); this.draw(); };
-    const by = rankedBy(returns), own = gains.every((x) => x === gains[0]) ? "" : ` (${gains.map((x, n) => `${agentName(n)} ${number(x)}`).join(", ")})`;
+    const own = gains.every((x) => x === gains[0]) ? "" : ` (${gains.map((x, n) => `${agentName(n)} ${number(x)}`).join(", ")})`;
     const button = (id, text, press) => make("button", { "data-do": id, onclick: press }, text);
-    const title = make("h3", {}, `Task ${at.task + 1}, episode ${rank + 1} of ${ranked.length} from the best: return${by === null ? "" : ` of ${agentName(by)}`} ${number(gain)}${own}`);
+    const title = make("h3", {}, `Task ${at.task + 1}, episode ${rank + 1} of ${ranked.length} from the best: return${whose(returns)} ${number(gain)}${own}`);
     const tools = make("div", { class: "tools" }, button("better", "better one", pick(-1)), button("worse", "worse one", pick(1)),
       path.length > 1 ? button("thread", view.thread ? "as lanes" : "as one thread", () => { view.thread = !view.thread; this.draw(); }) : null,
       button("over", "the same task over time", () => this.overTime()),
@@ -158,7 +159,7 @@ class Episodes {
   /** Return the tasks of the step, a line each, with a button for each episode. */
   drawTasks() {
     const { record, returns, at } = this, { items, prompts, acts } = record.turns[0];
-    const texts = items.map((_, p) => prompts[Math.max(acts.findIndex((agent) => agent[p]), 0)][p]), by = rankedBy(returns), all = items.flatMap((_, p) => episodesOf(record, returns, p).map(({ gain }) => gain)).filter((x) => x !== null);
+    const texts = items.map((_, p) => prompts[Math.max(acts.findIndex((agent) => agent[p]), 0)][p]), all = items.flatMap((_, p) => episodesOf(record, returns, p).map(({ gain }) => gain)).filter((x) => x !== null);
     const [low, high] = [smallest(all), largest(all)];
     const common = texts.length > 1 ? texts.reduce((n, text) => { let k = 0; while (k < n && text[k] === texts[0][k]) k += 1; return k; }, texts[0].length) : 0;
     const start = common > 60 ? texts[0].lastIndexOf(" ", common - 1) + 1 : 0, tokens = new RegExp(`(?:${SPECIAL})(?:\\s*(?:system|user|assistant)\\b)?`, "gi");
@@ -176,7 +177,7 @@ class Episodes {
         make("div", { class: "mean" }, `mean ${number(meanOf(ranked.map(({ gain }) => gain)))}`), make("div", { class: "choices" }, ...buttons));
     };
     const shown = items.length <= TASKS + 2 || at.tasks ? items.map((_, p) => p) : [...new Set([...items.keys()].slice(0, TASKS)).add(at.task)];
-    return make("div", { class: "tasks" }, make("div", { class: "part" }, `${items.length > 1 ? `${items.length} tasks; each` : "Each"} number is the return${by === null ? "" : ` of ${agentName(by)}`} of an episode, best first`),
+    return make("div", { class: "tasks" }, make("div", { class: "part" }, `${items.length > 1 ? `${items.length} tasks; each` : "Each"} number is the return${whose(returns)} of an episode, best first`),
       ...shown.map(line), shown.length < items.length ? make("button", { onclick: () => { at.tasks = true; this.draw(); } }, `${items.length - shown.length} more tasks`) : null);
   }
 
@@ -224,7 +225,7 @@ class Episodes {
     const draw = () => columns.replaceChildren(...entries.map(([name, record, p, place]) => {
       const returns = jointReturns(record.turns, gammaOf(this.data, record)), ranked = episodesOf(record, returns, p), { j, gain } = isBest ? ranked[0] : ranked.at(-1);
       const act = { group: () => this.goTo(place, { task: p, joint: j }), exact: (text, of) => this.openText(text, of) };
-      return make("div", { class: "episode thread" }, make("h4", {}, make("button", { class: "link", onclick: act.group }, name), ` return ${number(gain)}, mean of ${ranked.length}: ${number(meanOf(ranked.map((x) => x.gain)))}`),
+      return make("div", { class: "episode thread" }, make("h4", {}, make("button", { class: "link", onclick: act.group }, name), ` return${whose(returns)} ${number(gain)}, mean of ${ranked.length}: ${number(meanOf(ranked.map((x) => x.gain)))}`),
         drawEpisode(record, returns, episodePath(record.turns, p, j), act));
     }));
     const pick = make("select", { "aria-label": "episode", onchange: () => { isBest = pick.value === "best"; draw(); } }, make("option", { value: "best" }, "best episode"), make("option", { value: "worst" }, "worst episode"));
@@ -262,7 +263,8 @@ class Episodes {
     const entries = [...named].map(([[place, record, p], names]) => [`${names.join(", ")}: step ${record.step}`, record, p, place]);
     const mean = trained.map(([, record, p]) => meanOf(episodesOf(record, jointReturns(record.turns, gammaOf(this.data, record)), p).map(({ gain }) => gain)));
     const curve = { x: trained.map(([, record]) => record.step), mean, interval: mean.map(() => null) };
-    const picture = trained.length > 2 ? make("div", { class: "charts" }, chart("mean return of this task", [{ label: "", curve, stroke: color(0), dash: "" }])) : null;
+    const of = trained.length ? whose(jointReturns(trained[0][1].turns, gammaOf(this.data, trained[0][1]))) : "";
+    const picture = trained.length > 2 ? make("div", { class: "charts" }, chart(`this task: mean return${of}`, [{ label: "", curve, stroke: color(0), dash: "" }])) : null;
     this.sideBySide(`The same task in ${hits.length} of the steps that are in this page`, entries, picture);
   }
 

@@ -96,6 +96,7 @@ class Finder {
     const low = Number(this.low.value || 0), high = this.high.value === "" ? Infinity : Number(this.high.value);
     const places = this.steps.of(run, this.kind.value).filter((i) => index.step[i] >= low && index.step[i] <= high), here = places.filter((i) => this.steps.isHere(i));
     if (this.order.value === "newest") here.reverse();
+    if (!this.name.value && (this.least.value || this.most.value)) this.name.value = "return"; // a limit is a limit of something
     Object.assign(this, { hits: [], count: 0, query: this.text.value.trim().toLowerCase() });
     const task = this.task.value.trim().toLowerCase();
     let damaged = 0;
@@ -127,11 +128,12 @@ class Finder {
 
   draw() {
     const names = ["where", "turn", "agent", "return", "advantage", "length", "text"], body = make("tbody");
+    const named = (name, text) => make("td", { class: "number", "data-name": name }, text);
     const line = (row) => make("tr", {},
       make("td", {}, make("button", { class: "link hit", onclick: () => this.open(row) },
         `${this.data.runs.length > 1 ? `${row.run}, ` : ""}${row.kind === "eval" ? "held-out " : ""}step ${row.step}, task ${row.task + 1}`)),
-      cell(String(row.turn)), make("td", {}, agentName(row.agent)), cell(number(row.return)), cell(row.advantage === null ? "–" : signed(row.advantage)),
-      cell(row.length === null ? "–" : String(row.length)),
+      named("turn", String(row.turn)), make("td", {}, agentName(row.agent)), named("return", number(row.return)), named("advantage", row.advantage === null ? "–" : signed(row.advantage)),
+      named("length", row.length === null ? "–" : String(row.length)),
       make("td", { class: "excerpt" }, ...[row.cut && "cut", row.masked && "masked", row.fault && "fault"].filter(Boolean).map((word) => make("span", { class: "flag" }, word)),
         textBlock(excerpt(row.text, this.query), 240, this.query, () => this.open(row))));
     const rest = [...this.hits], next = () => {

@@ -62,7 +62,9 @@ function fillCurves(section, groups) {
   const charts = chartsOf(groups), titles = [...charts.keys()];
   const flat = new Map(titles.map((title) => [title, isFlat(charts.get(title))])), order = (a, b) => flat.get(a) - flat.get(b);
   const isGame = flat.get("reward/mean"); // one wins what the other loses: the returns of the agents say more than their mean
-  const main = titles.filter((title) => rank(title) >= 0 && (isGame || !title.endsWith("agent_N/return"))).sort((a, b) => order(a, b) || a.startsWith("turn_") - b.startsWith("turn_") || rank(a) - rank(b));
+  const isReturn = (title) => isGame && title.endsWith("agent_N/return"), isIdle = (title) => title.startsWith("turn_") && flat.get(title) && flat.size > [...flat.values()].filter(Boolean).length;
+  const isMain = (title) => rank(title) >= 0 && !isIdle(title) && (isGame || !title.endsWith("agent_N/return"));
+  const main = titles.filter(isMain).sort((a, b) => order(a, b) || isReturn(b) - isReturn(a) || a.startsWith("turn_") - b.startsWith("turn_") || rank(a) - rank(b));
   if (!titles.length) { section.append(note("No step is done yet.")); return; }
   const drawn = (title) => chart(title, charts.get(title).filter((entry) => !view.hidden.has(groups[entry.group].name)), whereOnAxis, AXES[view.axis]);
   const place = make("div", { class: "charts" }), morePlace = make("div", { class: "charts" });
@@ -77,7 +79,8 @@ function fillCurves(section, groups) {
     if (more.open) drawMore();
   };
   more.addEventListener("toggle", () => { if (more.open) drawMore(); });
-  section.append(make("h3", {}, view.smooth > 1 ? `Last values, mean of ${view.smooth} points` : "Last values"),
+  const below = groups.length > 1 && roles.length > 1 ? `; of the agents from above: ${roles.map((_, n) => agentName(n)).join(", ")}` : "";
+  section.append(make("h3", {}, `Last values${view.smooth > 1 ? `, mean of ${view.smooth} points` : ""}${below}`),
     lastValues(groups, charts, main, draw), agentLegend(groups, charts), note(explanation(groups)), place, ...groups.map(lineage).filter(Boolean));
   if (rest.length) section.append(more);
   draw();

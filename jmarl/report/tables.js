@@ -8,6 +8,7 @@ const ofRuns = (runs) => (runs === undefined || runs === null ? "" : ` (of ${num
 const withInterval = ([, mean, half, runs]) => `${number(mean)}${half === null ? "" : ` ± ${number(half)}`}${ofRuns(runs)}`;
 const cell = (text) => make("td", { class: "number" }, text);
 const head = (text) => make("th", { class: "number" }, text);
+const columnHead = (name) => make("th", { class: "number column" }, ...name.split(/(?<=\/)|(?<=_)(?=[a-z])/).flatMap((part) => [part, make("wbr")])); // may break there
 const note = (text) => make("p", { class: "note" }, text);
 
 /** Return a table that scrolls by itself. Where the window is narrow its rows stand below each other, each cell with the name of its
@@ -39,7 +40,7 @@ function lastValues(groups, charts, titles, onChoose) {
       ...values.map((of) => cell(of.length ? make("div", {}, ...of) : "–")));
   };
   const names = titles.map((title) => nameOf[title] || title.replace("agent_N/", ""));
-  return wide(make("tr", {}, make("th", {}, ""), ...names.map(head)), ...groups.map(row));
+  return wide(make("tr", {}, make("th", {}, ""), ...names.map(columnHead)), ...groups.map(row));
 }
 
 /** Return the name of a group with a box that says whether it is drawn. */
