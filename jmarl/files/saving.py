@@ -122,8 +122,8 @@ class Saves:
         if free < count * size:
             fewer = "make fewer (a larger keep_every)" if every else "make no checkpoints (save_every=0)"
             warnings.warn(
-                f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: {count} of them do not "
-                f"fit. Training goes on; free some space, choose another directory, or {fewer}",
+                f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: {'two' if count == 2 else count} of "
+                f"them do not fit. Training goes on; free some space, choose another directory, or {fewer}",
                 stacklevel=3,
             )
 
