@@ -58,7 +58,7 @@ def value(record: Record, column: str, updates: float = math.inf) -> float:
 
 def claim_table(claim: str, plan: Mapping[str, Any]) -> str:
     """Return the table of a claim: the means of each condition over seeds, with 95 % intervals and the p of a difference."""
-    records, against = load(claim), plan["against"]
+    records, against = {name: runs for name, runs in load(claim).items() if runs}, plan["against"]
     budget = plan.get("updates", math.inf)
     rows = [[name, str(len(runs))] for name, runs in records.items()]
     for column in plan["columns"]:
@@ -79,40 +79,46 @@ def claim_table(claim: str, plan: Mapping[str, Any]) -> str:
 
 
 def plan_table(plan: Plan) -> str:
-    """Return what is planned and what is done."""
-    rows = []
+    """Return what is done of what is planned, and a line of what is not begun."""
+    rows, waiting = [], []
     for claim, own in plan.items():
         if "minutes" not in own:  # it has no runs of its own
             continue
-        runs = [run for group in load(claim).values() for run in group]
+        if not (runs := [run for group in load(claim).values() for run in group]):
+            waiting.append(f"`{claim}` ({own['minutes']})")
+            continue
         spent = sum(run["cpu_seconds"] for run in runs) / 120  # on two cores
         rows.append(
             [f"`{claim}`", own["question"], f"{own['minutes']}", f"{spent:.0f}", str(len(runs)), own["budget"], own["stop"]]
         )
-    return markdown_table(["claim", "question", "minutes planned", "spent", "runs", "budget", "ends"], rows)
+    table = markdown_table(["claim", "question", "minutes planned", "spent", "runs", "budget", "ends"], rows)
+    return f"{table}\n\nPlanned and not run (minutes): {', '.join(waiting)}." if waiting else table
 
 
 def aggregate_table(plan: Mapping[str, Any]) -> str:
-    """Return the table of conditions over several tasks: the interquartile mean of all runs, and of each task the mean of the
-    runs and the tokens after which their mean curve has made 80 % of the way of the best condition."""
+    """Return the table of conditions over several tasks: the interquartile mean of all runs, of those that have runs of all
+    tasks, and of each task the mean with its interval, and the tokens after which the mean curve has made 80 % of the way of
+    the best condition."""
     tasks = {task: {name: runs for name, runs in load(task).items() if runs} for task in plan["tasks"]}
-    names = [name for name in next(iter(tasks.values())) if all(name in records for records in tasks.values())]
     rows = []
-    for name in names:
-        runs = [records[name] for records in tasks.values()]
-        count = min(map(len, runs))
-        scores = np.array(
-            [[value(run, column) for run in own[:count]] for own, column in zip(runs, plan["columns"], strict=True)]
-        )
-        mean, low, high = stratified_interval(scores.T)
-        cells = [
-            f"{np.mean(x):.2f} ({tokens_to_goal(records, name):,.0f})"
-            for x, records in zip(scores, tasks.values(), strict=True)
-        ]
-        minutes = np.mean([run["cpu_seconds"] for own in runs for run in own]) / 60
-        rows.append((mean, [f"`{name}`", str(count), f"{mean:.3f} ({low:.3f} to {high:.3f})", *cells, f"{minutes:.1f}"]))
-    head = ["", "seeds", "interquartile mean", *(f"{task} (tokens)" for task in tasks), "CPU min"]
+    for name in dict.fromkeys(name for records in tasks.values() for name in records):
+        cells, scores, seconds = [], [], []
+        for records, column in zip(tasks.values(), plan["columns"], strict=True):
+            scores.append(np.array([value(run, column) for run in records.get(name, [])]))
+            seconds += [run["cpu_seconds"] for run in records.get(name, [])]
+            cells.append(cell_of(scores[-1], tokens_to_goal(records, name)) if name in records else "–")
+        count, interval, mean = min(map(len, scores)), "–", -math.inf
+        if count:
+            mean, low, high = stratified_interval(np.array([own[:count] for own in scores]).T)
+            interval = f"{mean:.3f} ({low:.3f} to {high:.3f})"
+        rows.append((mean, [f"`{name}`", f"{max(map(len, scores))}", interval, *cells, f"{np.mean(seconds) / 60:.1f}"]))
+    head = ["", "seeds", "interquartile mean", *(f"`{task}` (tokens)" for task in tasks), "CPU min"]
     return markdown_table(head, [row for _, row in sorted(rows, key=lambda row: -row[0])])
+
+
+def cell_of(scores: np.ndarray, tokens: float) -> str:
+    """Return the mean of the runs of a task with its interval, and in brackets the tokens to the goal if it was reached."""
+    return f"{text_of(scores.mean(), half_of(scores))} ({f'{tokens / 1e3:,.0f}k' if math.isfinite(tokens) else 'not reached'})"
 
 
 def tokens_to_goal(records: Mapping[str, list[Record]], name: str) -> float:
@@ -172,8 +178,10 @@ def save(figure: Any, axes: Any, claim: str, plan: Mapping[str, Any]) -> None:
 
 
 def write(plan: Plan, claims: Sequence[str] = ()) -> None:
-    """Write the tables of EVIDENCE.md and all figures."""
+    """Write the tables of EVIDENCE.md and the figures that it shows."""
+    shown = PAGE.read_text(encoding="utf-8")
     (HERE / "figures").mkdir(exist_ok=True)
+    parts = {task for own in plan.values() for task in own.get("tasks", [])}  # whose tables are one
     write_table("plan", plan_table(plan), PAGE)
     for claim in claims or plan:
         if f"{claim}_pairs" in plan:  # which has the numbers of its agents
@@ -182,7 +190,8 @@ def write(plan: Plan, claims: Sequence[str] = ()) -> None:
             if all(any(load(task).values()) for task in plan[claim]["tasks"]):
                 write_table(claim, aggregate_table(plan[claim]), PAGE)
         elif any(load(claim).values()):
-            write_table(claim, claim_table(claim, plan[claim]), PAGE)
-            if "minutes" in plan[claim]:
+            if claim not in parts and plan[claim].get("table", True):
+                write_table(claim, claim_table(claim, plan[claim]), PAGE)
+            if f"figures/{claim}.png" in shown:
                 draw(claim, plan[claim])
-            print(f"wrote the table and the figure of {claim}", flush=True)
+            print(f"wrote what the page shows of {claim}", flush=True)

@@ -121,9 +121,10 @@ class Saves:
                 say(f"{line_of_sizes(self.run, size)}, {gib(free)} are free")
         if free < count * size:
             fewer = "make fewer (a larger keep_every)" if every else "make no checkpoints (save_every=0)"
+            number = "two" if count == 2 else count
             warnings.warn(
-                f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: {'two' if count == 2 else count} of "
-                f"them do not fit. Training goes on; free some space, choose another directory, or {fewer}",
+                f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: {number} of them do "
+                f"not fit. Training goes on; free some space, choose another directory, or {fewer}",
                 stacklevel=3,
             )
 
