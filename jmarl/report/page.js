@@ -62,7 +62,8 @@ function fillCurves(section, groups) {
   const charts = chartsOf(groups), titles = [...charts.keys()];
   const flat = new Map(titles.map((title) => [title, isFlat(charts.get(title))])), order = (a, b) => flat.get(a) - flat.get(b);
   const isGame = flat.get("reward/mean"); // one wins what the other loses: the returns of the agents say more than their mean
-  const isReturn = (title) => isGame && title.endsWith("agent_N/return"), isIdle = (title) => title.startsWith("turn_") && flat.get(title) && flat.size > [...flat.values()].filter(Boolean).length;
+  const isReturn = (title) => isGame && title.endsWith("agent_N/return"), isNew = [...flat.values()].every(Boolean); // of one update
+  const isIdle = (title) => isGame && !isNew && title.startsWith("turn_") && flat.get(title);
   const isMain = (title) => rank(title) >= 0 && !isIdle(title) && (isGame || !title.endsWith("agent_N/return"));
   const main = titles.filter(isMain).sort((a, b) => order(a, b) || isReturn(b) - isReturn(a) || a.startsWith("turn_") - b.startsWith("turn_") || rank(a) - rank(b));
   if (!titles.length) { section.append(note("No step is done yet.")); return; }

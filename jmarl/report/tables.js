@@ -24,7 +24,7 @@ function wide(...rows) {
 /** Return the newest values of the curves in `titles`: a row a group, the agents of a team below each other. The first column is
  * the legend, whose boxes choose what is drawn. */
 function lastValues(groups, charts, titles, onChoose) {
-  const nameOf = titles.some((title) => title.startsWith("turn_")) ? NAME_WITH_TURNS : NAME_OF;
+  const nameOf = [...charts.keys()].some((title) => title.startsWith("turn_")) ? NAME_WITH_TURNS : NAME_OF;
   const newest = ({ curve, points }) => {
     const value = (points ? curve.mean : smooth(curve.mean)).filter((x) => x !== null).pop();
     return make("div", {}, number(Number(value.toPrecision(3))));
