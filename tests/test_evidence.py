@@ -76,7 +76,7 @@ def test_a_table_has_means_intervals_and_differences_of_its_records(tmp_path, mo
     p = stats.ttest_ind(values["by_blocks"], values["by_cumulative_sum"], equal_var=False).pvalue
     assert lines[2] == "| by_blocks | 3 | 0.7333 ± 0.38 | 5k | 2k | 1.5 |"
     assert lines[3] == f"| by_cumulative_sum | 3 | 0.6 ± 0.43 (p {p:.2g}) | 5k | 2k | 1.5 |"
-    assert lines[4] == "| by_categorical | 0 | – |  |  |  |"
+    assert len(lines) == 4, "conditions that have not run are left out"
 
 
 def test_a_record_has_the_tokens_so_far_and_equal_digests_for_equal_settings(tmp_path):

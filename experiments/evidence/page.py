@@ -58,7 +58,8 @@ def value(record: Record, column: str, updates: float = math.inf) -> float:
 
 def claim_table(claim: str, plan: Mapping[str, Any]) -> str:
     """Return the table of a claim: the means of each condition over seeds, with 95 % intervals and the p of a difference."""
-    records, against = {name: runs for name, runs in load(claim).items() if runs}, plan["against"]
+    against = plan["against"]
+    records = {name: runs for name, runs in load(claim).items() if runs or name == against}
     budget = plan.get("updates", math.inf)
     rows = [[name, str(len(runs))] for name, runs in records.items()]
     for column in plan["columns"]:
