@@ -225,8 +225,9 @@ def top_sentences(runs: Sequence[RecordedRun], records: Sequence[dict]) -> list[
     said = [(judge(evidence_of(run, [x for x in records if x["run"] == n])), run.name) for n, run in enumerate(runs)]
     if len(runs) == 1:
         return [finding.text for finding in said[0][0]]
-    quiet = sum(not findings[0].severity for findings, _ in said)
+    quiet = [visible(name) for findings, name in said if not findings[0].severity]
     named = [(x.severity, f"{visible(name)}: {x.text}") for findings, name in said for x in findings if x.severity]
     named.sort(reverse=True)
-    rest = [f"No rule fires in {quiet} of {len(runs)} runs."] if quiet else []
+    which = ", ".join(quiet) if len(quiet) <= 3 else f"{len(quiet)} of {len(runs)} runs"
+    rest = [f"No rule fires in {which}."] if quiet else []
     return [text for _, text in named[: MAX_SENTENCES - len(rest)]] + rest
