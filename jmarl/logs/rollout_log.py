@@ -16,7 +16,7 @@ from jmarl.logs.diversity import diversity
 from jmarl.logs.step_log import ADVANTAGES, QueuedStep, StepLog, update_metrics
 from jmarl.logs.tables import joint_actions_table
 from jmarl.models.stack import to_host
-from jmarl.rollout.make_batches import of_turns
+from jmarl.rollout.make_batches import to_turns
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import Team, to_agents
 
@@ -107,7 +107,7 @@ def trained_advantages(team: Team, step: QueuedStep) -> list[np.ndarray]:
         values, frozen = metrics.get(ADVANTAGES), metrics.get("frozen", False)
         is_used = np.isfinite(0 if values is None else values) & ~np.reshape(frozen, (-1, 1, 1))
         stacks.append(None if values is None else np.where(is_used, values, np.nan))
-    return of_turns(team, step.experience.turns, stacks)
+    return to_turns(team, step.experience.turns, stacks)
 
 
 def completions_record(team: Team, rollout: Rollout, advantages: Sequence[np.ndarray] | None = None) -> dict[str, Any]:

@@ -37,10 +37,15 @@ class Episodes {
       : `The completions of ${here} of ${all.length} recorded steps are in this page: the first, the newest, those asked for, and every ${this.data.every}. between; ${rest}.`;
   }
 
-  /** Choose the steps of the run and kind. */
-  choose(isNew = false) {
+  /** Set the places of the steps of the chosen run and kind, in order. */
+  setPlaces() {
     this.places = this.steps.of(Number(this.run.value), this.kind.value).sort((a, b) => this.steps.index.step[a] - this.steps.index.step[b]);
     this.slider.max = Math.max(this.places.length - 1, 0);
+  }
+
+  /** Show the newest step of the run and kind, or the one of a link. */
+  choose(isNew = false) {
+    this.setPlaces();
     this.slider.value = this.slider.max;
     const linked = isNew && /^#e=(\d+),(train|eval),(\d+),(\d+),(\d+)$/.exec(location.hash);
     if (linked) {
@@ -63,8 +68,7 @@ class Episodes {
   /** Take up steps that came later. What is shown stays. */
   extend() {
     const before = this.places.length;
-    this.places = this.steps.of(Number(this.run.value), this.kind.value).sort((a, b) => this.steps.index.step[a] - this.steps.index.step[b]);
-    this.slider.max = Math.max(this.places.length - 1, 0);
+    this.setPlaces();
     if (!before && this.places.length) this.show(this.places.at(-1));
     else if (this.place !== undefined) { this.slider.value = this.places.indexOf(this.place); this.nameStep(); }
     this.sayWhich();
@@ -74,8 +78,7 @@ class Episodes {
   goTo(place, at) {
     const { run, kind } = this.steps.info(place);
     [this.run.value, this.kind.value] = [String(run), kind];
-    this.places = this.steps.of(run, kind).sort((a, b) => this.steps.index.step[a] - this.steps.index.step[b]);
-    this.slider.max = Math.max(this.places.length - 1, 0);
+    this.setPlaces();
     return this.show(place, at);
   }
 
@@ -131,6 +134,7 @@ class Episodes {
 
   /** Draw the tasks and the chosen episode. */
   draw() {
+    if (!this.record) return; // another step is loading
     const { record, returns, at } = this, ranked = episodesOf(record, returns, at.task);
     if (at.joint === null || !ranked.some(({ j }) => j === at.joint)) at.joint = ranked[0].j;
     const rank = ranked.findIndex(({ j }) => j === at.joint), { gain, gains } = ranked[rank];

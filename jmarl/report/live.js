@@ -13,6 +13,7 @@ function newestPath({ step, turns }) {
 
 async function fillNewest(section, data, episodes) {
   const last = data.steps.size - 1, record = last < 0 ? null : await data.steps.record(last);
+  if (data.steps.size - 1 !== last) return; // a newer step came while this one was unpacked
   if (!record) { section.append(note("No step is done yet, or the run keeps no completions.")); return; }
   const when = record.kind === "eval" ? `held-out, after ${record.step} updates` : `step ${record.step}`;
   section.append(note(`${data.runs.length > 1 ? `${data.runs[record.run].name}, ` : ""}${when}`));

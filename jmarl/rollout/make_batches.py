@@ -129,7 +129,7 @@ def used_rows(team: Team, turns: Sequence[Turn], single: bool) -> list[np.ndarra
     return rows
 
 
-def of_turns(team: Team, turns: Sequence[Turn], stacks: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+def to_turns(team: Team, turns: Sequence[Turn], stacks: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     """Return numbers of completions per turn [N, P, G] from those of the rows of batches: the inverse of `to_batches`.
 
     NaN where a completion has no row.

@@ -180,10 +180,15 @@ def test_opponents_of_a_league_have_no_advantages(tmp_path):
             assert not np.isfinite(array(turn["advantages"])[others]).any() and "masked" not in turn
 
 
-def test_a_run_without_a_directory_copies_no_advantages(monkeypatch):
+def test_a_run_without_a_directory_copies_no_advantages(monkeypatch, tmp_path):
     from jmarl.logs import rollout_log
 
-    monkeypatch.setattr(rollout_log, "of_turns", None)
+    copies, copy = [], rollout_log.trained_advantages
+    monkeypatch.setattr(rollout_log, "trained_advantages", lambda *given: copies.append(given) or copy(*given))
     env = RewardEnvironment(make_reward(noisy, num_agents=2), [default_formatter] * 2, None)
     team, params = make_team(tiny_agents(2))
-    train(team, env, ITEMS, TrainConfig.of(**HOUSE, algorithm="magrpo"), params=params)
+    cfg = TrainConfig.of(**HOUSE, algorithm="magrpo")
+    train(team, env, ITEMS, cfg, params=params)
+    assert not copies
+    train(team, env, ITEMS, cfg.replace(output_dir=str(tmp_path / "run")), params=make_team(tiny_agents(2))[1])
+    assert len(copies) == cfg.run.num_updates

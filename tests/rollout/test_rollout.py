@@ -18,7 +18,7 @@ from jmarl.learning.optimizer import init_stack
 from jmarl.models.stack import unstack
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import credit, joint_actions
-from jmarl.rollout.make_batches import of_turns, pad_nodes, to_batches, used_rows
+from jmarl.rollout.make_batches import pad_nodes, to_batches, to_turns, used_rows
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Turn
 from jmarl.sampling.generate import SampleRequest, bucket, pad, sample_team, tokenize
@@ -190,9 +190,9 @@ def test_numbers_of_rows_are_put_back_to_their_turns(agents, groups, shared_weig
         if rows is not None:
             own = np.where(rows[..., None] < 0, np.nan, own[np.arange(len(own))[:, None], rows])
         stacks.append(np.pad(own, ((0, 0), (0, 3), (0, 0)), constant_values=9.0))
-    for got, expected in zip(of_turns(team, turns, stacks), numbers, strict=True):
+    for got, expected in zip(to_turns(team, turns, stacks), numbers, strict=True):
         np.testing.assert_array_equal(got, expected)
-    assert all(np.isnan(x).all() for x in of_turns(team, turns, [None] * len(team.stacks)))
+    assert all(np.isnan(x).all() for x in to_turns(team, turns, [None] * len(team.stacks)))
 
 
 @pytest.mark.parametrize("steps, expected", [(1, 2), (2, 2), (3, 4), (4, 4), (5, 6), (7, 7), (8, 8)])
