@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.config.bounded_files import open_file, parse_json
+from jmarl.logs.completions_file import MAX_MEMORY as MAX_RECORD
 from jmarl.logs.completions_file import NAME, TRAIN, finite, newest_records, read_completions, steps_of
 from jmarl.report.evidence import MAX_RECORDS
 from jmarl.report.load import RecordedRun
@@ -53,9 +54,7 @@ def pack_steps(runs: Sequence[RecordedRun], max_bytes: int, asked: Collection[in
     waiting: list[str] = []
     for number, path in paths.items():
         numbers = chosen(steps[number], every, asked)
-        trained = [i for i in numbers if steps[number][i][1] == TRAIN]
-        memory = sum(steps[number][i][3] for i in trained) * len(paths)
-        judged = {*trained[:: max(-(-len(trained) // MAX_RECORDS), -(-memory // MAX_JUDGED), 1)]}
+        judged = judged_numbers(steps[number], numbers, len(paths))
         first, in_parts = len(packed.columns["run"]), {*numbers}
         for step, kind, *_ in steps[number]:
             for name, value in zip(COLUMNS, (number, kind, step, -1, 0, None), strict=True):
@@ -72,6 +71,21 @@ def pack_steps(runs: Sequence[RecordedRun], max_bytes: int, asked: Collection[in
                 flush(waiting, packed.parts)
     flush(waiting, packed.parts)
     return packed
+
+
+def judged_numbers(steps: Sequence[tuple[int, str, int, int]], numbers: Collection[int], num_runs: int) -> set[int]:
+    """Return which of the records with these numbers the rules judge: of training, evenly spaced. steps: see `steps_of`."""
+    trained = [i for i in numbers if steps[i][1] == TRAIN]
+    memory = sum(steps[i][3] for i in trained) * num_runs
+    return {*trained[:: max(-(-len(trained) // MAX_RECORDS), -(-memory // MAX_JUDGED), 1)]}
+
+
+def judged_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file that the rules judge; none where there is no file."""
+    if not path.is_file():
+        return []
+    steps = steps_of(path)
+    return [finite(record) for _, record in numbered(path, steps, judged_numbers(steps, range(len(steps)), 1))]
 
 
 def every_of(steps: Sequence[Sequence[tuple[int, str, int, int]]], max_bytes: int) -> int:
@@ -171,7 +185,7 @@ def recorded_step(path: Path, kind: str, step: int) -> dict[str, Any] | None:
                 file.seek(start)
                 data = file.read(size)
             try:
-                record = parse_json(gzip.decompress(data))
+                record = parse_json(zlib.decompressobj(31).decompress(data, MAX_RECORD))  # of gzip
                 if (record["step"], record["kind"]) == (step, kind):
                     return finite(record)
             except (OSError, EOFError, ValueError, zlib.error):  # a damaged record before it: look at all of them

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from jmarl.report.completions import pack_steps
+from jmarl.logs.completions_file import NAME
+from jmarl.report.completions import judged_records
 from jmarl.report.evidence import SMALL, Evidence, evidence_of
 from jmarl.report.load import RecordedRun, load_runs
 
 MAX_SENTENCES, MIN_UPDATES = 8, 10  # said of a run; that a run needs to be judged
-MAX_BYTES = 10**7  # of compressed completions that are read
 SHORT = 8  # tokens of an answer that needs no end: a move, a word, a number
 MIN_SECONDS = 0.1  # of a phase in a step: tiny runs lose no time
 Signs = Iterator[tuple[float, tuple[int, int], dict[str, Any]]]
@@ -217,7 +217,7 @@ def visible(text: str) -> str:
 
 def diagnose_runs(paths: Sequence[Path]) -> dict[str, list[Finding]]:
     """Return what the rules say of each run in directories, by the name of the run."""
-    return {run.name: judge(evidence_of(run, pack_steps([run], MAX_BYTES).judged)) for run in load_runs(paths)}
+    return {run.name: judge(evidence_of(run, judged_records(run.path / NAME))) for run in load_runs(paths)}
 
 
 def top_sentences(runs: Sequence[RecordedRun], records: Sequence[dict]) -> list[str]:
