@@ -1,6 +1,6 @@
 """Train a team on given pairs, evaluate it by its reward, and write its numbers as a record.
 
-Command: python -m experiments.evidence.preferences [METHOD ...]          (all without one; the same command again goes on)
+Command: python -m experiments.evidence.preferences [METHOD ...]   (all without one; the same command again goes on)
 Each run is `jmarl train`, and then `jmarl eval` with 320 joint actions on the prompts of the first script; `sft` has a run for
 each agent, `untrained` none. Models are removed when they are evaluated. Time: 2 to 6 minutes a run on one core.
 """
@@ -25,20 +25,20 @@ FLAGS = ["--config", str(HERE / "first_script.yaml"), "--split", "train", "-n", 
 def make(method: str, seed: int) -> None:
     """Train a team with a method, evaluate it and write its record."""
     names, before = [f"method={run}/seed_{seed}" for run in RUNS[method]], os.times()
-    settings = ["train", "--config", str(HERE / "preferences.yaml"), "--output", str(ROOT)]
+    directory = ROOT / f"{method}_{seed}"
+    shutil.rmtree(directory, ignore_errors=True)  # of a run that was interrupted: its seconds would be counted in part
+    settings = ["train", "--config", str(HERE / "preferences.yaml"), "--output", str(directory)]
     for name in names:
-        shutil.rmtree(ROOT / name, ignore_errors=True)  # of a run that was interrupted: its seconds would be counted in part
         command = [sys.executable, "-m", "jmarl", *settings, "--only", name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after = os.times()
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
-    agents = [agent for name in names for agent in sorted((ROOT / name / "models").iterdir())]
+    agents = [agent for name in names for agent in sorted((directory / name / "models").iterdir())]
     reward = write_evaluation(
         CLAIM, f"method={method}/seed_{seed}", agents, [*FLAGS, "--seeds", str(100 + seed)], cpu_seconds=round(seconds)
     )
     print(f"{method}, seed {seed}: {reward:.3f}, trained in {seconds / 60:.1f} min of CPU", flush=True)
-    for name in names:
-        shutil.rmtree(ROOT / name)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def main(methods: list[str]) -> None:

@@ -234,4 +234,4 @@ def test_ten_ill_runs_are_told_and_five_healthy_ones_are_not(tmp_path):
     told = {name: [x.rule for x in diagnose_runs([tmp_path / str(n)]).popitem()[1]] for n, name in enumerate(RUNS)}
     assert [run.rule for run in RUNS.values()].count("healthy") == 5 and len(RUNS) == 15
     for name, run in RUNS.items():
-        assert told[name] == ["healthy"] if run.rule == "healthy" else run.rule in told[name], told
+        assert told[name] == ["healthy"] if run.rule == "healthy" else run.rule in told[name], f"{name}: {told[name]}"

@@ -20,7 +20,7 @@ from jmarl.sandbox.inside import disk
 ADD = "def add(a, b):\n    return a + b\n"
 SUM = asserts("assert add(1, 2) == 3")
 UNIT = unittests("import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(add(1, 2), 3)")
-LIMITS = Limits(wall_s=5, file_mb=64)
+LIMITS = Limits(wall_s=30, cpu_s=30, file_mb=64)  # the wall clock is not what ends them, also on a busy machine
 WRITE = """
 import os, threading
 places = ['.', '..', '/tmp', '/var/tmp', '/dev/shm', os.path.expanduser('~'), '/run']
@@ -140,11 +140,10 @@ def test_disk_use_is_bounded(s2: tuple[Sandbox, Path], name: str, tests: Tests) 
 @pytest.mark.parametrize("name", NESTED)
 def test_endless_directories_are_removed_before_the_verdict(s2: tuple[Sandbox, Path], name: str) -> None:
     box, directory = s2
-    start = time.monotonic()
     result = box.run(NESTED[name], SUM, LIMITS)
     remaining = list(directory.iterdir())
     assert (result.outcome, result.limit_hit) == ("error", "file"), result
-    assert not remaining and time.monotonic() - start < LIMITS.wall_s + 5
+    assert not remaining
     assert has_no_descendants(box)
 
 
@@ -169,7 +168,8 @@ with tempfile.TemporaryFile() as f:
     f.write(bytes(1 << 20)); f.flush(); m = mmap.mmap(f.fileno(), 0)
 """
     box, directory = s2
-    result = box.run(program.replace("os.mkdir('locked'", "os.path.exists('locked') or os.mkdir('locked'") + ADD, SUM)
+    program = program.replace("os.mkdir('locked'", "os.path.exists('locked') or os.mkdir('locked'")
+    result = box.run(program + ADD, SUM, Limits(wall_s=30))
     assert (result.outcome, result.limit_hit) in (("passed", ""), ("error", "file")), result
     if runs_as_root(box):  # another user cannot look into a locked directory, so it counts as too much
         assert result.outcome == "passed", result
@@ -206,7 +206,7 @@ def add(a, b):
         libc.mmap(None, 4096, 1, 1, fd, 0); os.close(fd)
     return 3
 """
-    result = box.run(program, SUM, Limits(wall_s=8, file_mb=16))
+    result = box.run(program, SUM, Limits(wall_s=30, cpu_s=30, file_mb=16))
     assert (result.outcome, result.limit_hit) == ("error", "file"), result
 
 
