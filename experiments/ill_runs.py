@@ -107,7 +107,7 @@ RUNS = {
     "tasks without signal": ToyRun("tasks_settled", (settled,)),
     "slow reward": ToyRun("time_lost", (slow,), dict(num_updates=16)),
     "emit": ToyRun("healthy", (emitted,)),
-    "copy": ToyRun("healthy", (copied,), SLOWER, LETTERS, LETTERS),
+    "copy": ToyRun("healthy", (copied,), SLOWER | dict(entropy_coef=0.02), LETTERS, LETTERS),
     "agree": ToyRun("healthy", (agreed,)),
     "emit briefly": ToyRun("healthy", (emitted, brief), {}, LETTERS, LETTERS),
     "kuhn": ToyRun("healthy", (), dict(algorithm="rae", num_prompts=6, num_generations=16, max_new_tokens=1, num_turns=3,

@@ -37,7 +37,7 @@ def make(method: str, seed: int) -> None:
     reward = write_evaluation(
         CLAIM, f"method={method}/seed_{seed}", agents, [*FLAGS, "--seeds", str(100 + seed)], cpu_seconds=round(seconds)
     )
-    print(f"{method}, seed {seed}: {reward:.3f}, trained in {seconds / 60:.1f} min of CPU", flush=True)
+    print(f"{method}, seed {seed}: {reward:.3f}, trained in {abs(seconds) / 60:.1f} min of CPU", flush=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 

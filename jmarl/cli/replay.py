@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_argument_group("which message")
     which.add_argument("--task", type=int, metavar="P", help="task of the step, from 0; prints its episode")
     which.add_argument("--sample", type=int, default=0, metavar="G", help="which completion of the first turn; default: 0")
+    text = "number of the joint action of each turn, where episodes branch; in place of --sample"
+    which.add_argument("--joint", type=int, nargs="+", default=[], metavar="J", help=text)
     which.add_argument("--agent", type=int, default=0, metavar="A", help="who writes it, from 0; default: 0")
     which.add_argument("--turn", type=int, default=0, metavar="T", help="turn of the episode, from 0; default: 0")
     what_if = parser.add_argument_group("what if").add_mutually_exclusive_group()
@@ -115,7 +117,7 @@ def replayed(args: argparse.Namespace, step: OpenStep) -> tuple[dict[str, Any], 
     before = after = episode_of(remade.rollout, args)
     if args.say is None and not args.alternatives:
         return result | {"episode": before}, [*lines, *side_by_side(before, after)]
-    message = find_message(remade.rollout, args.task, args.sample, args.agent, args.turn)
+    message = find_message(remade.rollout, args.task, args.sample, args.agent, args.turn, args.joint)
     if args.alternatives:
         rows, more = alternatives_of(args, step, remade, message)
         return result | {"alternatives": rows}, [*lines, *more]
@@ -133,7 +135,7 @@ def episode_of(rollout: Rollout, args: argparse.Namespace) -> dict[str, str]:
     from jmarl.replay import path_of
 
     sections = {}
-    for t, (node, joint) in enumerate(path_of(rollout, args.task, args.sample, args.agent)):
+    for t, (node, joint) in enumerate(path_of(rollout, args.task, args.sample, args.agent, args.joint)):
         turn = rollout.turns[t]
         for agent in turn.acts[:, node].nonzero()[0]:
             sections[f"turn {t}, agent {agent} reads"] = turn.prompts[agent][node]

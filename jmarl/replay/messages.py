@@ -48,25 +48,24 @@ class Change(NamedTuple):
     tokens: Mapping[tuple[int, int], Sequence[int]]  # (node, completion of the group) -> token ids, the one that ends included
 
 
-def path_of(rollout: Rollout, task: int, sample: int, agent: int) -> list[tuple[int, int]]:
-    """Return the node and the joint action of each turn of an episode: in the first turn the first joint action with completion
-    `sample` of the agent, later the first one of each node."""
+def path_of(rollout: Rollout, task: int, sample: int, agent: int, joint: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """Return the node and the joint action of each turn of an episode: the joint actions that are given, else in the first turn
+    the first one with completion `sample` of the agent, later the first one of each node."""
     turn = rollout.turns[0]
-    limits = {"task": (task, len(turn.items)), "agent": (agent, len(turn.texts)), "sample": (sample, turn.group_size)}
-    for name, (number, count) in limits.items():
+    parents, counts = [turn.parents for turn in rollout.turns], [len(turn.joint) for turn in rollout.turns]
+    numbers = [("task", task, len(turn.items)), ("agent", agent, len(turn.texts)), ("sample", sample, turn.group_size)]
+    for name, number, count in [*numbers, *(("joint action", j, count) for j, count in zip(joint, counts, strict=False))]:
         if not 0 <= number < count:
             raise ValueError(f"there is no {name} {number}: the step has {name}s 0 to {count - 1}")
-    parents, counts = [turn.parents for turn in rollout.turns], [len(turn.joint) for turn in rollout.turns]
-    return episode_path(parents, counts, task, int(np.flatnonzero(turn.joint[:, agent] == sample)[0]))
+    first = joint[0] if joint else int(np.flatnonzero(turn.joint[:, agent] == sample)[0])
+    return episode_path(parents, counts, task, first, joint[1:])
 
 
-def find_message(rollout: Rollout, task: int, sample: int, agent: int, turn: int) -> MessagePlace:
+def find_message(rollout: Rollout, task: int, sample: int, agent: int, turn: int, joint: Sequence[int] = ()) -> MessagePlace:
     """Return the message of an agent in a turn of an episode, see `path_of`. Raises ValueError if there is none."""
-    path = path_of(rollout, task, sample, agent)
+    path = path_of(rollout, task, sample, agent, joint)
     if not 0 <= turn < len(path):
-        raise ValueError(
-            f"there is no turn {turn}: the episode of task {task} and sample {sample} has turns 0 to {len(path) - 1}"
-        )
+        raise ValueError(f"there is no turn {turn}: this episode of task {task} has turns 0 to {len(path) - 1}")
     (node, joint), acts = path[turn], rollout.turns[turn].acts
     if not acts[agent, node]:
         others = ", ".join(map(str, np.flatnonzero(acts[:, node])))

@@ -138,7 +138,7 @@ class Episodes {
     const { record, returns, at } = this, ranked = episodesOf(record, returns, at.task);
     if (at.joint === null || !ranked.some(({ j }) => j === at.joint)) at.joint = ranked[0].j;
     const rank = ranked.findIndex(({ j }) => j === at.joint), { gain, gains } = ranked[rank];
-    const path = episodePath(record.turns, at.task, at.joint, at.choices), task = record.tasks?.[at.task];
+    const path = this.path = episodePath(record.turns, at.task, at.joint, at.choices), task = record.tasks?.[at.task];
     const pick = (by) => () => { Object.assign(at, { joint: ranked[Math.min(Math.max(rank + by, 0), ranked.length - 1)].j, choices: {} }); this.draw(); };
     const own = gains.every((x) => x === gains[0]) ? "" : ` (${gains.map((x, n) => `${agentName(n)} ${number(x)}`).join(", ")})`;
     const button = (id, text, press) => make("button", { "data-do": id, onclick: press }, text);
@@ -219,7 +219,7 @@ class Episodes {
       group.length === 1 ? note("Only one was sampled for this prompt. Other episodes of the task are above the lanes.") : null,
       turn.joint.length > group.length ? note("Reward and return are means over the joint actions that have the completion.") : null,
       make("details", {}, make("summary", {}, `the exact prompt that ${agentName(n)} read (${prompt.length.toLocaleString("en")} characters)`), make("div", { class: "exact words", dir: "auto" }, ...visible(prompt))),
-      ...group.map(card));
+      ...group.map(card), record.kind === "train" ? whatIf(this.data, record, { t, n, text: turn.completions[n][p][g] }, at.task, this.path.map(([, joint]) => joint)) : null);
   }
 
   /** Show episodes of the same task side by side. entries: [title, record, task, place]. */

@@ -24,8 +24,8 @@ from jmarl.report.load import IDENTITY, Group, Grouping, RecordedRun, groupings_
 from jmarl.report.summary import axes, curves, goodput, held_out, settings_table
 
 SCRIPTS = (
-    "charts.js", "panels.js", "tables.js", "steps.js", "episode.js", "lanes.js", "find.js", "episodes.js", "league.js",
-    "page.js",
+    "charts.js", "panels.js", "tables.js", "steps.js", "episode.js", "lanes.js", "find.js", "what_if.js", "episodes.js",
+    "league.js", "page.js",
 )  # fmt: skip
 STYLES = ("page.css", "episodes.css")
 

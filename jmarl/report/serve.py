@@ -1,11 +1,12 @@
 """Serve a report that follows runs.
 
 `/` is the page, `/data?after=STEP,...` what is new since these steps, one for each run, and
-`/step?run=N&name=NAME&kind=KIND&step=STEP` the completions of one step. It reads the file of completions of a run that it
-follows, never a path of a request.
+`/step?run=N&name=NAME&kind=KIND&step=STEP` the completions of one step. `/what-if` is sent a message, and plays the step again
+with it. It reads the files of a run that it follows, never a path of a request.
 
 Only programs on this machine reach it: it listens on the loopback interface, and it answers only to a browser that asked for
-this machine by name, so that no page from elsewhere can read it. It writes nothing and needs no network.
+this machine by name, so that no page from elsewhere can read it; only its own page may send a message. It writes nothing and
+needs no network.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from jmarl.logs.completions_file import EVAL, NAME, TRAIN
 from jmarl.report.completions import new_completions, recorded_step
 from jmarl.report.load import RecordedRun, load_runs
 from jmarl.report.page import load_content, render, summarize
+from jmarl.report.what_if import WhatIf, Replays
 
 HOST, NAMES = "127.0.0.1", ("127.0.0.1", "localhost")
+MAX_BODY = 1 << 18  # bytes of a message that is sent
 SHARE = 0.05  # of the time, at most, goes to reading the rows of the runs, which may need the processor themselves
 
 
@@ -40,6 +43,7 @@ class Follower:
         self.numbers: dict[str, Any] = {}
         self.runs: list[RecordedRun] = []
         self.next_reading = 0.0  # `time.monotonic()` before which rows are not read again
+        self.replays = Replays()
 
     def page(self) -> str:
         """Return the page with all that there is now."""
@@ -59,24 +63,41 @@ class Follower:
     def record(self, run: int, name: str | None, kind: str, step: int) -> dict[str, Any] | None:
         """Return the completions of a step; None if there are none. run: its number on the page; name: its name
         there, if it is to be that one, which runs that came later may have moved."""
+        path = self.directory(run, name)
+        with self.lock:
+            record = recorded_step(path / NAME, kind, step) if path else None
+        return None if record is None else {"run": run, **record}
+
+    def directory(self, run: int, name: str | None) -> Path | None:
+        """Return the directory of a run, see `record`; None if there is none."""
         with self.lock:
             self.runs = self.runs or load_runs(self.paths)
-            is_known = run < len(self.runs) and name in (None, self.runs[run].name)
-            record = recorded_step(self.runs[run].path / NAME, kind, step) if is_known else None
-            return None if record is None else {"run": run, **record}
+            return self.runs[run].path if run < len(self.runs) and name in (None, self.runs[run].name) else None
 
 
-def open_server(paths: Sequence[Path], port: int, max_mb: float) -> ThreadingHTTPServer:
+class ReportServer(ThreadingHTTPServer):
+    """A server whose replay ends with it."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, follower: Follower) -> None:
+        self.follower = follower
+        super().__init__((HOST, port), handler_for(follower))
+
+    def server_close(self) -> None:
+        super().server_close()
+        self.follower.replays.close()
+
+
+def open_server(paths: Sequence[Path], port: int, max_mb: float) -> ReportServer:
     """Return a server that follows runs and listens already; `serve_forever` answers. port: 0 for a free one."""
     check("port", port, 0 <= port < 1 << 16, "0, for a free one, or a number up to 65535")
     follower = Follower(paths, max_mb)
     load_runs(paths)  # what is no run is refused at once
     try:
-        server = ThreadingHTTPServer((HOST, port), handler_for(follower))
+        return ReportServer(port, follower)
     except OSError as error:
         raise ValueError(f"port={port} cannot be used: {error.strerror}; choose another one, or none for a free one") from error
-    server.daemon_threads = True
-    return server
 
 
 def address_of(server: ThreadingHTTPServer) -> str:
@@ -89,11 +110,48 @@ def handler_for(follower: Follower) -> type[BaseHTTPRequestHandler]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.headers.get("Host", "").split(":")[0] not in NAMES:
-                self.answer(403, "text/plain", f"This page is for this machine only: open it as {NAMES[0]} or {NAMES[1]}.")
+            if self.is_local():
+                with contextlib.suppress(ConnectionError):  # the browser has closed or reloaded the page
+                    self.answer(*self.response(urlsplit(self.path)))
+
+        def do_POST(self) -> None:
+            """Play a step again with another message; the answer comes line by line."""
+            host, size = self.headers.get("Host", ""), self.headers.get("Content-Length", "")
+            if not self.is_local():
                 return
-            with contextlib.suppress(ConnectionError):  # the browser has closed or reloaded the page
-                self.answer(*self.response(urlsplit(self.path)))
+            if self.headers.get("Origin") != f"http://{host}" or self.headers.get("Content-Type") != "application/json":
+                self.answer(403, "text/plain", "Only the page that is served here may send a message.")
+            elif self.path != "/what-if" or not re.fullmatch("[0-9]{1,7}", size) or int(size) > MAX_BODY:
+                self.answer(400, "text/plain", f"Send a message to /what-if, of at most {MAX_BODY} bytes.")
+            else:
+                try:
+                    asked = WhatIf.of(self.rfile.read(int(size)))
+                except ValueError as error:
+                    self.answer(400, "text/plain", f"This is no message: {error}.")
+                    return
+                with contextlib.suppress(ConnectionError):
+                    self.play(asked)
+
+        def play(self, asked: WhatIf) -> None:
+            """Answer what would have come if an agent had said something else: lines of JSON, see `Replays.answers`."""
+            path = follower.directory(asked.run, asked.name)
+            if path is None:
+                self.answer(404, "text/plain", f"There is no run {asked.run} here, or no longer.")
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-ndjson; charset=utf-8")
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            with contextlib.closing(follower.replays.answers(asked, path)) as answers:
+                for answer in answers:
+                    self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+        def is_local(self) -> bool:
+            """Return whether the browser asked for this machine by name; answer if not."""
+            is_local = self.headers.get("Host", "").split(":")[0] in NAMES
+            if not is_local:
+                self.answer(403, "text/plain", f"This page is for this machine only: open it as {NAMES[0]} or {NAMES[1]}.")
+            return is_local
 
         def response(self, address: SplitResult) -> tuple[int, str, str]:
             """Return the status, the type and the text of the answer."""

@@ -34,22 +34,22 @@ def joint_actions(mode: str, num_agents: int, group: int) -> Int[np.ndarray, "jo
 
 
 def episode_path(
-    parents: Sequence[np.ndarray | Sequence[int]], num_joint: Sequence[int], node: int, joint: int
+    parents: Sequence[np.ndarray | Sequence[int]], num_joint: Sequence[int], node: int, joint: int, later: Sequence[int] = ()
 ) -> list[tuple[int, int]]:
-    """Return the node and the joint action of each turn of the episode that begins with a joint action at a node. Where it
-    branches later, it follows the first joint action of each node.
+    """Return the node and the joint action of each turn of the episode that begins with a joint action at a node.
 
     Args:
         parents: of each turn, as for `discounted`.
         num_joint: J of each turn.
+        later: joint actions of the turns after the first one, where the episode branches; the first one where none is left.
     """
     path = [(node, joint)]
-    for count, before in zip(num_joint, parents[1:], strict=False):
+    for t, (count, before) in enumerate(zip(num_joint, parents[1:], strict=False)):
         node, joint = path[-1]
         (children,) = np.equal(before, node * count + joint).nonzero()
         if not children.size:
             break
-        path.append((int(children[0]), 0))
+        path.append((int(children[0]), later[t] if t < len(later) else 0))
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from jmarl.replay.messages import Change, sampled_tokens, with_messages
 from jmarl.replay.stored import check_record, check_row
 from jmarl.replay.values import concordance, rank_correlation, values_of_turn
 from jmarl.runs.run import Task
+from tests.report.run_directories import watched
 from tests.runs.test_faults import first_words, run
 from tests.runs.training_process import BASE, ITEMS, KINDS, tiny_team, transition
 
@@ -213,7 +215,7 @@ def test_what_cannot_be_made_again_is_refused_by_a_sentence(directory, settings,
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [((9, 0, 0, 0), "no task 9: the step has tasks 0 to 1"), ((0, 0, 2, 0), "no agent 2"), ((0, 5, 0, 0), "no sample 5"),
-     ((0, 0, 0, 2), "no turn 2: the episode of task 0 and sample 0 has turns 0 to 1")],
+     ((0, 0, 0, 2), "no turn 2: this episode of task 0 has turns 0 to 1"), ((0, 0, 0, 0, [9]), "no joint action 9")],
 )  # fmt: skip
 def test_a_message_that_is_not_there_is_named(last, arguments, text):
     with pytest.raises(ValueError, match=text):
@@ -265,3 +267,22 @@ def test_the_command_refuses_what_it_cannot_do(hints, replayed, words, text):
 def test_a_run_that_was_begun_in_python_says_how_its_steps_are_made_again(directory, replayed):
     code, _, err = replayed(directory)
     assert code == 2 and "was begun in Python; make its steps again there, with jmarl.replay.open_step" in err
+
+
+def test_the_page_that_is_served_plays_a_step_again_as_the_command_does(hints, replayed):
+    """One message at a time: the second one is refused while the first one is played."""
+    words = ["--task", "1", "--joint", "2", "0", "--say", "six red", "--json"]
+    with watched(hints) as address:
+        asked = {"run": 0, "step": 2, "task": 1, "agent": 0, "turn": 0, "joint": [2, 0], "say": "six red"}
+        headers = {"Origin": address.rstrip("/"), "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{address}what-if", json.dumps(asked).encode(), headers)
+        with urllib.request.urlopen(request, timeout=100) as first:
+            begun = json.loads(first.readline())
+            with urllib.request.urlopen(request, timeout=100) as second:
+                assert "another message is being played" in json.loads(second.read())["error"]
+            *more, last = map(json.loads, first)
+    assert "step 2 from the checkpoint after update 1" in begun["progress"] and all("progress" in line for line in more)
+    assert (
+        last["result"] == json.loads(replayed(hints, *words)[1])
+        and last["result"]["replaced"]["turn 0, agent 0 writes"] == "six red"
+    )

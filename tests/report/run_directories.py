@@ -1,12 +1,15 @@
-"""Run directories as a run of two agents leaves them."""
+"""Run directories as a run of two agents leaves them, and a server that follows them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import threading
 from pathlib import Path
 
 from jmarl.logs.completions_file import CompletionsFile
+from jmarl.report import serve
 
 
 def write_run(directory: Path, seed: int = 0, learning_rate: float = 1e-3, steps: int = 4, turns: int = 1, words: int = 6):
@@ -50,3 +53,16 @@ def turn(step: int, t: int, rng: random.Random, words: int) -> dict:
         "parents": [0, 1],
         "items": [0, 1],
     }
+
+
+@contextlib.contextmanager
+def watched(*paths: Path):
+    """Yield the address of a server that follows runs."""
+    with serve.open_server(paths, 0, 30.0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield serve.address_of(server)
+        finally:
+            server.shutdown()
+            thread.join()

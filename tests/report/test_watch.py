@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -11,37 +10,23 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 from browser import dom, needs_chromium
-from run_directories import turn, write_run
+from run_directories import turn, watched, write_run
 
 from jmarl.cli.main import main
 from jmarl.logs.completions_file import CompletionsFile, newest_records
 from jmarl.report import serve
 
 
-@contextlib.contextmanager
-def watched(*paths: Path):
-    """Yield the address of a server that follows runs."""
-    with serve.open_server(paths, 0, 30.0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield serve.address_of(server)
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def get(address: str, **headers: str) -> tuple[int, str]:
-    """Return the code and the text of an answer."""
+def get(address: str, body: bytes | None = None, **headers: str) -> tuple[int, str]:
+    """Return the code and the text of an answer. body: of a POST; headers: _ stands for -."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=30) as response:
+        with urllib.request.urlopen(urllib.request.Request(address, body, named), timeout=30) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -64,6 +49,36 @@ def test_a_run_is_followed_while_it_writes(tmp_path, monkeypatch, caplog):
     assert [(x["run"], x["kind"], x["step"]) for x in news["completions"]] == [(0, "train", 4), (0, "eval", 4), (0, "train", 5)]
     assert "<i>step 4 turn 0 agent 0 prompt 0" in news["completions"][-1]["turns"][0]["completions"][0][0][0]
     assert not caplog.text, "a half-written row is no damage"
+
+
+def test_only_the_page_itself_may_send_a_message_and_a_wrong_one_is_refused(tmp_path):
+    """A page from elsewhere can send text and forms, but names itself, and no JSON unless this server allowed it."""
+    right = {"run": 0, "step": 1, "task": 0, "agent": 0, "turn": 0, "joint": [0], "say": "x"}
+    with watched(write_run(tmp_path / "run")) as address:
+        own = {"Origin": address.rstrip("/"), "Content_Type": "application/json"}
+
+        def sent(asked: object, **headers: str) -> tuple[int, str]:
+            return get(f"{address}what-if", json.dumps(asked).encode(), **own | headers)
+
+        for headers in (
+            {"Origin": "http://elsewhere"},
+            {"Origin": "null"},
+            {"Content_Type": "text/plain"},
+            {"Host": "elsewhere"},
+        ):
+            assert sent(right, **headers)[0] == 403, headers
+        for change in (
+            {"step": "1"},
+            {"joint": [-1]},
+            {"say": 3},
+            {"say": "a\0"},
+            {"say": "\ud83d"},
+            {"say": "x" * 20_001},
+            {"turn": True},
+        ):
+            assert sent(right | change)[0] == 400, change
+        assert sent([])[0] == 400 and get(f"{address}step", b"{}", **own)[0] == 400
+        assert sent(right | {"run": 7})[0] == 404 and sent(right | {"name": "another"})[0] == 404
 
 
 @needs_chromium
