@@ -27,7 +27,7 @@ from jmarl.logs.completions_file import EVAL, NAME, TRAIN
 from jmarl.report.completions import new_completions, recorded_step
 from jmarl.report.load import RecordedRun, load_runs
 from jmarl.report.page import load_content, render, summarize
-from jmarl.report.what_if import WhatIf, Replays
+from jmarl.report.what_if import Replays, WhatIf
 
 HOST, NAMES = "127.0.0.1", ("127.0.0.1", "localhost")
 MAX_BODY = 1 << 18  # bytes of a message that is sent
