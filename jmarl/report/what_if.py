@@ -40,11 +40,10 @@ class WhatIf(NamedTuple):
         right = right and isinstance(asked.get("joint"), list) and all(map(is_number, asked["joint"][:MAX_TURNS]))
         text = asked.get("say") if right else None
         if not isinstance(text, str) or len(text) > MAX_TEXT or re.search("[\0\ud800-\udfff]", text):
-            raise ValueError(f"give {', '.join(NUMBERS)} as numbers, joint as a list of them, and say: text without NUL and halves "
-                             f"of characters, up to {MAX_TEXT} of them")  # fmt: skip
-        return WhatIf(
-            **{name: asked[name] for name in NUMBERS}, joint=asked["joint"][:MAX_TURNS], say=text, name=asked.get("name")
-        )
+            fields = f"{', '.join(NUMBERS)} as numbers, joint as a list of them"
+            raise ValueError(f"give {fields}, and say: text of up to {MAX_TEXT} characters, without NUL and halves of them")
+        numbers = {name: asked[name] for name in NUMBERS}
+        return WhatIf(**numbers, joint=asked["joint"][:MAX_TURNS], say=text, name=asked.get("name"))
 
     def command(self, path: Path) -> list[str]:
         """Return the command that answers it. path: directory of the run."""

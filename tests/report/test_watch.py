@@ -67,15 +67,8 @@ def test_only_the_page_itself_may_send_a_message_and_a_wrong_one_is_refused(tmp_
             {"Host": "elsewhere"},
         ):
             assert sent(right, **headers)[0] == 403, headers
-        for change in (
-            {"step": "1"},
-            {"joint": [-1]},
-            {"say": 3},
-            {"say": "a\0"},
-            {"say": "\ud83d"},
-            {"say": "x" * 20_001},
-            {"turn": True},
-        ):
+        wrong = [{"step": "1"}, {"joint": [-1]}, {"turn": True}]
+        for change in [*wrong, *({"say": text} for text in (3, "a\0", "\ud83d", "x" * 20_001))]:
             assert sent(right | change)[0] == 400, change
         assert sent([])[0] == 400 and get(f"{address}step", b"{}", **own)[0] == 400
         assert sent(right | {"run": 7})[0] == 404 and sent(right | {"name": "another"})[0] == 404
