@@ -200,11 +200,13 @@ RUN: list[Constraint] = [
 ]
 
 # Read when a run is checked: it needs all of them.
-BEST: list[Constraint] = [
+DIRECTORY: list[Constraint] = [
     ("keep_best", lambda s: not s.keep_best or s.output_dir, "must be off without output_dir, where the best weights are kept"),
     ("keep_best", lambda s: not s.keep_best or s.save_every != 0, "must be off where save_every=0, which makes no checkpoints"),
     ("keep_every", lambda s: not s.keep_every or (s.output_dir and s.save_every != 0),
      "must be 0 without output_dir, and where save_every=0, which makes no checkpoints"),
+    ("log_tokens", lambda s: not s.log_tokens or (s.output_dir and s.max_completions_mb),
+     "must be 0 without output_dir, and where max_completions_mb=0, which keeps no completions"),
     ("keep_best", lambda s: not s.keep_best or s.eval_every,
      "must be off where eval_every=0: set eval_every, the updates between the evaluations that the best is chosen from"),
 ]

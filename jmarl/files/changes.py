@@ -16,8 +16,8 @@ from jmarl.files.identity.fingerprint import difference, doubts
 MAY_CHANGE = {
     "resume", "resume_step", "strict_checkpoints", "allow_changed", "num_updates", "tensorboard", "trackio", "save_every",
     "save_minutes", "save_total_limit", "save_models", "stop_after_nonfinite", "replay_rollout", "log_every", "eval_every",
-    "max_completions_mb", "eval_generations", "eval_temperature", "overlap_rewards", "mesh", "strategy", "held_out",
-    "output_dir", "progress", "rewards_divided", "keep_best", "keep_every",
+    "max_completions_mb", "log_tokens", "eval_generations", "eval_temperature", "overlap_rewards", "mesh", "strategy",
+    "held_out", "output_dir", "progress", "rewards_divided", "keep_best", "keep_every",
 }  # fmt: skip
 # Settings that an error in the middle of a run advises to change: prompts of later turns that are too long, too little memory,
 # batches that cannot be split, updates that are not finite. They change what is learned, so each change is recorded.

@@ -15,6 +15,9 @@ completions, J joint actions per node:
     masked [N][P][G], true where the update ignored a completion: no advantage; left out where these are those of agents that
                            do not act
     fault                  what was wrong with a reward, as a text; left out where nothing was
+    tokens [N][P][G]       with `log_tokens`, of the first completions: {ids, texts, logprobs}, lists with an entry for each
+                           token, the one that ends included; logprobs over the whole vocabulary at the sampling temperature,
+                           when it was sampled; null of the others
 
 Evaluations have no advantages, nor turns of which no agent learned (see `frozen_agents`, `update_order`). Returns are those of
 rewards, also where a critic replaces them by lambda-returns. Files of older versions have none of the last six names; still

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from jmarl.logs.completions_file import EVAL, TRAIN, finite
 from jmarl.logs.diversity import diversity
 from jmarl.logs.step_log import ADVANTAGES, QueuedStep, StepLog, update_metrics
 from jmarl.logs.tables import joint_actions_table
+from jmarl.models.hub.tokenize import decode
 from jmarl.models.stack import to_host
 from jmarl.rollout.make_batches import to_turns
 from jmarl.rollout.turns import Rollout, Turn
@@ -54,7 +56,8 @@ class RolloutLog(StepLog):
         # In all processes, over which advantages may be spread.
         advantages = trained_advantages(self.team, step) if self.keeps_completions else None
         if self.writer is not None and (self.keeps_completions or samples.are_on()):
-            self.writer.completions(step.number + 1, TRAIN, completions_record(self.team, step.experience, advantages))
+            record = completions_record(self.team, step.experience, advantages, self.cfg.run.log_tokens)
+            self.writer.completions(step.number + 1, TRAIN, record)
         super().after_row(step, row)
 
     def texts(self, step: QueuedStep) -> None:
@@ -110,11 +113,16 @@ def trained_advantages(team: Team, step: QueuedStep) -> list[np.ndarray]:
     return to_turns(team, step.experience.turns, stacks)
 
 
-def completions_record(team: Team, rollout: Rollout, advantages: Sequence[np.ndarray] | None = None) -> dict[str, Any]:
+def completions_record(
+    team: Team, rollout: Rollout, advantages: Sequence[np.ndarray] | None = None, log_tokens: int = 0
+) -> dict[str, Any]:
     """Return what `completions_file` has of a step. advantages: see `turn_records`."""
     replaced = rollout.notes.get("dynamic/replaced")  # by other tasks, which are not at hand
-    tasks = [] if replaced else list(rollout.tasks)
-    return {"tasks": finite(tasks), "turns": turn_records(team, rollout, advantages)}
+    tasks, turns = [] if replaced else list(rollout.tasks), turn_records(team, rollout, advantages)
+    if log_tokens:
+        for own, turn in zip(turns, rollout.turns, strict=True):
+            own["tokens"] = token_records(team, turn, log_tokens)
+    return {"tasks": finite(tasks), "turns": turns}
 
 
 def turn_records(team: Team, rollout: Rollout, advantages: Sequence[np.ndarray] | None = None) -> list[dict[str, Any]]:
@@ -154,6 +162,20 @@ def numbers_of_completions(team: Team, turn: Turn, returns: np.ndarray, advantag
         record |= {} if masked.all() else {"advantages": rounded(advantages)}
         record |= {} if (masked != acts).all() else {"masked": masked.tolist()}  # those of inactive agents are, anyway
     return record | ({"fault": turn.fault} if turn.fault else {})
+
+
+def token_records(team: Team, turn: Turn, most: int) -> list[list[list[dict[str, Any] | None]]]:
+    """Return the tokens of the first `most` completions of each agent, see `completions_file`; None of the others."""
+    agents = to_agents(team, [tuple(map(np.asarray, (x.tokens, x.action_mask, x.logprobs))) for x in turn.completions])
+    records = []
+    for spec, acts, (tokens, mask, logprobs) in zip(team.agent_specs, turn.acts, agents, strict=True):
+        own: list[list[dict[str, Any] | None]] = [[None] * turn.group_size for _ in turn.items]
+        for p, g in itertools.islice(itertools.product(acts.nonzero()[0], range(turn.group_size)), most):
+            ids = tokens[p, g][mask[p, g]].tolist()
+            texts = decode(spec.tokenizer, [[token] for token in ids], skip=False)
+            own[p][g] = {"ids": ids, "texts": texts, "logprobs": rounded(logprobs[p, g][mask[p, g]])}
+        records.append(own)
+    return records
 
 
 def rounded(numbers: np.ndarray) -> Any:

@@ -30,7 +30,7 @@ TOLERANCE = 0.05  # share by which two steps in a row may differ
 MOST_STEPS, ENOUGH = 10, 240.0  # steps, and seconds after which no further one begins, if no two agree
 SHORT = dict(
     num_updates=MOST_STEPS, lr_schedule="constant", warmup_updates=0, save_every=0, save_models=False, tensorboard=False,
-    max_completions_mb=0, eval_every=0, progress=False, resume=False, resume_step=None, replay_rollout="",
+    max_completions_mb=0, log_tokens=0, eval_every=0, progress=False, resume=False, resume_step=None, replay_rollout="",
 )  # fmt: skip
 
 

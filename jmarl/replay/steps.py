@@ -35,7 +35,7 @@ from jmarl.types import TeamState
 
 NOTHING_WRITTEN: dict[str, Any] = dict(
     output_dir="", resume=False, resume_step=None, allow_changed=None, save_every=None, keep_every=0, keep_best=False,
-    replay_rollout="", progress=False, trackio="",
+    log_tokens=0, replay_rollout="", progress=False, trackio="",
 )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ function messageOf(record, returns, t, n, p, g) {
   const turn = record.turns[t], at = (name) => turn[name]?.[n]?.[p]?.[g] ?? null;
   const mean = turn.returns ? at("returns") : meanWith(turn, returns[t], n, p, g);
   return { t, n, p, g, text: turn.completions[n][p][g], reward: meanWith(turn, turn.rewards, n, p, g), gain: mean, advantage: at("advantages"),
-    length: at("lengths"), cut: Boolean(at("cut")), masked: Boolean(at("masked")) };
+    length: at("lengths"), tokens: at("tokens"), cut: Boolean(at("cut")), masked: Boolean(at("masked")) };
 }
 
 /** Return the completions of agent n for the prompt of node p, best first, those without a return last. `lead`: the advantage, or

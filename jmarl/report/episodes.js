@@ -213,12 +213,13 @@ class Episodes {
     const card = (message, rank) => make("div", { class: message.g === g ? "message on" : "message", style: leadStyle(message.lead, most) },
       make("div", { class: "who" }, make("b", {}, `${rank + 1}. `), numbersLine(message, message.reward), " ",
         message.g === g ? make("span", { class: "tag" }, "in this episode") : make("button", { class: "link", onclick: follow(message.g) }, "show its episode")),
-      textBlock(message.text, 6000, at.query));
+      message.tokens ? shadedTokens(message.tokens) : textBlock(message.text, 6000, at.query));
     const prompt = promptAt(record, t, n, p);
     this.openDrawer(make("h3", {}, `${agentName(n)}${record.turns.length > 1 ? `, turn ${t}` : ""}: ${group.length} completion${group.length === 1 ? "" : "s"} for one prompt, best first`),
       group.length === 1 ? note("Only one was sampled for this prompt. Other episodes of the task are above the lanes.") : null,
       turn.joint.length > group.length ? note("Reward and return are means over the joint actions that have the completion.") : null,
       make("details", {}, make("summary", {}, `the exact prompt that ${agentName(n)} read (${prompt.length.toLocaleString("en")} characters)`), make("div", { class: "exact words", dir: "auto" }, ...visible(prompt))),
+      group.some(({ tokens }) => tokens) ? note("Tokens are shaded by log-probability when they were sampled: the darker, the less likely. Point at one for its numbers.") : null,
       ...group.map(card), record.kind === "train" ? whatIf(this.data, record, { t, n, text: turn.completions[n][p][g] }, at.task, this.path.map(([, joint]) => joint)) : null);
   }
 

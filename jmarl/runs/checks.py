@@ -17,7 +17,7 @@ from jmarl.algorithms import constraints as table
 from jmarl.algorithms.constraints import facts
 from jmarl.algorithms.resolve import policy_config
 from jmarl.config import TrainConfig, check_argument
-from jmarl.config.constraints import BEST, require
+from jmarl.config.constraints import DIRECTORY, require
 from jmarl.envs import import_name
 from jmarl.envs.base import Environment
 from jmarl.envs.data import Pair, Trajectory
@@ -54,7 +54,7 @@ def check_run(items: Sequence[Mapping], cfg: TrainConfig, wandb_config: Mapping 
 def check_settings(cfg: TrainConfig) -> None:
     """Raise a ValueError for settings that conflict with each other, this machine or the output directory. Experiments call
     this before they load models."""
-    require([table.SAMPLES, *BEST], facts(cfg))
+    require([table.SAMPLES, *DIRECTORY], facts(cfg))
     algorithm = resolve(cfg)
     s = facts(cfg, **vars(algorithm.preference), micro_batches=algorithm.optimizer.micro_batches)
     require(table.LEAGUE, s)
@@ -154,7 +154,7 @@ def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> Algorithm:
     Raises:
         ValueError: settings conflict with each other, this machine or the output directory.
     """
-    require([*table.GIVEN_DATA, *BEST], facts(cfg, wandb=wandb_config))
+    require([*table.GIVEN_DATA, *DIRECTORY], facts(cfg, wandb=wandb_config))
     algorithm = resolve(cfg)
     batch_size, micro_batches = algorithm.preference.batch_size, algorithm.optimizer.micro_batches
     require([table.MICRO_BATCHES], facts(cfg, batch_size=batch_size, micro_batches=micro_batches))

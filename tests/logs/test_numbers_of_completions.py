@@ -33,7 +33,7 @@ CASES = {  # settings, and the architecture of the second agent
     "a critic of tokens": CHAIN | dict(algorithm="ippo", num_epochs=2),
     "values of the same pass": dict(algorithm="ippo", separate_critic=False, num_updates=1),
     "two stacks": dict(algorithm="grpo", mask_overlong=True, num_updates=1, temperature=2.0),
-    "shared weights": CHAIN | dict(algorithm="magrpo", num_updates=1),
+    "shared weights": CHAIN | dict(algorithm="magrpo", num_updates=1, log_tokens=4),
 }  # fmt: skip
 
 
@@ -88,6 +88,24 @@ def returns_of(turns, gamma):
     return result
 
 
+def check_tokens(turn, most):
+    """Check that the first completions of each agent have their tokens, and no other."""
+    for acts, tokens, texts, lengths in zip(
+        *(turn[name] for name in ("acts", "tokens", "completions", "lengths")), strict=True
+    ):
+        own = [
+            (kept, text, length)
+            for p, act in enumerate(acts)
+            if act
+            for kept, text, length in zip(tokens[p], texts[p], lengths[p], strict=True)
+        ]
+        assert [kept is not None for kept, _, _ in own] == [i < most for i in range(len(own))]
+        assert not any(kept for p, act in enumerate(acts) if not act for kept in tokens[p])
+        for kept, text, length in own[:most]:
+            assert len(kept["ids"]) == len(kept["texts"]) == len(kept["logprobs"]) == length and max(kept["logprobs"]) < 0
+            assert "".join(kept["texts"]).replace(" ", "").startswith(text.replace(" ", ""))
+
+
 def check(directory, cfg):
     """Check the records of a run, and return them."""
     records, rows = [*read_completions(directory / "completions.jsonl.gz")], rows_of(directory)
@@ -105,6 +123,8 @@ def check(directory, cfg):
             if record["kind"] == EVAL:
                 assert not {"advantages", "masked"} & turn.keys()
                 continue
+            if cfg.run.log_tokens:
+                check_tokens(turn, cfg.run.log_tokens)
             advantages = array(turn.get("advantages", np.full(lengths.shape, np.nan)))
             masked = np.array(turn["masked"]) if "masked" in turn else ~acts
             assert (
