@@ -171,7 +171,7 @@ def token_records(team: Team, turn: Turn, most: int) -> list[list[list[dict[str,
     for spec, acts, (tokens, mask, logprobs) in zip(team.agent_specs, turn.acts, agents, strict=True):
         own: list[list[dict[str, Any] | None]] = [[None] * turn.group_size for _ in turn.items]
         for p, g in itertools.islice(itertools.product(acts.nonzero()[0], range(turn.group_size)), most):
-            ids = tokens[p, g][mask[p, g]].tolist()
+            ids: list[int] = tokens[p, g][mask[p, g]].tolist()
             texts = decode(spec.tokenizer, [[token] for token in ids], skip=False)
             own[p][g] = {"ids": ids, "texts": texts, "logprobs": rounded(logprobs[p, g][mask[p, g]])}
         records.append(own)
