@@ -38,8 +38,9 @@ function number(x) {
 const color = (i) => (i < 8 ? `var(--c${i})` : `hsl(${Math.round(i * 137.5) % 360} 55% var(--more))`);
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 
-// What the reader chose: the grouping, the x axis, how many points a thick line is the mean of, log axes, episodes as a thread, groups that are not drawn.
-const view = { by: 0, axis: "updates", smooth: 10, logX: false, logY: false, thread: false, hidden: new Set() };
+// What the reader chose: the grouping, the x axis and its part that is drawn, how many points a thick line is the mean of, log axes, episodes as a
+// thread, groups that are not drawn.
+const view = { by: 0, axis: "updates", from: -Infinity, to: Infinity, smooth: 10, logX: false, logY: false, thread: false, hidden: new Set() };
 
 /** Return four to six round numbers between low and high. */
 function ticks(low, high) {
@@ -92,8 +93,8 @@ function path(xs, ys, toX, toY) {
 
 /** Return the curve that is drawn thick: means over neighbors of the mean and of half the interval (which is at least half the
  * interval of that mean). */
-function smoothed({ x, mean, interval, lines }) {
-  return { x, mean: smooth(mean), interval: smooth(interval), lines: lines && lines.map(smooth) };
+function smoothed({ x, mean, interval, lines, thick }) {
+  return thick || { x, mean: smooth(mean), interval: smooth(interval), lines: lines && lines.map(smooth) };
 }
 
 /** Return the outline of the interval around a mean. */
@@ -148,8 +149,9 @@ function drawSeries(svg, { curve, stroke, dash, points, shift }, count, toX, toY
   svg.append(shape("path", dash ? { ...thick, "stroke-dasharray": dash } : thick));
 }
 
-/** Return a chart. series: [{label, curve, stroke, dash, points}]; where: returns how a place on the x axis is called; xs: its title. */
-function chart(title, series, where = updateText, xs = "updates") {
+/** Return a chart. series: [{label, curve, stroke, dash, points}]; where: returns how a place on the x axis is called; xs: its title;
+ * choose: called with the ends of a part of the x axis over which the reader drags. */
+function chart(title, series, where = updateText, xs = "updates", choose = null) {
   const [width, height, left, bottom, top, right] = [420, 224, 46, 36, 8, 18]; // right: room for half of the last label
   const all = series.flatMap(({ curve }) => curve.x).map((x) => (view.logX ? Math.log10(Math.max(x, 1)) : x));
   const first = smallest(all), last = largest([...all, view.logX ? 0 : xs === "minutes" ? 1e-3 : 1]);
@@ -174,9 +176,24 @@ function chart(title, series, where = updateText, xs = "updates") {
     readOut(values, cursor, series, toX, where, ((event.clientX - box.left) / box.width) * width);
   });
   svg.addEventListener("mouseleave", () => { cursor.setAttribute("visibility", "hidden"); values.hidden = true; });
+  const valueAt = (x) => { const at = first + ((x - left) / (width - right - left)) * (last - first); return view.logX ? 10 ** at : at; };
+  if (choose) onDrag(svg, [left, width - right], [top, height - bottom], width, (ends) => choose(...ends.map(valueAt)));
   const box = make("div", { class: "chart" }, make("h3", {}, title));
   box.append(chartTools(title, series, xs, svg, box), svg, values);
   return box;
+}
+
+/** Call `choose` with the ends [x, x] of what the reader drags over in a chart. across, down: where its curves are. */
+function onDrag(svg, across, down, width, choose) {
+  const placeOf = (event) => { const box = svg.getBoundingClientRect(); return Math.min(Math.max(((event.clientX - box.left) / box.width) * width, across[0]), across[1]); };
+  svg.addEventListener("mousedown", (event) => {
+    const start = placeOf(event), chosen = shape("rect", { y: down[0], height: down[1] - down[0], class: "chosen" }), own = new AbortController();
+    const ends = (other) => [start, placeOf(other)].sort((a, b) => a - b);
+    svg.append(chosen);
+    event.preventDefault();
+    addEventListener("mousemove", (other) => { const [x1, x2] = ends(other); chosen.setAttribute("x", x1); chosen.setAttribute("width", x2 - x1); }, own);
+    addEventListener("mouseup", (other) => { own.abort(); chosen.remove(); if (ends(other)[1] - ends(other)[0] > 4) choose(ends(other)); }, own);
+  });
 }
 
 const updateText = (x) => `update ${Number.isInteger(x) ? x : number(x)}`;

@@ -67,16 +67,20 @@ function fillCurves(section, groups) {
   const isMain = (title) => rank(title) >= 0 && !isIdle(title) && (isGame || !title.endsWith("agent_N/return"));
   const main = titles.filter(isMain).sort((a, b) => order(a, b) || isReturn(b) - isReturn(a) || a.startsWith("turn_") - b.startsWith("turn_") || rank(a) - rank(b));
   if (!titles.length) { section.append(note("No step is done yet.")); return; }
-  const drawn = (title) => chart(title, charts.get(title).filter((entry) => !view.hidden.has(groups[entry.group].name)), whereOnAxis, AXES[view.axis]);
+  const drawn = (title) => {
+    const shown = charts.get(title).filter((entry) => !view.hidden.has(groups[entry.group].name)), part = shown.map(inPart).filter(({ curve }) => curve.x.length);
+    return shown.length && !part.length ? null : chart(title, part, whereOnAxis, AXES[view.axis], view.choose);
+  };
   const place = make("div", { class: "charts" }), morePlace = make("div", { class: "charts" });
   const isBeside = (title) => title.startsWith("eval/") && charts.has(title.slice(5));
   const rest = titles.filter((title) => !main.includes(title) && !isBeside(title)).sort((a, b) => order(a, b) || (a < b ? -1 : 1));
   const filter = make("input", { type: "search", placeholder: "name of a column", "aria-label": "name of a column", value: view.filter || "" });
-  const drawMore = () => morePlace.replaceChildren(...rest.filter((title) => title.includes(filter.value)).map(drawn));
+  const drawMore = () => morePlace.replaceChildren(...rest.filter((title) => title.includes(filter.value)).map(drawn).filter(Boolean));
   filter.addEventListener("input", () => { view.filter = filter.value; drawMore(); });
   const more = panel("columns", `${rest.length} more columns`, filter, morePlace);
   const draw = () => {
-    place.replaceChildren(...main.filter((title) => title !== "eval/reward").map(drawn));
+    const panels = main.filter((title) => title !== "eval/reward").map(drawn).filter(Boolean);
+    place.replaceChildren(...(panels.length ? panels : [note("Nothing was measured in this part of the x axis.")]));
     if (more.open) drawMore();
   };
   more.addEventListener("toggle", () => { if (more.open) drawMore(); });
@@ -122,10 +126,11 @@ function controls(data, draw) {
   };
   const groupings = data.groupings.map(({ by }, i) => [i, by]);
   const smoothing = [[1, "none"], ...[3, 10, 30, 100].map((n) => [n, `${n} points`])];
-  const axes = axesOf(data.groups);
+  const axes = axesOf(data.groups), [part, choose] = partOfAxis(draw);
+  view.choose = choose;
   return make("div", { class: "controls" },
     groupings.length > 1 ? select("a curve for each", groupings, view.by, (i) => { view.by = Number(i); }) : null,
-    axes.length > 1 ? select("over", axes.map((name) => [name, name]), view.axis, (name) => { view.axis = name; }) : null,
+    axes.length > 1 ? select("over", axes.map((name) => [name, name]), view.axis, (name) => { view.axis = name; choose(-Infinity, Infinity); }) : null, part,
     select("smoothing", smoothing, view.smooth, (n) => { view.smooth = Number(n); }), box("log x", "logX"), box("log values", "logY"));
 }
 
@@ -172,7 +177,7 @@ function draw(data) {
   if (data.comparison) {
     redraw("comparison", [view.smooth, view.logX, view.logY], (section) => fillComparison(section, data.comparison));
   }
-  redraw("curves", [groups, view.axis, view.smooth, view.logX, view.logY], (section) => fillCurves(section, groups));
+  redraw("curves", [groups, view.axis, `${view.from} ${view.to}`, view.smooth, view.logX, view.logY], (section) => fillCurves(section, groups));
   redraw("held-out", groups.map(({ name, held_out: results, best }) => [name, results, best]), (section) => fillHeldOut(section, groups));
   const leagues = data.runs.filter((run) => run.league);
   if (leagues.length) redraw("league", [leagues, view.smooth, view.logX, view.logY], (section) => fillLeague(section, leagues));

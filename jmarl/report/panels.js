@@ -19,6 +19,29 @@ const axesOf = (groups) => Object.keys(AXES).filter((name) => name === "updates"
 
 const whereOnAxis = (x) => (view.axis === "tokens" ? `${number(x)} tokens` : view.axis === "minutes" ? `${number(x)} minutes` : updateText(x));
 
+/** Return a series without the points outside of the part of the x axis that the reader chose. */
+function inPart(entry) {
+  const { curve } = entry, used = curve.x.map((_, i) => i).filter((i) => curve.x[i] >= view.from && curve.x[i] <= view.to);
+  if (used.length === curve.x.length) return entry;
+  const pick = (values) => values && used.map((i) => values[i]);
+  const cut = ({ x, mean, interval, runs, lines }) => ({ x: pick(x), mean: pick(mean), interval: pick(interval), runs: pick(runs), lines: lines && lines.map(pick) });
+  return { ...entry, curve: { ...cut(curve), thick: cut(smoothed(curve)) } };
+}
+
+/** Return the fields that choose a part of the x axis, and a function that sets them. draw: called when they change. */
+function partOfAxis(draw) {
+  const field = (name, none) => make("input", { type: "number", class: "small", step: "any", placeholder: name, "aria-label": `${name}, on the x axis`,
+    onchange: (event) => { view[name] = event.target.value === "" ? none : Number(event.target.value); draw(); } });
+  const fields = [field("from", -Infinity), field("to", Infinity)];
+  const choose = (...ends) => {
+    [view.from, view.to] = ends;
+    fields.forEach((input, i) => { input.value = Number.isFinite(ends[i]) ? Number(ends[i].toPrecision(4)) : ""; });
+    draw();
+  };
+  const whole = make("button", { class: "link", onclick: () => choose(-Infinity, Infinity) }, "whole");
+  return [make("span", { title: "or drag over a chart" }, fields[0], " ", fields[1], " ", whole), choose];
+}
+
 /** Return the buttons of a chart. series: as of `chart`; xs: the name of its x axis. */
 function chartTools(title, series, xs, svg, box) {
   const name = title.replace(/[^\w.-]+/g, "_"), button = (text, press, about) => make("button", { class: "link", onclick: press, title: about, "aria-label": `${about}: ${title}` }, text);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import html
 import json
 import math
 import os
@@ -238,6 +239,31 @@ def test_the_page_of_a_few_seeds_has_a_line_of_each_and_names_the_differences(tm
     differences = page.split("Differences between the runs")[1].split("</table>")[0]
     assert [row.count("</td>") for row in differences.split("</tr>")] == [0, 3, 3, 0]
     assert "learning_rate</th>" in differences and "0, 1" in differences, "and the seeds"
+
+
+@needs_chromium
+def test_dragging_over_a_chart_shows_this_part_of_all_and_lines_stay_where_they_were(tmp_path):
+    """Updates 0 to 4 are drawn from 46 to 402 of 420; behind six tenths of the picture there are 3 and 4."""
+    write_report([write_run(tmp_path / "run")], tmp_path / "r.html")
+    script = """
+      const after = () => {
+        if (!document.body.dataset.ready) { setTimeout(after, 20); return; }
+        const svg = document.querySelector("#curves .chart svg"), box = svg.getBoundingClientRect();
+        const fire = (name, at, on) => on.dispatchEvent(new MouseEvent(name, { clientX: box.left + box.width * at }));
+        const before = smoothed(inPart({ curve: { x: [1, 2, 3, 4], mean: [0, 1, 2, 3], interval: [0, 0, 0, 0] } }).curve).mean;
+        fire("mousedown", 0.6, svg);
+        fire("mouseup", 1.1, window);
+        const part = inPart({ curve: { x: [1, 2, 3, 4], mean: [0, 1, 2, 3], interval: [0, 0, 0, 0] } }).curve;
+        const points = [...document.querySelectorAll("#curves .curve")]
+          .map((line) => line.getAttribute("d").split(/[ML]/).length - 1);
+        document.body.dataset.seen = JSON.stringify([before, part.x, smoothed(part).mean, points, view.to]);
+      };
+      after();"""
+    with (tmp_path / "r.html").open("a", encoding="utf-8") as file:
+        file.write(f"<script>{script}</script>")
+    seen = re.findall(r'data-seen="(.*?)"', dom(tmp_path / "r.html", tmp_path / "profile"))[0]
+    means, updates, last_means, points, end = json.loads(html.unescape(seen))
+    assert updates == [3, 4] and last_means == means[2:] == [1, 1.5] and end == 4 and len(points) > 2 and {*points} == {2}
 
 
 def test_curves_of_seeds_are_their_mean_and_interval(tmp_path):
