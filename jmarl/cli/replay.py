@@ -6,9 +6,11 @@ Nothing in the directory of the run changes. Standard output has the result, sta
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import shutil
+import sys
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,15 +57,18 @@ def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     if args.task is None and (args.say is not None or args.alternatives):
         raise ValueError("--say and --alternatives need --task, the number of a task of the step, from 0")
+    if args.joint and args.sample:
+        raise ValueError("give --sample, a completion of the first turn, or --joint, joint actions of all turns, not both")
     if args.samples < 2:
         raise ValueError(f"--samples {args.samples} must be at least 2: an interval needs two continuations")
     from jmarl.envs.base import close
 
-    step = open_step_of(args)
-    try:
-        result, lines = replayed(args, step)
-    finally:
-        close(step.run.task.env)
+    with contextlib.redirect_stdout(sys.stderr):  # of what rewards and environments print
+        step = open_step_of(args)
+        try:
+            result, lines = replayed(args, step)
+        finally:
+            close(step.run.task.env)
     print(json.dumps(result, ensure_ascii=False, indent=1) if args.json else "\n".join(lines))
     return 0
 
@@ -114,6 +119,9 @@ def replayed(args: argparse.Namespace, step: OpenStep) -> tuple[dict[str, Any], 
         return result | finite(answer._asdict()), [*lines, *credit_lines(answer)]
     if args.task is None:
         return result, lines
+    turns = len(remade.rollout.turns)
+    if len(args.joint) > turns:
+        raise ValueError(f"--joint has {len(args.joint)} numbers, and the step has {plural(turns, 'turn')}")
     before = after = episode_of(remade.rollout, args)
     if args.say is None and not args.alternatives:
         return result | {"episode": before}, [*lines, *side_by_side(before, after)]

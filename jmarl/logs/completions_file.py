@@ -20,7 +20,7 @@ completions, J joint actions per node:
                            when it was sampled; null of the others
 
 Evaluations have no advantages, nor turns of which no agent learned (see `frozen_agents`, `update_order`). Returns are those of
-rewards, also where a critic replaces them by lambda-returns. Files of older versions have none of the last six names; still
+rewards, also where a critic replaces them by lambda-returns. Files of older versions have none of the last seven names; still
 older ones have no `measures`, their `parts` hold all numbers, and they count steps from 0.
 
 Numbers that are not finite are null. When the file reaches its largest size, every second step is dropped, then three of four,

@@ -172,10 +172,20 @@ def token_records(team: Team, turn: Turn, most: int) -> list[list[list[dict[str,
         own: list[list[dict[str, Any] | None]] = [[None] * turn.group_size for _ in turn.items]
         for p, g in itertools.islice(itertools.product(acts.nonzero()[0], range(turn.group_size)), most):
             ids: list[int] = tokens[p, g][mask[p, g]].tolist()
-            texts = decode(spec.tokenizer, [[token] for token in ids], skip=False)
-            own[p][g] = {"ids": ids, "texts": texts, "logprobs": rounded(logprobs[p, g][mask[p, g]])}
+            own[p][g] = {"ids": ids, "texts": token_texts(spec.tokenizer, ids), "logprobs": rounded(logprobs[p, g][mask[p, g]])}
         records.append(own)
     return records
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token. Tokens that are parts of characters together have that of the last of them."""
+    texts = decode(tokenizer, [[token] for token in ids], skip=False)
+    for is_part, run in itertools.groupby(range(len(ids)), lambda i: "\ufffd" in texts[i]):
+        if is_part:
+            places = [*run]
+            [text] = decode(tokenizer, [[ids[i] for i in places]], skip=False)
+            texts[places[0] : places[-1] + 1] = [*[""] * (len(places) - 1), text]
+    return texts
 
 
 def rounded(numbers: np.ndarray) -> Any:

@@ -176,8 +176,12 @@ function chart(title, series, where = updateText, xs = "updates", choose = null)
     readOut(values, cursor, series, toX, where, ((event.clientX - box.left) / box.width) * width);
   });
   svg.addEventListener("mouseleave", () => { cursor.setAttribute("visibility", "hidden"); values.hidden = true; });
-  const valueAt = (x) => { const at = first + ((x - left) / (width - right - left)) * (last - first); return view.logX ? 10 ** at : at; };
-  if (choose) onDrag(svg, [left, width - right], [top, height - bottom], width, (ends) => choose(...ends.map(valueAt)));
+  const valueAt = (x) => {
+    if (x <= left || x >= width - right) return x <= left ? view.from : view.to; // all that is there, also what comes
+    const at = first + ((x - left) / (width - right - left)) * (last - first);
+    return view.logX ? 10 ** at : at;
+  };
+  if (choose && all.length) onDrag(svg, [left, width - right], [top, height - bottom], width, (ends) => choose(...ends.map(valueAt)));
   const box = make("div", { class: "chart" }, make("h3", {}, title));
   box.append(chartTools(title, series, xs, svg, box), svg, values);
   return box;
@@ -185,14 +189,18 @@ function chart(title, series, where = updateText, xs = "updates", choose = null)
 
 /** Call `choose` with the ends [x, x] of what the reader drags over in a chart. across, down: where its curves are. */
 function onDrag(svg, across, down, width, choose) {
-  const placeOf = (event) => { const box = svg.getBoundingClientRect(); return Math.min(Math.max(((event.clientX - box.left) / box.width) * width, across[0]), across[1]); };
   svg.addEventListener("mousedown", (event) => {
+    if (event.button) return;
+    const box = svg.getBoundingClientRect(); // as it is now: a page that is served may draw all charts anew
+    const placeOf = ({ clientX }) => Math.min(Math.max(((clientX - box.left) / box.width) * width, across[0]), across[1]);
     const start = placeOf(event), chosen = shape("rect", { y: down[0], height: down[1] - down[0], class: "chosen" }), own = new AbortController();
     const ends = (other) => [start, placeOf(other)].sort((a, b) => a - b);
     svg.append(chosen);
     event.preventDefault();
-    addEventListener("mousemove", (other) => { const [x1, x2] = ends(other); chosen.setAttribute("x", x1); chosen.setAttribute("width", x2 - x1); }, own);
-    addEventListener("mouseup", (other) => { own.abort(); chosen.remove(); if (ends(other)[1] - ends(other)[0] > 4) choose(ends(other)); }, own);
+    document.activeElement?.blur(); // a field that has the focus is not drawn anew
+    const until = { signal: own.signal };
+    addEventListener("mousemove", (other) => { const [x1, x2] = ends(other); chosen.setAttribute("x", x1); chosen.setAttribute("width", x2 - x1); }, until);
+    addEventListener("mouseup", (other) => { own.abort(); chosen.remove(); if (ends(other)[1] - ends(other)[0] > 4) choose(ends(other)); }, until);
   });
 }
 

@@ -24,7 +24,9 @@ class Episodes {
     section.append(this.which = note(""), make("div", { class: "controls" }, data.runs.length > 1 ? this.run : null, this.kind, button("first", "first step", () => { this.slider.value = 0; go(); }),
       button("◀", "step before", move(-1)), this.slider, button("▶", "next step", move(1)), button("newest", "newest step", move(null)), this.wanted, this.label),
     this.finder.element, this.page, this.dialog);
-    this.dialog.addEventListener("click", (event) => { if (event.target === this.dialog) this.dialog.close(); });
+    let pressed = null; // where a click began: a selection of text may end outside
+    this.dialog.addEventListener("mousedown", (event) => { pressed = event.target; });
+    this.dialog.addEventListener("click", (event) => { if (event.target === this.dialog && pressed === this.dialog) this.dialog.close(); });
     this.choose(true);
     this.sayWhich();
   }
@@ -219,7 +221,7 @@ class Episodes {
       group.length === 1 ? note("Only one was sampled for this prompt. Other episodes of the task are above the lanes.") : null,
       turn.joint.length > group.length ? note("Reward and return are means over the joint actions that have the completion.") : null,
       make("details", {}, make("summary", {}, `the exact prompt that ${agentName(n)} read (${prompt.length.toLocaleString("en")} characters)`), make("div", { class: "exact words", dir: "auto" }, ...visible(prompt))),
-      group.some(({ tokens }) => tokens) ? note("Tokens are shaded by log-probability when they were sampled: the darker, the less likely. Point at one for its numbers.") : null,
+      group.some(({ tokens }) => tokens) ? note("Tokens are shaded by log-probability when they were sampled: the stronger, the less likely. Point at one for its numbers.") : null,
       ...group.map(card), record.kind === "train" ? whatIf(this.data, record, { t, n, text: turn.completions[n][p][g] }, at.task, this.path.map(([, joint]) => joint)) : null);
   }
 

@@ -46,10 +46,10 @@ function textBlock(text, shown, query = "", more = null) {
   return block;
 }
 
-/** Return the tokens of a message, the likelier the lighter. tokens: {texts, ids, logprobs}. */
+/** Return the tokens of a message, the less likely the more shaded. tokens: {texts, ids, logprobs}. */
 function shadedTokens({ texts, ids, logprobs }) {
   const one = (text, i) => make("span", { class: "token", style: `--share: ${Math.min(-(logprobs[i] ?? 0) * 12, 70).toFixed(0)}%`,
-    title: `token ${i} (id ${ids[i]}): log-probability ${logprobs[i] === null ? "–" : number(logprobs[i])}, probability ${number(Math.exp(logprobs[i] ?? NaN))}` }, ...visible(text));
+    title: `token ${i} (id ${ids[i]}): log-probability ${number(logprobs[i])}, probability ${logprobs[i] === null ? "–" : number(Math.exp(logprobs[i]))}` }, ...visible(text));
   return make("div", { class: "words", dir: "auto" }, ...texts.slice(0, 4000).map(one), texts.length > 4000 ? ` … ${texts.length - 4000} more tokens` : "");
 }
 

@@ -30,7 +30,7 @@ function inPart(entry) {
 
 /** Return the fields that choose a part of the x axis, and a function that sets them. draw: called when they change. */
 function partOfAxis(draw) {
-  const field = (name, none) => make("input", { type: "number", class: "small", step: "any", placeholder: name, "aria-label": `${name}, on the x axis`,
+  const field = (name, none) => make("input", { type: "number", class: "small", step: "any", placeholder: name, title: name, "aria-label": `${name}, on the x axis`,
     onchange: (event) => { view[name] = event.target.value === "" ? none : Number(event.target.value); draw(); } });
   const fields = [field("from", -Infinity), field("to", Infinity)];
   const choose = (...ends) => {
@@ -38,7 +38,7 @@ function partOfAxis(draw) {
     fields.forEach((input, i) => { input.value = Number.isFinite(ends[i]) ? Number(ends[i].toPrecision(4)) : ""; });
     draw();
   };
-  const whole = make("button", { class: "link", onclick: () => choose(-Infinity, Infinity) }, "whole");
+  const whole = make("button", { class: "link", "aria-label": "show the whole x axis", onclick: () => choose(-Infinity, Infinity) }, "whole");
   return [make("span", { title: "or drag over a chart" }, fields[0], " ", fields[1], " ", whole), choose];
 }
 

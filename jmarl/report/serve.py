@@ -4,9 +4,9 @@
 `/step?run=N&name=NAME&kind=KIND&step=STEP` the completions of one step. `/what-if` is sent a message, and plays the step again
 with it. It reads the files of a run that it follows, never a path of a request.
 
-Only programs on this machine reach it: it listens on the loopback interface, and it answers only to a browser that asked for
-this machine by name, so that no page from elsewhere can read it; only its own page may send a message. It writes nothing and
-needs no network.
+Only programs on this machine reach it, those of other users too: it listens on the loopback interface, and it answers only to a
+browser that asked for this machine by name, so that no page from elsewhere can read it; only its own page may send a message.
+It writes nothing and needs no network.
 """
 
 from __future__ import annotations
@@ -78,8 +78,6 @@ class Follower:
 class ReportServer(ThreadingHTTPServer):
     """A server whose replay ends with it."""
 
-    daemon_threads = True
-
     def __init__(self, port: int, follower: Follower) -> None:
         self.follower = follower
         super().__init__((HOST, port), handler_for(follower))
@@ -124,17 +122,21 @@ def handler_for(follower: Follower) -> type[BaseHTTPRequestHandler]:
             elif self.path != "/what-if" or not re.fullmatch("[0-9]{1,7}", size) or int(size) > MAX_BODY:
                 self.answer(400, "text/plain", f"Send a message to /what-if, of at most {MAX_BODY} bytes.")
             else:
-                try:
-                    asked = WhatIf.of(self.rfile.read(int(size)))
-                except ValueError as error:
-                    self.answer(400, "text/plain", f"This is no message: {error}.")
-                    return
                 with contextlib.suppress(ConnectionError):
-                    self.play(asked)
+                    self.play(self.rfile.read(int(size)))
 
-        def play(self, asked: WhatIf) -> None:
+        def play(self, body: bytes) -> None:
             """Answer what would have come if an agent had said something else: lines of JSON, see `Replays.answers`."""
-            path = follower.directory(asked.run, asked.name)
+            try:
+                asked = WhatIf.of(body)
+            except (ValueError, RecursionError) as error:
+                self.answer(400, "text/plain", f"This is no message: {error}.")
+                return
+            try:
+                path = follower.directory(asked.run, asked.name)
+            except (OSError, ValueError) as error:
+                self.answer(503, "text/plain", f"The runs cannot be read: {error}.")
+                return
             if path is None:
                 self.answer(404, "text/plain", f"There is no run {asked.run} here, or no longer.")
                 return
@@ -143,8 +145,11 @@ def handler_for(follower: Follower) -> type[BaseHTTPRequestHandler]:
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             with contextlib.closing(follower.replays.answers(asked, path)) as answers:
-                for answer in answers:
-                    self.wfile.write(json.dumps(answer).encode() + b"\n")
+                try:
+                    for answer in answers:
+                        self.wfile.write(json.dumps(answer).encode() + b"\n")
+                except ValueError as error:  # what the process has printed is no JSON
+                    self.wfile.write(json.dumps({"error": f"jmarl replay: {error}"}).encode() + b"\n")
 
         def is_local(self) -> bool:
             """Return whether the browser asked for this machine by name; answer if not."""

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+from jmarl.processes.children import WITH_LAUNCHER
 
 MAX_TEXT, MAX_NUMBER, MAX_TURNS = 20_000, 10**9, 1000  # characters; MAX_NUMBER: of a step, a task and so on
+MAX_LOG = 1 << 16  # bytes at the end of what a process says
 NUMBERS = ("run", "step", "task", "agent", "turn")
+# The run that is followed goes first: on the processor, and in the memory of a GPU.
+NICENESS, SMALL = 10, {"PYTHONUTF8": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 class WhatIf(NamedTuple):
@@ -41,7 +50,7 @@ class WhatIf(NamedTuple):
         text = asked.get("say") if right else None
         if not isinstance(text, str) or len(text) > MAX_TEXT or re.search("[\0\ud800-\udfff]", text):
             fields = f"{', '.join(NUMBERS)} as numbers, joint as a list of them"
-            raise ValueError(f"give {fields}, and say: text of up to {MAX_TEXT} characters, without NUL and halves of them")
+            raise ValueError(f"give {fields}, and say: text without NUL and half characters, of up to {MAX_TEXT}")
         numbers = {name: asked[name] for name in NUMBERS}
         return WhatIf(**numbers, joint=asked["joint"][:MAX_TURNS], say=text, name=asked.get("name"))
 
@@ -57,36 +66,50 @@ class Replays:
 
     def __init__(self) -> None:
         self.busy = threading.Lock()
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def answers(self, asked: WhatIf, path: Path) -> Generator[dict[str, Any]]:
-        """Yield `{"progress": line}` while a step is played again, then `{"result": ...}` of `jmarl replay --json`, or
-        `{"error": sentence}`. The process ends when the generator is closed."""
+        """Yield `{"progress": line}` twice a second while a step is played again, then `{"result": ...}` of
+        `jmarl replay --json`, or `{"error": sentence}`. The process ends when the generator is closed."""
         if not self.busy.acquire(blocking=False):
             yield {"error": "another message is being played: wait for its answer"}
             return
         try:
-            with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-                yield from self.lines(asked.command(path), output)
+            with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
+                yield from self.play(asked.command(path), output, log)
         finally:
             self.busy.release()
 
-    def lines(self, command: list[str], output: IO[str]) -> Generator[dict[str, Any]]:
-        """Run a command. output: the file of what it prints."""
-        with subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, encoding="utf-8", errors="replace") as process:
-            self.process, line = process, ""
+    def play(self, command: Sequence[str], output: BinaryIO, log: BinaryIO) -> Generator[dict[str, Any]]:
+        """Run a command. output, log: files of what it prints and of what it says about itself."""
+        before = [sys.executable, "-I", "-S", "-c", WITH_LAUNCHER, str(os.getpid())] if sys.platform == "linux" else []
+        with subprocess.Popen(
+            [*before, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=log, env=os.environ | SMALL, process_group=0
+        ) as process:
+            self.process = process
             try:
-                for line in map(str.strip, process.stderr or ()):
-                    yield {"progress": line.removeprefix("jmarl: ")}
-                code = process.wait()
+                os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+                while process.poll() is None:
+                    yield {"progress": last_line(log)}
+                    time.sleep(0.5)
             finally:
-                process.kill()
+                self.close()
+        self.process = None
         output.seek(0)
-        yield (
-            {"error": line.removeprefix("jmarl replay: ") or f"it ended with {code}"} if code else {"result": json.load(output)}
-        )
+        if process.returncode < 0:
+            yield {"error": f"the process was killed by {signal.Signals(-process.returncode).name}"}
+        else:
+            yield {"error": last_line(log)} if process.returncode else {"result": json.load(output)}
 
     def close(self) -> None:
-        """End the process that plays, if there is one."""
+        """End the process that plays, and those that it has started."""
         if self.process:
-            self.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def last_line(log: BinaryIO) -> str:
+    """Return the last line that jmarl has written to a file, which a process goes on writing."""
+    size = os.fstat(log.fileno()).st_size
+    text = os.pread(log.fileno(), MAX_LOG, max(0, size - MAX_LOG)).decode("utf-8", "replace")
+    return next(iter(re.findall(r"^jmarl(?: replay)?: (.*\S)", text, re.MULTILINE)[::-1]), "")

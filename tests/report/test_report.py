@@ -263,7 +263,7 @@ def test_dragging_over_a_chart_shows_this_part_of_all_and_lines_stay_where_they_
         file.write(f"<script>{script}</script>")
     seen = re.findall(r'data-seen="(.*?)"', dom(tmp_path / "r.html", tmp_path / "profile"))[0]
     means, updates, last_means, points, end = json.loads(html.unescape(seen))
-    assert updates == [3, 4] and last_means == means[2:] == [1, 1.5] and end == 4 and len(points) > 2 and {*points} == {2}
+    assert updates == [3, 4] and last_means == means[2:] == [1, 1.5] and end is None and len(points) > 2 and {*points} == {2}
 
 
 def test_curves_of_seeds_are_their_mean_and_interval(tmp_path):
