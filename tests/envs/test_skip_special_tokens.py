@@ -16,6 +16,7 @@ from jmarl.envs.tools.function_calling import FunctionCalling
 from jmarl.envs.tools.tool_calls import SPECIAL_TOKENS, parse_message
 from jmarl.envs.tools.tool_use import ToolUse
 from jmarl.envs.vector import LockStep
+from jmarl.logs.rollout_log import token_texts
 from jmarl.models.hub.tokenize import decode
 from jmarl.mrlm.core.system_prompts import WithSystemPrompts
 from jmarl.preferences.reward_model import LearnedReward
@@ -52,6 +53,14 @@ def test_special_tokens_are_left_out_shown_or_shown_to_environments_that_read_th
     for skip, shown in ((True, SPECIAL_TOKENS), (False, ())):
         (call,) = parse_message(decode(marks, ids, skip, shown)[0]).calls
         assert tuple(call) == ("calculator", {"expression": "2*21"}, "")
+
+
+def test_tokens_that_are_parts_of_a_character_have_its_text_together(marks):
+    """Each byte is a token; the run of those that make no character alone has its text at the last one."""
+    ids = marks.encode("naïve 🙂日!<|end|>", add_special_tokens=False)
+    texts = token_texts(marks, ids)
+    assert len(texts) == len(ids) and "".join(texts) == "naïve 🙂日!<|end|>"
+    assert [text for text in texts if text] == [*"naïve ", "🙂日", "!", "<|end|>"]
 
 
 def test_environments_of_tools_read_the_marks_of_calls_and_others_none():
