@@ -52,7 +52,8 @@ class Run(Section):
     full, every second step is dropped. 0: it is not written."""
     log_tokens: CountOrOff = 0
     """How many completions of each agent, turn and step have their tokens in completions.jsonl.gz, each with its
-    log-probability, by which the page of `jmarl report` shades them: the first ones of the step. 0: none."""
+    log-probability, by which the page of `jmarl report` shades them: the first ones of the step. A token takes about 8 bytes
+    of the file. 0: none."""
     eval_every: CountOrOff = 0
     """Updates between evaluations on held-out items; 0: only before and after training, if there are held-out items."""
     eval_generations: Count = 4
