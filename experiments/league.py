@@ -1,8 +1,8 @@
 """Self-play alone against a league of past selves, on two small games with exact values.
 
-Claim: an agent that only meets itself forgets how to play others; against its past it forgets less. All ways train a team of
-    two on as many tokens: a league plays half of its games against earlier weights, from which it learns nothing, so it makes a
-    third more updates.
+Claim: an agent that only meets itself forgets how to play others; against its past it forgets less. So far neither shown nor
+    refuted. All ways train a team of two on as many tokens: a league plays half of its games against earlier weights, from
+    which it learns nothing, so it makes a third more updates.
 Command: python -m experiments.league                 (flags: --help; --quick: a few updates of one seed, 2 minutes; --write
     updates the picture and table in this directory, and leaves the numbers of games that were not played)
 Games: Kuhn poker (`jmarl.envs.games.kuhn`), measured by NashConv, and tic-tac-toe (`tictactoe`), measured by the games that
