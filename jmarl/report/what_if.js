@@ -40,10 +40,10 @@ function whatIf(data, record, { t, n, text }, task, joint) {
   const { run, step } = record, { name } = data.runs[run], entry = make("textarea", { rows: "3", maxlength: "20000", "aria-label": "what it says instead" }), command = make("code", { class: "words" });
   const status = make("p", { class: "note", role: "status" }), result = make("div");
   entry.defaultValue = text;
+  const said = () => (entry.value === entry.defaultValue ? text : entry.value); // a field changes the ends of lines
   const write = () => { command.textContent = `jmarl replay RUN --step ${step} --task ${task} --joint ${joint.join(" ")} --agent ${n} --turn ${t} --say=${quoted(said())}`; };
   entry.addEventListener("input", write);
   write();
-  const said = () => (entry.value === entry.defaultValue ? text : entry.value); // a field changes the ends of lines
   let isBusy = false;
   const button = make("button", { onclick: async () => {
     if (isBusy) return;
