@@ -66,11 +66,11 @@ def find_message(rollout: Rollout, task: int, sample: int, agent: int, turn: int
     path = path_of(rollout, task, sample, agent, joint)
     if not 0 <= turn < len(path):
         raise ValueError(f"there is no turn {turn}: this episode of task {task} has turns 0 to {len(path) - 1}")
-    (node, joint), acts = path[turn], rollout.turns[turn].acts
+    (node, chosen), acts = path[turn], rollout.turns[turn].acts
     if not acts[agent, node]:
         others = ", ".join(map(str, np.flatnonzero(acts[:, node])))
         raise ValueError(f"agent {agent} does not act in turn {turn}, only agent {others}")
-    return MessagePlace(turn, agent, node, int(rollout.turns[turn].joint[joint, agent]))
+    return MessagePlace(turn, agent, node, int(rollout.turns[turn].joint[chosen, agent]))
 
 
 def tokens_of_text(step: OpenStep, rollout: Rollout, message: MessagePlace, text: str) -> list[int]:
