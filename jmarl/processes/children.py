@@ -71,6 +71,12 @@ class LaunchResult:
         return next(iter([*own, *failed]), None)
 
 
+def with_launcher(command: Sequence[str]) -> list[str]:
+    """Return a command that Linux ends with the thread that starts it, even if its process is killed."""
+    before = [sys.executable, "-I", "-S", "-c", WITH_LAUNCHER, str(os.getpid())] if sys.platform == "linux" else []
+    return [*before, *command]
+
+
 class Child:
     """A process, the thread that reads its output, and the one that waits for its end. Made in the main thread: Linux ends the
     process with the thread that started it."""
@@ -78,9 +84,8 @@ class Child:
     def __init__(self, rank: int, command: Sequence[str], env: Mapping[str, str], file: BinaryIO, ends: queue.SimpleQueue):
         self.rank, self.file, self.ends = rank, file, ends
         self.last_lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        before = [sys.executable, "-I", "-S", "-c", WITH_LAUNCHER, str(os.getpid())] if sys.platform == "linux" else []
         self.process = subprocess.Popen(
-            [*before, *command], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            with_launcher(command), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             process_group=0,  # a terminal sends Ctrl+C to its own group; here it comes once, from the launcher
         )  # fmt: skip
         self.reader = threading.Thread(target=self._read, daemon=True)

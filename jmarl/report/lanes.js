@@ -85,11 +85,16 @@ function messageCard(message, reward, most, open, query = "") {
   textBlock(message.text, SHOWN, query, open));
 }
 
+/** Return how many characters at their beginning two texts have in common, up to the end of a line; 0 if they are few. */
+function commonStart(a, b) {
+  let n = 0;
+  while (n < Math.min(a.length, b.length) && a[n] === b[n]) n += 1;
+  return n > 80 ? a.lastIndexOf("\n", n) + 1 || n : 0;
+}
+
 /** Return a prompt. What it has in common with the one before, at its beginning, is left out until it is asked for. */
 function promptBlock(text, before, title, query, showExact) {
-  let common = 0;
-  while (before && common < Math.min(text.length, before.length) && text[common] === before[common]) common += 1;
-  const cut = common > 80 ? text.lastIndexOf("\n", common) + 1 || common : 0;
+  const cut = commonStart(text, before || "");
   return make("div", { class: "prompt" }, make("div", { class: "part" }, title, " ",
     make("button", { class: "link", onclick: () => showExact(text, title) }, "exact prompt")),
   cut ? make("div", { class: "part" }, `as before for ${cut.toLocaleString("en")} characters, then:`) : null,

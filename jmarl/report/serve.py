@@ -80,7 +80,7 @@ class ReportServer(ThreadingHTTPServer):
 
     def __init__(self, port: int, follower: Follower) -> None:
         self.follower = follower
-        super().__init__((HOST, port), handler_for(follower))
+        super().__init__((HOST, port), Handler)
 
     def server_close(self) -> None:
         super().server_close()
@@ -103,98 +103,100 @@ def address_of(server: ThreadingHTTPServer) -> str:
     return f"http://{HOST}:{server.server_address[1]}/"
 
 
-def handler_for(follower: Follower) -> type[BaseHTTPRequestHandler]:
-    """Return a class that answers requests."""
+class Handler(BaseHTTPRequestHandler):
+    """Answers the requests of a `ReportServer`."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.is_local():
-                with contextlib.suppress(ConnectionError):  # the browser has closed or reloaded the page
-                    self.answer(*self.response(urlsplit(self.path)))
+    @property
+    def follower(self) -> Follower:
+        assert isinstance(self.server, ReportServer)
+        return self.server.follower
 
-        def do_POST(self) -> None:
-            """Play a step again with another message; the answer comes line by line."""
-            host, size = self.headers.get("Host", ""), self.headers.get("Content-Length", "")
-            if not self.is_local():
-                return
-            if self.headers.get("Origin") != f"http://{host}" or self.headers.get("Content-Type") != "application/json":
-                self.answer(403, "text/plain", "Only the page that is served here may send a message.")
-            elif self.path != "/what-if" or not re.fullmatch("[0-9]{1,7}", size) or int(size) > MAX_BODY:
-                self.answer(400, "text/plain", f"Send a message to /what-if, of at most {MAX_BODY} bytes.")
-            else:
-                with contextlib.suppress(ConnectionError):
-                    self.play(self.rfile.read(int(size)))
+    def do_GET(self) -> None:
+        if self.is_local():
+            with contextlib.suppress(ConnectionError):  # the browser has closed or reloaded the page
+                self.answer(*self.response(urlsplit(self.path)))
 
-        def play(self, body: bytes) -> None:
-            """Answer what would have come if an agent had said something else: lines of JSON, see `Replays.answers`."""
+    def do_POST(self) -> None:
+        """Play a step again with another message; the answer comes line by line."""
+        host, size = self.headers.get("Host", ""), self.headers.get("Content-Length", "")
+        if not self.is_local():
+            return
+        if self.headers.get("Origin") != f"http://{host}" or self.headers.get("Content-Type") != "application/json":
+            self.answer(403, "text/plain", "Only the page that is served here may send a message.")
+        elif self.path != "/what-if" or not re.fullmatch("[0-9]{1,7}", size) or int(size) > MAX_BODY:
+            self.answer(400, "text/plain", f"Send a message to /what-if, of at most {MAX_BODY} bytes.")
+        else:
+            with contextlib.suppress(ConnectionError):
+                self.play(self.rfile.read(int(size)))
+
+    def play(self, body: bytes) -> None:
+        """Answer what would have come if an agent had said something else: lines of JSON, see `Replays.answers`."""
+        try:
+            asked = WhatIf.of(body)
+        except (ValueError, RecursionError) as error:
+            self.answer(400, "text/plain", f"This is no message: {error}.")
+            return
+        try:
+            path = self.follower.directory(asked.run, asked.name)
+        except (OSError, ValueError) as error:
+            self.answer(503, "text/plain", f"The runs cannot be read: {error}.")
+            return
+        if path is None:
+            self.answer(404, "text/plain", f"There is no run {asked.run} here, or no longer.")
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-ndjson; charset=utf-8")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        with contextlib.closing(self.follower.replays.answers(asked, path)) as answers:
             try:
-                asked = WhatIf.of(body)
-            except (ValueError, RecursionError) as error:
-                self.answer(400, "text/plain", f"This is no message: {error}.")
-                return
-            try:
-                path = follower.directory(asked.run, asked.name)
-            except (OSError, ValueError) as error:
-                self.answer(503, "text/plain", f"The runs cannot be read: {error}.")
-                return
-            if path is None:
-                self.answer(404, "text/plain", f"There is no run {asked.run} here, or no longer.")
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-ndjson; charset=utf-8")
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            with contextlib.closing(follower.replays.answers(asked, path)) as answers:
-                try:
-                    for answer in answers:
-                        self.wfile.write(json.dumps(answer).encode() + b"\n")
-                except ValueError as error:  # what the process has printed is no JSON
-                    self.wfile.write(json.dumps({"error": f"jmarl replay: {error}"}).encode() + b"\n")
+                for answer in answers:
+                    self.wfile.write(json.dumps(answer).encode() + b"\n")
+            except ValueError as error:  # what the process has printed is no JSON
+                self.wfile.write(json.dumps({"error": f"jmarl replay: {error}"}).encode() + b"\n")
 
-        def is_local(self) -> bool:
-            """Return whether the browser asked for this machine by name; answer if not."""
-            is_local = self.headers.get("Host", "").split(":")[0] in NAMES
-            if not is_local:
-                self.answer(403, "text/plain", f"This page is for this machine only: open it as {NAMES[0]} or {NAMES[1]}.")
-            return is_local
+    def is_local(self) -> bool:
+        """Return whether the browser asked for this machine by name; answer if not."""
+        is_local = self.headers.get("Host", "").split(":")[0] in NAMES
+        if not is_local:
+            self.answer(403, "text/plain", f"This page is for this machine only: open it as {NAMES[0]} or {NAMES[1]}.")
+        return is_local
 
-        def response(self, address: SplitResult) -> tuple[int, str, str]:
-            """Return the status, the type and the text of the answer."""
-            after = parse_qs(address.query).get("after", [""])[0]
-            if not re.fullmatch(r"[-\d,]*", after):
-                return 400, "text/plain", f"after={after!r} is not allowed: give steps, such as after=3,-1."
-            try:
-                if address.path == "/":
-                    return 200, "text/html", follower.page()
-                if address.path == "/data":
-                    news = follower.news([int(step) for step in after.split(",") if step])
-                    return 200, "application/json", json.dumps(news, ensure_ascii=False, allow_nan=False)
-                if address.path == "/step":
-                    return self.step(parse_qs(address.query))
-            except (OSError, ValueError) as error:  # such as of a directory that was moved: the page asks again
-                return 503, "text/plain", f"The runs cannot be read: {error}."
-            return 404, "text/plain", f"There is no {address.path} here, only /, /data and /step."
+    def response(self, address: SplitResult) -> tuple[int, str, str]:
+        """Return the status, the type and the text of the answer."""
+        after = parse_qs(address.query).get("after", [""])[0]
+        if not re.fullmatch(r"[-\d,]*", after):
+            return 400, "text/plain", f"after={after!r} is not allowed: give steps, such as after=3,-1."
+        try:
+            if address.path == "/":
+                return 200, "text/html", self.follower.page()
+            if address.path == "/data":
+                news = self.follower.news([int(step) for step in after.split(",") if step])
+                return 200, "application/json", json.dumps(news, ensure_ascii=False, allow_nan=False)
+            if address.path == "/step":
+                return self.step(parse_qs(address.query))
+        except (OSError, ValueError) as error:  # such as of a directory that was moved: the page asks again
+            return 503, "text/plain", f"The runs cannot be read: {error}."
+        return 404, "text/plain", f"There is no {address.path} here, only /, /data and /step."
 
-        def step(self, asked: Mapping[str, Sequence[Any]]) -> tuple[int, str, str]:
-            """Return the answer with the completions of a step."""
-            run, kind, step = (asked.get(name, [""])[0] for name in ("run", "kind", "step"))
-            if not (re.fullmatch("[0-9]{1,6}", run) and re.fullmatch("[0-9]{1,15}", step) and kind in (TRAIN, EVAL)):
-                return 400, "text/plain", f"Give a run, a kind and a step, such as run=0&kind={TRAIN}&step=3."
-            record = follower.record(int(run), asked.get("name", [None])[0], kind, int(step))
-            if record is None:
-                return 404, "text/plain", f"Run {run} has no completions of {kind} step {step}, or no longer."
-            return 200, "application/json", json.dumps(record, ensure_ascii=False, allow_nan=False)
+    def step(self, asked: Mapping[str, Sequence[Any]]) -> tuple[int, str, str]:
+        """Return the answer with the completions of a step."""
+        run, kind, step = (asked.get(name, [""])[0] for name in ("run", "kind", "step"))
+        if not (re.fullmatch("[0-9]{1,6}", run) and re.fullmatch("[0-9]{1,15}", step) and kind in (TRAIN, EVAL)):
+            return 400, "text/plain", f"Give a run, a kind and a step, such as run=0&kind={TRAIN}&step=3."
+        record = self.follower.record(int(run), asked.get("name", [None])[0], kind, int(step))
+        if record is None:
+            return 404, "text/plain", f"Run {run} has no completions of {kind} step {step}, or no longer."
+        return 200, "application/json", json.dumps(record, ensure_ascii=False, allow_nan=False)
 
-        def answer(self, code: int, kind: str, text: str) -> None:
-            body = text.encode("utf-8", "replace")
-            self.send_response(code)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(self, code: int, kind: str, text: str) -> None:
+        body = text.encode("utf-8", "replace")
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Print no line for each request."""
-
-    return Handler
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print no line for each request."""

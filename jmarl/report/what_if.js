@@ -6,9 +6,8 @@ const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 function differences({ episode, replaced, returns }, agent, t) {
   const named = (title) => title.replace(/agent (\d+)/, (_, n) => agentName(Number(n))), titles = [...new Set([...Object.keys(episode), ...Object.keys(replaced)])];
   const changed = titles.filter((title) => episode[title] !== replaced[title]), missing = "nothing: the episode has ended";
-  const common = (a, b) => { let n = 0; while (n < Math.min(a.length, b.length) && a[n] === b[n]) n += 1; return n > 80 ? a.lastIndexOf("\n", n) + 1 : 0; };
   const cell = (texts, title) => {
-    const cut = common(episode[title] ?? "", replaced[title] ?? "");
+    const cut = commonStart(episode[title] ?? "", replaced[title] ?? "");
     return make("td", {}, cut ? make("div", { class: "part" }, `equal for ${cut.toLocaleString("en")} characters, then:`) : null, textBlock((texts[title] ?? missing).slice(cut), SHOWN));
   };
   return make("div", {}, make("p", {}, `Return from turn ${t} on: `, ...returns.flatMap(({ was, is, difference }, n) => [n ? " · " : "", n === agent ? make("b", {}, agentName(n)) : agentName(n),

@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jmarl.processes.children import WITH_LAUNCHER
+from jmarl.processes.children import with_launcher
 
 MAX_TEXT, MAX_NUMBER, MAX_TURNS = 20_000, 10**9, 1000  # characters; MAX_NUMBER: of a step, a task and so on
 MAX_LOG = 1 << 16  # bytes at the end of what a process says
@@ -82,9 +82,8 @@ class Replays:
 
     def play(self, command: Sequence[str], output: BinaryIO, log: BinaryIO) -> Generator[dict[str, Any]]:
         """Run a command. output, log: files of what it prints and of what it says about itself."""
-        before = [sys.executable, "-I", "-S", "-c", WITH_LAUNCHER, str(os.getpid())] if sys.platform == "linux" else []
         with subprocess.Popen(
-            [*before, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=log, env=os.environ | SMALL, process_group=0
+            with_launcher(command), stdin=subprocess.DEVNULL, stdout=output, stderr=log, env=os.environ | SMALL, process_group=0
         ) as process:
             self.process = process
             try:
@@ -94,7 +93,6 @@ class Replays:
                     time.sleep(0.5)
             finally:
                 self.close()
-        self.process = None
         output.seek(0)
         if process.returncode < 0:
             yield {"error": f"the process was killed by {signal.Signals(-process.returncode).name}"}
@@ -103,9 +101,10 @@ class Replays:
 
     def close(self) -> None:
         """End the process that plays, and those that it has started."""
-        if self.process:
+        process, self.process = self.process, None
+        if process:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def last_line(log: BinaryIO) -> str:
