@@ -62,6 +62,8 @@ class Evidence:
     """plan: list claims, planned minutes, and what is done. run: make the next runs. draw: write figures and tables."""
     claims: tuple[str, ...] = ()
     """Names of claims; empty: all, in the order of plan.yaml."""
+    conditions: tuple[str, ...] = ()
+    """Run these conditions alone, such as way=team."""
     minutes: Positive = 150.0
     """Begin no run after so many minutes, and interrupt those that are not finished."""
     workers: Count = 2
@@ -158,6 +160,7 @@ def run(cfg: Evidence) -> int:
     claims = cfg.claims or tuple(claim for claim, own in plan().items() if "minutes" in own)
     root = ROOT / "quick" if cfg.quick else ROOT
     jobs = [job for claim in claims for job in jobs_of(claim, root) if cfg.quick or not job.is_done]
+    jobs = [job for job in jobs if not cfg.conditions or job.name.partition("/")[0] in cfg.conditions]
     if cfg.quick:  # one process of each condition
         jobs = list({(job.claim, job.name.partition("/")[0]): job for job in reversed(jobs)}.values())[::-1]
     print(f"{len(jobs)} processes are left of {', '.join(claims)}", flush=True)
