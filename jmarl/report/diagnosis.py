@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from jmarl.logs.completions_file import NAME
+from jmarl.logs.completions_file import NAME, TRAIN
 from jmarl.report.completions import judged_records
 from jmarl.report.evidence import SMALL, Evidence, evidence_of
 from jmarl.report.load import RecordedRun, load_runs
@@ -220,14 +220,20 @@ def diagnose_runs(paths: Sequence[Path]) -> dict[str, list[Finding]]:
     return {run.name: judge(evidence_of(run, judged_records(run.path / NAME))) for run in load_runs(paths)}
 
 
-def top_sentences(runs: Sequence[RecordedRun], records: Sequence[dict]) -> list[str]:
-    """Return the sentences at the top of a page, at most eight in all. records: with the number of their run as `run`."""
-    said = [(judge(evidence_of(run, [x for x in records if x["run"] == n])), run.name) for n, run in enumerate(runs)]
-    if len(runs) == 1:
-        return [finding.text for finding in said[0][0]]
-    quiet = [visible(name) for findings, name in said if not findings[0].severity]
-    named = [(x.severity, f"{visible(name)}: {x.text}") for findings, name in said for x in findings if x.severity]
-    named.sort(reverse=True)
+def top_findings(runs: Sequence[RecordedRun], records: Sequence[dict]) -> list[tuple[str, list[str]]]:
+    """Return what stands at the top of a page, at most eight sentences in all, with links to the first and the last step that
+    show it, if the run recorded completions. records: with the number of their run as `run`."""
+    of_runs = [[x for x in records if x["run"] == n] for n in range(len(runs))]
+    said = [(n, finding) for n, run in enumerate(runs) for finding in judge(evidence_of(run, of_runs[n]))]
+    said.sort(key=lambda x: -x[1].severity)
+    quiet = [visible(runs[n].name) for n, finding in said if not finding.severity]
     which = ", ".join(quiet) if len(quiet) <= 3 else f"{len(quiet)} of {len(runs)} runs"
-    rest = [f"No rule fires in {which}."] if quiet else []
-    return [text for _, text in named[: MAX_SENTENCES - len(rest)]] + rest
+    rest = [(f"No rule fires in {which}.", list[str]())] if quiet and len(runs) > 1 else []
+
+    def linked(n: int, finding: Finding) -> tuple[str, list[str]]:
+        steps = sorted({*finding.updates}) if finding.severity and of_runs[n] else []
+        name = f"{visible(runs[n].name)}: " * (len(runs) > 1)
+        return name + finding.text, [f"{n},{TRAIN},{step}" for step in steps]
+
+    shown = [x for x in said if x[1].severity or len(runs) == 1]
+    return [linked(*x) for x in shown[: MAX_SENTENCES - len(rest)]] + rest

@@ -29,6 +29,7 @@ class Episodes {
     this.dialog.addEventListener("click", (event) => { if (event.target === this.dialog && pressed === this.dialog) this.dialog.close(); });
     this.choose(true);
     this.sayWhich();
+    window.addEventListener("hashchange", () => { if (this.openLink()) section.scrollIntoView(); });
   }
 
   /** Say which steps are in the page. */
@@ -49,22 +50,25 @@ class Episodes {
   choose(isNew = false) {
     this.setPlaces();
     this.slider.value = this.slider.max;
-    const linked = isNew && /^#e=(\d+),(train|eval),(\d+),(\d+),(\d+)$/.exec(location.hash);
-    if (linked) {
-      const [, run, kind, step, task, joint] = linked, place = this.placeOf(Number(run), kind, Number(step));
-      if (place !== undefined) { this.ready = this.goTo(place, { task: Number(task), joint: Number(joint) }); return; }
-    }
-    this.ready = this.show(this.places.at(-1));
+    if (!isNew || !this.openLink()) this.ready = this.show(this.places.at(-1));
   }
 
-  placeOf(run, kind, step) {
-    return this.steps.of(run, kind).find((i) => this.steps.index.step[i] === step);
+  /** Show what the address names: a run, a kind, a step or the nearest one, perhaps a task and an episode. Return whether it does. */
+  openLink() {
+    const [, run, kind, step, task, joint] = /^#e=(\d+),(train|eval),(\d+)(?:,(\d+),(\d+))?$/.exec(location.hash) || [];
+    const place = run === undefined ? undefined : this.nearest(this.steps.of(Number(run), kind), Number(step));
+    if (place !== undefined) this.ready = this.goTo(place, task === undefined ? {} : { task: Number(task), joint: Number(joint) });
+    return place !== undefined;
+  }
+
+  /** Return the place of the step next to a wanted one. */
+  nearest(places, step) {
+    const far = (i) => Math.abs(this.steps.index.step[i] - step);
+    return places.length ? places.reduce((best, i) => (far(i) < far(best) ? i : best)) : undefined;
   }
 
   goToStep() {
-    const wanted = Number(this.wanted.value), far = (i) => Math.abs(this.steps.index.step[i] - wanted);
-    const nearest = this.places.reduce((best, i) => (best === null || far(i) < far(best) ? i : best), null);
-    if (this.wanted.value !== "" && nearest !== null) this.show(nearest);
+    if (this.wanted.value !== "" && this.places.length) this.show(this.nearest(this.places, Number(this.wanted.value)));
   }
 
   /** Take up steps that came later. What is shown stays. */

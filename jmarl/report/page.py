@@ -18,7 +18,7 @@ from jmarl.files.run_files import replace_text
 from jmarl.logs.completions_file import finite
 from jmarl.report.comparison import Comparison, check_own, compare, files_of
 from jmarl.report.completions import dump, pack, pack_steps
-from jmarl.report.diagnosis import top_sentences
+from jmarl.report.diagnosis import top_findings
 from jmarl.report.league import league
 from jmarl.report.load import IDENTITY, Group, Grouping, RecordedRun, groupings_of, load_runs, roles_of
 from jmarl.report.summary import axes, curves, goodput, held_out, settings_table
@@ -75,7 +75,7 @@ def load_content(
     numbers |= summarize(runs)
     room = int(max_mb * 1e6 - len(pack(dump(numbers)))) * 3 // 4  # base64 takes four bytes for three
     packed = pack_steps(runs, max(room, 0), steps)
-    findings = top_sentences(runs, packed.judged)
+    findings = top_findings(runs, packed.judged)
     return numbers | {"steps": packed.columns, "parts": packed.parts, "every": packed.every, "findings": findings}
 
 

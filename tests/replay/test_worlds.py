@@ -44,7 +44,7 @@ def readers(tiny_dir):
 
 
 def test_steps_with_tools_are_made_again(begin_run, readers, replayed, tmp_path):
-    begin_run(tmp_path / "run", environment="tools", num_turns=4, **readers)
+    begin_run(tmp_path / "run", environment="tools", options={"max_turns": 2}, num_turns=2, **readers)
     result = assert_equal_to_stored(replayed, tmp_path / "run", "--task", "1", "--say", "a")
     assert result["replaced"]["turn 0, agent 0 writes"] == "a"
     assert result["replaced"]["turn 0, agent 0 reads"] == result["episode"]["turn 0, agent 0 reads"]

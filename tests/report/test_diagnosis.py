@@ -11,7 +11,7 @@ from run_directories import write_run
 
 from jmarl.cli.main import main
 from jmarl.config.experiment import PART_OF
-from jmarl.report.diagnosis import CHECKS, MAX_SENTENCES, judge, rules, top_sentences
+from jmarl.report.diagnosis import CHECKS, MAX_SENTENCES, judge, rules, top_findings
 from jmarl.report.evidence import evidence_of
 from jmarl.report.load import RecordedRun
 from jmarl.report.page import write_report
@@ -192,9 +192,11 @@ def test_findings_are_ranked_and_at_most_eight_and_a_short_run_is_not_judged():
     assert [finding.rule for finding in findings][:2] == ["entropy_collapsed", "same_text"]
     assert [finding.severity for finding in findings] == sorted((x.severity for x in findings), reverse=True)
     run = run_of(**numbers)
-    assert len(top_sentences([run] * 3 + [run_of()], [])) == MAX_SENTENCES
-    assert top_sentences([run] * 3 + [run_of()], [])[-1] == f"No rule fires in {run_of().name}."
-    assert top_sentences([run] * 3, [])[0].endswith(judge(evidence_of(run, []))[0].text), "the most severe one is first"
+    assert len(top_findings([run] * 3 + [run_of()], [])) == MAX_SENTENCES
+    assert top_findings([run] * 3 + [run_of()], [])[-1] == (f"No rule fires in {run_of().name}.", [])
+    assert top_findings([run] * 3, [])[0][0].endswith(judge(evidence_of(run, []))[0].text), "the most severe one is first"
+    entropy, *_ = top_findings([run_of(), run], [x | {"run": 1} for x in records(("a", "b"))])
+    assert entropy[1] == [f"1,train,{update}" for update in findings[0].updates], "steps of the second run show it"
     [finding] = judge(evidence_of(run._replace(rows=run.rows[:9]), []))
     assert finding.text == "Too early to say: the run has 9 updates, and the rules need 10."
 
