@@ -3,7 +3,7 @@
 Command: python -m experiments.evidence plan                     (what is planned, and what of it is done)
          python -m experiments.evidence run --minutes 150        (the next runs, two at a time; the same command again goes on)
          python -m experiments.evidence run --claims teams_grid
-         python -m experiments.evidence run --quick              (two updates of each claim, nothing is recorded)
+         python -m experiments.evidence run --quick              (an update of each condition, nothing is recorded)
          python -m experiments.evidence draw                     (figures and tables, without training)
 A claim is a YAML file beside this one, which `jmarl train --config FILE` runs alone. The runner starts one process for each of
 its runs, on a core of its own, skips those that have left their numbers in results/, and stops after `--minutes`: a run that
@@ -69,7 +69,7 @@ class Evidence:
     workers: Count = 2
     """Processes at the same time, each on a core of its own."""
     quick: bool = False
-    """Two updates of one seed of each condition, to see that all of it runs; nothing is recorded."""
+    """An update of one seed of each condition, evaluated on two tasks, to see that all of it runs; nothing is recorded."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -131,7 +131,8 @@ def run_job(queue: Queue, job: Job, core: int, root: Path, quick: bool) -> None:
     command = [sys.executable, "-m", "jmarl", "train", "--config", str(HERE / f"{job.claim}.yaml")]
     command += ["--output", str(root), "--only", job.name, "--resume", "auto"]
     if quick:
-        command += ["--set", "num_updates=2"]
+        is_evaluated = "held_out" in yaml.safe_load((HERE / f"{job.claim}.yaml").read_text(encoding="utf-8"))
+        command += ["--set", "num_updates=1", *["held_out=2"] * is_evaluated]
     log = root / f"{job.name.replace('/', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     start, commit = time.monotonic(), checked_out()

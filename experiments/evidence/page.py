@@ -74,7 +74,7 @@ def claim_table(claim: str, plan: Mapping[str, Any]) -> str:
         row.append(f"{np.mean([run['tokens'] for run in runs]) / 1e3:,.0f}k" if runs else "")
         row.append(f"{np.mean([run['reward_calls'] for run in runs]) / 1e3:,.0f}k" if runs else "")
         row.append(f"{np.mean([run['cpu_seconds'] for run in runs]) / 60:.1f}" if runs else "")
-    ends = ["at the budget", "at the end"] if math.isfinite(budget) else [""]
+    ends = [f"after {budget} updates", "at the end"] if math.isfinite(budget) else [""]
     head = [f"`{column}` {end}".strip() for column in plan["columns"] for end in ends]
     return markdown_table(["", "seeds", *head, "tokens", "reward calls", "CPU min"], rows)
 

@@ -182,7 +182,7 @@ function chart(title, series, where = updateText, xs = "updates", choose = null)
     return view.logX ? 10 ** at : at;
   };
   if (choose && all.length) onDrag(svg, [left, width - right], [top, height - bottom], width, (ends) => choose(...ends.map(valueAt)));
-  const box = make("div", { class: "chart" }, make("h3", {}, title));
+  const box = make("div", { class: "chart", "data-title": title }, make("h3", {}, title));
   box.append(chartTools(title, series, xs, svg, box), svg, values);
   return box;
 }

@@ -82,7 +82,9 @@ def clipped(e: Evidence, limit: float) -> Signs:
     """Share of tokens whose ratio is clipped, the mean over updates."""
     for agent, series in e.of_agents("clip_share").items():
         if (share := float(series.values.mean())) >= limit:
-            yield share, series.where(series.values >= limit).span(), dict(agent=e.name(agent), share=percent(share))
+            bounds = [e.run.settings.get(name) for name in ("clip_eps_low", "clip_eps_high")]
+            values = dict(agent=e.name(agent), share=percent(share), low=bounds[0], high=bounds[1])
+            yield share, series.where(series.values >= limit).span(), values
 
 
 def same_text(e: Evidence, limit: float) -> Signs:
@@ -220,20 +222,24 @@ def diagnose_runs(paths: Sequence[Path]) -> dict[str, list[Finding]]:
     return {run.name: judge(evidence_of(run, judged_records(run.path / NAME))) for run in load_runs(paths)}
 
 
-def top_findings(runs: Sequence[RecordedRun], records: Sequence[dict]) -> list[tuple[str, list[str]]]:
-    """Return what stands at the top of a page, at most eight sentences in all, with links to the first and the last step that
-    show it, if the run recorded completions. records: with the number of their run as `run`."""
+def top_findings(runs: Sequence[RecordedRun], records: Sequence[dict]) -> list[tuple[str, dict[str, str]]]:
+    """Return what stands at the top of a page, at most eight sentences in all, each with links into the page by their words: to
+    the chart of its rule, and to the first and the last step that show it, if the run recorded completions.
+
+    records: with the number of their run as `run`."""
     of_runs = [[x for x in records if x["run"] == n] for n in range(len(runs))]
     said = [(n, finding) for n, run in enumerate(runs) for finding in judge(evidence_of(run, of_runs[n]))]
     said.sort(key=lambda x: -x[1].severity)
     quiet = [visible(runs[n].name) for n, finding in said if not finding.severity]
     which = ", ".join(quiet) if len(quiet) <= 3 else f"{len(quiet)} of {len(runs)} runs"
-    rest = [(f"No rule fires in {which}.", list[str]())] if quiet and len(runs) > 1 else []
+    rest = [(f"No rule fires in {which}.", dict[str, str]())] if quiet and len(runs) > 1 else []
 
-    def linked(n: int, finding: Finding) -> tuple[str, list[str]]:
-        steps = sorted({*finding.updates}) if finding.severity and of_runs[n] else []
-        name = f"{visible(runs[n].name)}: " * (len(runs) > 1)
-        return name + finding.text, [f"{n},{TRAIN},{step}" for step in steps]
+    def linked(n: int, finding: Finding) -> tuple[str, dict[str, str]]:
+        rule, name = rules().get(finding.rule, {}), f"{visible(runs[n].name)}: " * (len(runs) > 1)
+        links = {"chart": f"#column={rule['chart']}"} if "chart" in rule else {}
+        steps = finding.updates if finding.severity and of_runs[n] else ()
+        links |= {f"episodes of update {step}": f"#e={n},{rule.get('kind', TRAIN)},{step}" for step in steps}
+        return name + finding.text, links
 
     shown = [x for x in said if x[1].severity or len(runs) == 1]
     return [linked(*x) for x in shown[: MAX_SENTENCES - len(rest)]] + rest

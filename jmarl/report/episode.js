@@ -63,7 +63,11 @@ function messageOf(record, returns, t, n, p, g) {
 function groupOf(record, returns, t, n, p) {
   const group = record.turns[t].completions[n][p].map((_, g) => messageOf(record, returns, t, n, p, g));
   const mean = meanOf(group.map(({ gain }) => gain));
-  for (const message of group) message.lead = message.advantage ?? (message.masked || message.gain === null || group.length < 2 ? null : message.gain - mean);
+  const isUsual = group.every(({ cut }) => cut);
+  for (const message of group) {
+    message.lead = message.advantage ?? (message.masked || message.gain === null || group.length < 2 ? null : message.gain - mean);
+    if (isUsual && group.length > 1) message.cut = "usual"; // as moves of one token are
+  }
   return group.sort((a, b) => (b.gain ?? -Infinity) - (a.gain ?? -Infinity));
 }
 

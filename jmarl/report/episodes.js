@@ -148,11 +148,13 @@ class Episodes {
     const pick = (by) => () => { Object.assign(at, { joint: ranked[Math.min(Math.max(rank + by, 0), ranked.length - 1)].j, choices: {} }); this.draw(); };
     const own = gains.every((x) => x === gains[0]) ? "" : ` (${gains.map((x, n) => `${agentName(n)} ${number(x)}`).join(", ")})`;
     const button = (id, text, press) => make("button", { "data-do": id, onclick: press }, text);
-    const title = make("h3", {}, `Task ${at.task + 1}, episode ${rank + 1} of ${ranked.length} from the best: return${whose(returns)} ${number(gain)}${own}`);
+    const place = ranked.length > 1 && ranked.every((x) => x.gain === gain) ? ", all alike" : " from the best";
+    const title = make("h3", {}, `Task ${at.task + 1}, episode ${rank + 1} of ${ranked.length}${place}: return${whose(returns)} ${number(gain)}${own}`);
     const tools = make("div", { class: "tools" }, button("better", "better one", pick(-1)), button("worse", "worse one", pick(1)),
       path.length > 1 ? button("thread", view.thread ? "as lanes" : "as one thread", () => { view.thread = !view.thread; this.draw(); }) : null,
       button("over", "the same task over time", () => this.overTime()),
-      this.data.runs.length > 1 ? button("runs", "in the other runs", () => this.inOtherRuns()) : null);
+      this.data.runs.length > 1 ? button("runs", "in the other runs", () => this.inOtherRuns()) : null,
+      make("span", { class: "part" }, "Click a message for what else was sampled there."));
     const focused = document.activeElement?.dataset?.do;
     const act = { group: (message, j) => this.openGroup(message, j), exact: (text, name) => this.openText(text, name) };
     const { run, kind, step } = this.steps.info(this.place);
@@ -220,8 +222,8 @@ class Episodes {
       make("div", { class: "who" }, make("b", {}, `${rank + 1}. `), numbersLine(message, message.reward), " ",
         message.g === g ? make("span", { class: "tag" }, "in this episode") : make("button", { class: "link", onclick: follow(message.g) }, "show its episode")),
       message.tokens ? shadedTokens(message.tokens) : textBlock(message.text, 6000, at.query));
-    const prompt = promptAt(record, t, n, p);
-    this.openDrawer(make("h3", {}, `${agentName(n)}${record.turns.length > 1 ? `, turn ${t}` : ""}: ${group.length} completion${group.length === 1 ? "" : "s"} for one prompt, best first`),
+    const prompt = promptAt(record, t, n, p), isTied = group.length > 1 && group.every(({ gain }) => gain === group[0].gain);
+    this.openDrawer(make("h3", {}, `${agentName(n)}${record.turns.length > 1 ? `, turn ${t}` : ""}: ${group.length} completion${group.length === 1 ? "" : "s"} for one prompt, ${isTied ? "all with the same return" : "best first"}`),
       group.length === 1 ? note("Only one was sampled for this prompt. Other episodes of the task are above the lanes.") : null,
       turn.joint.length > group.length ? note("Reward and return are means over the joint actions that have the completion.") : null,
       make("details", {}, make("summary", {}, `the exact prompt that ${agentName(n)} read (${prompt.length.toLocaleString("en")} characters)`), make("div", { class: "exact words", dir: "auto" }, ...visible(prompt))),

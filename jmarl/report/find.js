@@ -2,8 +2,10 @@
 
 const MAX_HITS = 5000; // messages that are listed and saved
 const ROWS = 100; // that are drawn at once
-const ORDERS = { newest: (a, b) => b.step - a.step, first: (a, b) => a.step - b.step, best: (a, b) => (b.return ?? -Infinity) - (a.return ?? -Infinity),
-  worst: (a, b) => (a.return ?? Infinity) - (b.return ?? Infinity), longest: (a, b) => b.text.length - a.text.length };
+const least = (name) => (a, b) => (a[name] ?? Infinity) - (b[name] ?? Infinity) || b.step - a.step; // the newest first where they are equal
+const most = (name) => (a, b) => (b[name] ?? -Infinity) - (a[name] ?? -Infinity) || b.step - a.step;
+const ORDERS = { newest: (a, b) => b.step - a.step, first: (a, b) => a.step - b.step, best: most("return"), worst: least("return"),
+  praised: most("advantage"), blamed: least("advantage"), longest: (a, b) => b.text.length - a.text.length };
 const NUMBERS = ["reward", "return", "advantage", "length"];
 
 /** Save a text as a file. */
@@ -64,7 +66,8 @@ class Finder {
         field("from step", "low", small), field("to step", "high", small)),
       make("div", { class: "fields" }, select("number", "name", [["", "any"]]), field("at least", "least", small), field("at most", "most", small),
         box("cut at the limit", "cut"), box("masked", "masked"), box("with a fault", "fault"),
-        select("order", "order", [["newest", "newest first"], ["first", "oldest first"], ["best", "best return first"], ["worst", "worst return first"], ["longest", "longest first"]]),
+        select("order", "order", [["newest", "newest first"], ["first", "oldest first"], ["best", "best return first"], ["worst", "worst return first"],
+          ["praised", "largest advantage first"], ["blamed", "smallest advantage first"], ["longest", "longest first"]]),
         this.button, make("button", { onclick: () => { this.isStopped = true; } }, "stop"), this.saves, this.said), this.table);
   }
 

@@ -187,6 +187,18 @@ function draw(data) {
   window.scrollTo(window.scrollX, top);
 }
 
+/** Show the chart of the column that the address names, among the others if it is there. */
+function openColumn() {
+  const [, name] = /^#column=([\w/@-]+)$/.exec(location.hash) || [], find = () => document.querySelector(`#curves .chart[data-title$="${name}"]`);
+  const more = document.querySelector('#curves [data-name="columns"]');
+  if (name && !find() && more) {
+    more.open = true;
+    more.querySelector("input").value = name;
+    more.querySelector("input").dispatchEvent(new Event("input"));
+  }
+  if (name) (find() || document.getElementById("curves")).scrollIntoView({ block: "center" });
+}
+
 /** Show at the top how the runs ended, how far they came, and what the user noted. */
 function showSummary(data) {
   const runs = data.runs.length, updates = Math.max(...data.groups.map((group) => group.updates)), counts = new Map();
@@ -209,6 +221,8 @@ async function main() {
     showSummary(data);
     if (data.live) follow(data, episodes);
     if (episodes) await episodes.ready;
+    window.addEventListener("hashchange", openColumn);
+    openColumn();
     document.body.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {
     summary.textContent = `The page could not be drawn: ${error.message}`;

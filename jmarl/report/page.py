@@ -124,9 +124,16 @@ def summarize_group(group: Group) -> dict[str, Any]:
         "axes": axes(group),
         "held_out": held_out(columns),
         "has_held_out": any(run.settings.get(f"{IDENTITY}held_out", {}).get("items") for run in group.runs),
+        "is_trained_on": any(is_trained_on(run) for run in group.runs),
         "best": [f"{run.name}: {run.best}" for run in group.runs if run.best],
         "goodput": goodput(group),
     }
+
+
+def is_trained_on(run: RecordedRun) -> bool:
+    """Return whether the held-out tasks of a run are those that it trained on."""
+    data, held_out = (run.settings.get(f"{IDENTITY}{name}") for name in ("data", "held_out"))
+    return bool(held_out) and held_out == data
 
 
 def summarize_run(run: RecordedRun) -> dict[str, Any]:

@@ -21,6 +21,14 @@ function wide(...rows) {
   return make("div", { class: "wide" }, make("table", hasNames ? { class: "named" } : {}, ...rows));
 }
 
+/** Return a table of rows of cells, turned if it has more columns than fit. names: heads of its columns, the first one empty. */
+function upright(names, rows) {
+  if (names.length <= Math.max(rows.length, 7)) return wide(make("tr", {}, ...names), ...rows.map((row) => make("tr", {}, ...row)));
+  const first = make("tr", {}, make("td", {}), ...rows.map(([name]) => make("th", { class: "name" }, ...name.childNodes)));
+  return wide(first, ...names.slice(1).map((name, i) => make("tr", {},
+    make("td", { class: name.classList.contains("code") ? "code name" : "name" }, ...name.childNodes), ...rows.map((row) => row[i + 1]))));
+}
+
 /** Return the newest values of the curves in `titles`: a row a group, the agents of a team below each other. The first column is
  * the legend, whose boxes choose what is drawn. */
 function lastValues(groups, charts, titles, onChoose) {
@@ -36,11 +44,10 @@ function lastValues(groups, charts, titles, onChoose) {
   }
   const row = (group, g) => {
     const values = titles.map((title) => charts.get(title).filter((entry) => entry.group === g && !entry.beside).map(newest));
-    return make("tr", {}, make("td", { class: "name" }, groups.length > 1 ? chooser(group, g, onChoose) : group.name),
-      ...values.map((of) => cell(of.length ? make("div", {}, ...of) : "–")));
+    return [make("td", { class: "name" }, chooser(group, g, onChoose)), ...values.map((of) => cell(of.length ? make("div", {}, ...of) : "–"))];
   };
   const names = titles.map((title) => nameOf[title] || title.replace("agent_N/", ""));
-  return wide(make("tr", {}, make("th", {}, ""), ...names.map(columnHead)), ...groups.map(row));
+  return upright([make("th", {}, ""), ...names.map(columnHead)], groups.map(row));
 }
 
 /** Return the name of a group with a box that says whether it is drawn. */
@@ -92,6 +99,8 @@ function fillHeldOut(section, groups) {
     if (names.length > 1) section.append(panel("held-out", `${names.length - 1} more columns`, ...names.slice(1).map(perRun)));
   }
   section.append(note("First and last evaluation: mean ± half of the 95 % interval, over runs if there are several, else over prompts."));
+  const known = groups.filter((group) => group.is_trained_on).map(({ name }) => name);
+  if (known.length) section.append(note(`The held-out tasks are those of training${groups.length > 1 ? `: ${known.join(", ")}` : ""}.`));
   const best = groups.flatMap((group) => group.best);
   if (best.length) {
     section.append(note(`Best evaluation, whose weights are kept: ${best.join("; ")}. ` +
@@ -126,9 +135,9 @@ function fillSettings(section, groups, settings) {
   const differing = settings.filter((row) => row.differs), rest = settings.filter((row) => !row.differs);
   const table = (rows) => wide(...rows.map((row) => make("tr", {}, make("td", { class: "code name" }, row.name), code(row.values[0]))));
   if (groups.length > 1) {
-    const names = make("tr", {}, make("th", {}, ""), ...differing.map((row) => make("th", { class: "code" }, row.name)));
-    section.append(make("h3", {}, "Differences between the runs"), differing.length ? wide(names, ...groups.map((group, g) =>
-      make("tr", {}, make("td", { class: "name" }, group.name), ...differing.map((row) => code(row.values[g]))))) : note("None."));
+    const names = [make("th", {}, ""), ...differing.map((row) => make("th", { class: "code" }, row.name))];
+    const rows = groups.map((group, g) => [make("td", { class: "name" }, group.name), ...differing.map((row) => code(row.values[g]))]);
+    section.append(make("h3", {}, "Differences between the runs"), differing.length ? upright(names, rows) : note("None."));
   }
   const changed = rest.filter((row) => !row.default && !row.auto), auto = rest.filter((row) => row.auto);
   section.append(make("h3", {}, groups.length > 1 ? "Equal for all curves, and not the default" : "Not the default"),

@@ -193,10 +193,11 @@ def test_findings_are_ranked_and_at_most_eight_and_a_short_run_is_not_judged():
     assert [finding.severity for finding in findings] == sorted((x.severity for x in findings), reverse=True)
     run = run_of(**numbers)
     assert len(top_findings([run] * 3 + [run_of()], [])) == MAX_SENTENCES
-    assert top_findings([run] * 3 + [run_of()], [])[-1] == (f"No rule fires in {run_of().name}.", [])
+    assert top_findings([run] * 3 + [run_of()], [])[-1] == (f"No rule fires in {run_of().name}.", {})
     assert top_findings([run] * 3, [])[0][0].endswith(judge(evidence_of(run, []))[0].text), "the most severe one is first"
-    entropy, *_ = top_findings([run_of(), run], [x | {"run": 1} for x in records(("a", "b"))])
-    assert entropy[1] == [f"1,train,{update}" for update in findings[0].updates], "steps of the second run show it"
+    [_, links], *_ = top_findings([run_of(), run], [x | {"run": 1} for x in records(("a", "b"))])
+    steps = {f"episodes of update {update}": f"#e=1,train,{update}" for update in findings[0].updates}
+    assert links == {"chart": "#column=agent_N/entropy"} | steps, "steps of the second run show it"
     [finding] = judge(evidence_of(run._replace(rows=run.rows[:9]), []))
     assert finding.text == "Too early to say: the run has 9 updates, and the rules need 10."
 

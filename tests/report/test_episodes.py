@@ -119,6 +119,9 @@ def hostile(tmp_path) -> Path:
 
 @needs_chromium
 def test_hostile_texts_are_text_in_lanes_groups_prompts_and_tables_and_enter_opens_a_group(hostile, tmp_path):
+    """And links lead to the chart of a column and to the nearest step."""
+    with (hostile / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 2, "agent_0/clip_share": 0.5}) + "\n")
     write_report([hostile], tmp_path / "r.html")
     script = """
       const wait = setInterval(async () => {
@@ -156,6 +159,17 @@ def test_hostile_texts_are_text_in_lanes_groups_prompts_and_tables_and_enter_ope
         document.querySelector("#attempts").append(shown.length > 5000 ? "whole group" : "");
         const names = document.querySelectorAll(".unseen");
         put("names", [...new Set([...names].map((name) => name.textContent))].sort().join());
+        location.hash = "#column=agent_N/clip_share";
+        await pause();
+        put("charts", document.querySelectorAll('details[open] [data-title="agent_N/clip_share"]').length);
+        location.hash = "#e=0,train,1";
+        await pause();
+        await pause();
+        put("linked", document.getElementById("step-label").textContent);
+        location.hash = "#e=0,train,90";
+        await pause();
+        await pause();
+        put("nearest", document.getElementById("step-label").textContent);
         put("images", document.querySelectorAll("#episodes img, #episodes script, #episodes b[onerror]").length);
       }, 50);"""
     html = (tmp_path / "r.html").read_text(encoding="utf-8").replace("</body>", f"<script>{script}</script></body>")
@@ -165,6 +179,7 @@ def test_hostile_texts_are_text_in_lanes_groups_prompts_and_tables_and_enter_ope
     assert "ran" not in data and data["images"] == "0" and "whole group" in page, data
     assert int(data["exact"]) > 100_000 and data["group"] == "true,6,1" and data["focused"] == "0"
     assert data["leads"] == ",".join(f"advantage{'+' * (g > 0)}{g}" for g in range(5, -1, -1)), "the best first"
+    assert data["charts"] == "1" and data["linked"].startswith("step 1 ") and data["nearest"].startswith("step 2 ")
     assert data["hits"] == "4" and data["opened"] == "true"
     assert data["csv"].split("\n")[1:3] == ["&quot;'=HYPERLINK(&quot;&quot;y&quot;&quot;)&quot;,-1.5", "&quot;' +1␀&quot;,"]
     assert "NUL" in data["names"] and "ESC" in data["names"] and "RLO" in data["names"] and "ZWJ" in data["names"]

@@ -24,7 +24,7 @@ from jmarl.logs import completions_file
 from jmarl.logs.completions_file import CompletionsFile
 from jmarl.report.completions import chosen
 from jmarl.report.load import Group, groupings_of, load_runs
-from jmarl.report.page import summarize, write_report
+from jmarl.report.page import is_trained_on, summarize, write_report
 from jmarl.report.summary import curves, goodput, held_out, settings_table, thin
 
 
@@ -137,6 +137,14 @@ def test_the_best_evaluation_is_named_with_what_it_was_chosen_on(tmp_path):
     write_report([run], tmp_path / "r.html")
     assert content(tmp_path / "r.html")["groups"][0]["best"] == ["run: eval/reward 0.75 after update 4"]
     assert "It was chosen on these held-out tasks" in (tmp_path / "r.html").read_text()
+
+
+def test_held_out_tasks_that_are_those_of_training_are_named(tmp_path):
+    [run] = load_runs([write_run(tmp_path / "run")])
+    own, other = ({"items": 8, "sha256": digest} for digest in ("a", "b"))
+    for data, held_out, known in ((own, own, True), (own, other, False), (own, None, False), (None, None, False)):
+        identity = {"identity/data": data, "identity/held_out": held_out}
+        assert is_trained_on(run._replace(settings={name: x for name, x in identity.items() if x})) == known
 
 
 @needs_chromium
