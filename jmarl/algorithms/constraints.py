@@ -395,5 +395,5 @@ GIVEN_DATA: list[Constraint] = [
     *[(name, lambda s, x=name: getattr(s, x) == OFF[x],
        f"{name}={{s.{name}!r}} has no effect for algorithm={{s.algorithm!r}}, which trains on given "
        f"data; {IN_ITS_PLACE.get(name, '')}leave it at {OFF[name]!r}")
-      for name in sorted(UNUSED_BY_DATA | {"eval_generations", "eval_temperature"})],
+      for name in sorted(UNUSED_BY_DATA | {"eval_generations", "eval_temperature", "log_tokens"})],
 ]

@@ -535,6 +535,7 @@ def test_held_out_texts_in_batches_have_the_mean_over_their_tokens(one):
         (dict(algorithm="dpo", num_generations=4), TASTES, "num_generations=4 has no effect .* given data; leave it at 8$"),
         (dict(algorithm="sft", top_p=0.9), [TALK], "top_p=0.9 has no effect for algorithm='sft', which trains on given"),
         (dict(algorithm="sft", eval_temperature=0.0), [TALK], "eval_temperature=0.0 has no effect"),
+        (dict(algorithm="sft", log_tokens=2, output_dir="runs/none"), [TALK], "log_tokens=2 has no effect"),
         (dict(algorithm="dpo", pairs_per_prompt=3), TASTES, "pairs_per_prompt=3 has no effect for algorithm='dpo'"),
         (dict(algorithm="dpo", micro_batches=16), TASTES, "micro_batches=16 is more than batch_size=8"),
     ],

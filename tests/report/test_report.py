@@ -142,8 +142,8 @@ def test_the_best_evaluation_is_named_with_what_it_was_chosen_on(tmp_path):
 def test_held_out_tasks_that_are_those_of_training_are_named(tmp_path):
     [run] = load_runs([write_run(tmp_path / "run")])
     own, other = ({"items": 8, "sha256": digest} for digest in ("a", "b"))
-    for data, held_out, known in ((own, own, True), (own, other, False), (own, None, False), (None, None, False)):
-        identity = {"identity/data": data, "identity/held_out": held_out}
+    for trained, evaluated, known in ((own, own, True), (own, other, False), (own, None, False), (None, None, False)):
+        identity = {"identity/data": trained, "identity/held_out": evaluated}
         assert is_trained_on(run._replace(settings={name: x for name, x in identity.items() if x})) == known
 
 
