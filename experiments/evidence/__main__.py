@@ -160,8 +160,11 @@ def run(cfg: Evidence) -> int:
     """Make the runs that are left. Returns the exit code: 0 if all are done, else 75."""
     claims = cfg.claims or tuple(claim for claim, own in plan().items() if "minutes" in own)
     root = ROOT / "quick" if cfg.quick else ROOT
-    jobs = [job for claim in claims for job in jobs_of(claim, root) if cfg.quick or not job.is_done]
-    jobs = [job for job in jobs if not cfg.conditions or job.name.partition("/")[0] in cfg.conditions]
+    jobs = [job for claim in claims for job in jobs_of(claim, root)]
+    names = {job.name.partition("/")[0] for job in jobs}
+    check("conditions", cfg.conditions, names.issuperset(cfg.conditions), f"some of {', '.join(sorted(names))}")
+    chosen = {*cfg.conditions} or names
+    jobs = [job for job in jobs if job.name.partition("/")[0] in chosen and (cfg.quick or not job.is_done)]
     if cfg.quick:  # one process of each condition
         jobs = list({(job.claim, job.name.partition("/")[0]): job for job in reversed(jobs)}.values())[::-1]
     print(f"{len(jobs)} processes are left of {', '.join(claims)}", flush=True)

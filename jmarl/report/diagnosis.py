@@ -82,8 +82,9 @@ def clipped(e: Evidence, limit: float) -> Signs:
     """Share of tokens whose ratio is clipped, the mean over updates."""
     for agent, series in e.of_agents("clip_share").items():
         if (share := float(series.values.mean())) >= limit:
-            bounds = [e.run.settings.get(name) for name in ("clip_eps_low", "clip_eps_high")]
-            values = dict(agent=e.name(agent), share=percent(share), low=bounds[0], high=bounds[1])
+            given = {name: e.run.settings.get(name) for name in ("clip_eps_low", "clip_eps_high")}
+            bounds = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+            values = dict(agent=e.name(agent), share=percent(share), at=bounds and f" at {bounds}")
             yield share, series.where(series.values >= limit).span(), values
 
 

@@ -56,7 +56,8 @@ class Episodes {
   /** Show what the address names: a run, a kind, a step or the nearest one, perhaps a task and an episode. Return whether it does. */
   openLink() {
     const [, run, kind, step, task, joint] = /^#e=(\d+),(train|eval),(\d+)(?:,(\d+),(\d+))?$/.exec(location.hash) || [];
-    const place = run === undefined ? undefined : this.nearest(this.steps.of(Number(run), kind), Number(step));
+    const all = run === undefined ? [] : this.steps.of(Number(run), kind), here = all.filter((i) => this.steps.isHere(i));
+    const place = this.nearest(task === undefined && here.length && !this.data.live ? here : all, Number(step));
     if (place !== undefined) this.ready = this.goTo(place, task === undefined ? {} : { task: Number(task), joint: Number(joint) });
     return place !== undefined;
   }
@@ -148,8 +149,8 @@ class Episodes {
     const pick = (by) => () => { Object.assign(at, { joint: ranked[Math.min(Math.max(rank + by, 0), ranked.length - 1)].j, choices: {} }); this.draw(); };
     const own = gains.every((x) => x === gains[0]) ? "" : ` (${gains.map((x, n) => `${agentName(n)} ${number(x)}`).join(", ")})`;
     const button = (id, text, press) => make("button", { "data-do": id, onclick: press }, text);
-    const place = ranked.length > 1 && ranked.every((x) => x.gain === gain) ? ", all alike" : " from the best";
-    const title = make("h3", {}, `Task ${at.task + 1}, episode ${rank + 1} of ${ranked.length}${place}: return${whose(returns)} ${number(gain)}${own}`);
+    const order = ranked.length > 1 && gain !== null && ranked.every((x) => x.gain === gain) ? ", all with the same" : " from the best:";
+    const title = make("h3", {}, `Task ${at.task + 1}, episode ${rank + 1} of ${ranked.length}${order} return${whose(returns)} ${number(gain)}${own}`);
     const tools = make("div", { class: "tools" }, button("better", "better one", pick(-1)), button("worse", "worse one", pick(1)),
       path.length > 1 ? button("thread", view.thread ? "as lanes" : "as one thread", () => { view.thread = !view.thread; this.draw(); }) : null,
       button("over", "the same task over time", () => this.overTime()),
@@ -222,7 +223,7 @@ class Episodes {
       make("div", { class: "who" }, make("b", {}, `${rank + 1}. `), numbersLine(message, message.reward), " ",
         message.g === g ? make("span", { class: "tag" }, "in this episode") : make("button", { class: "link", onclick: follow(message.g) }, "show its episode")),
       message.tokens ? shadedTokens(message.tokens) : textBlock(message.text, 6000, at.query));
-    const prompt = promptAt(record, t, n, p), isTied = group.length > 1 && group.every(({ gain }) => gain === group[0].gain);
+    const prompt = promptAt(record, t, n, p), isTied = group.length > 1 && group.every(({ gain }) => gain !== null && gain === group[0].gain);
     this.openDrawer(make("h3", {}, `${agentName(n)}${record.turns.length > 1 ? `, turn ${t}` : ""}: ${group.length} completion${group.length === 1 ? "" : "s"} for one prompt, ${isTied ? "all with the same return" : "best first"}`),
       group.length === 1 ? note("Only one was sampled for this prompt. Other episodes of the task are above the lanes.") : null,
       turn.joint.length > group.length ? note("Reward and return are means over the joint actions that have the completion.") : null,

@@ -2,10 +2,10 @@
 
 const MAX_HITS = 5000; // messages that are listed and saved
 const ROWS = 100; // that are drawn at once
-const least = (name) => (a, b) => (a[name] ?? Infinity) - (b[name] ?? Infinity) || b.step - a.step; // the newest first where they are equal
-const most = (name) => (a, b) => (b[name] ?? -Infinity) - (a[name] ?? -Infinity) || b.step - a.step;
-const ORDERS = { newest: (a, b) => b.step - a.step, first: (a, b) => a.step - b.step, best: most("return"), worst: least("return"),
-  praised: most("advantage"), blamed: least("advantage"), longest: (a, b) => b.text.length - a.text.length };
+const leastFirst = (name) => (a, b) => (a[name] ?? Infinity) - (b[name] ?? Infinity) || b.step - a.step; // the newest first where they are equal
+const mostFirst = (name) => (a, b) => (b[name] ?? -Infinity) - (a[name] ?? -Infinity) || b.step - a.step;
+const ORDERS = { newest: (a, b) => b.step - a.step, first: (a, b) => a.step - b.step, best: mostFirst("return"), worst: leastFirst("return"),
+  praised: mostFirst("advantage"), blamed: leastFirst("advantage"), longest: (a, b) => b.text.length - a.text.length };
 const NUMBERS = ["reward", "return", "advantage", "length"];
 
 /** Save a text as a file. */

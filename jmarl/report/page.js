@@ -191,12 +191,13 @@ function draw(data) {
 function openColumn() {
   const [, name] = /^#column=([\w/@-]+)$/.exec(location.hash) || [], find = () => document.querySelector(`#curves .chart[data-title$="${name}"]`);
   const more = document.querySelector('#curves [data-name="columns"]');
-  if (name && !find() && more) {
-    more.open = true;
+  if (!name) return;
+  if (more && !find()) {
     more.querySelector("input").value = name;
     more.querySelector("input").dispatchEvent(new Event("input"));
   }
-  if (name) (find() || document.getElementById("curves")).scrollIntoView({ block: "center" });
+  if (more?.contains(find())) more.open = true;
+  (find() || document.getElementById("curves")).scrollIntoView({ block: "center" });
 }
 
 /** Show at the top how the runs ended, how far they came, and what the user noted. */
@@ -222,7 +223,9 @@ async function main() {
     if (data.live) follow(data, episodes);
     if (episodes) await episodes.ready;
     window.addEventListener("hashchange", openColumn);
+    document.getElementById("findings").addEventListener("click", (event) => { if (event.target.hash === location.hash) openColumn(); }); // once more
     openColumn();
+    if (location.hash.startsWith("#e=")) document.getElementById("episodes").scrollIntoView();
     document.body.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {
     summary.textContent = `The page could not be drawn: ${error.message}`;
