@@ -1,4 +1,4 @@
-"""Make ten deliberately ill runs and five healthy ones, and print what `jmarl doctor` says of each.
+"""Make eleven deliberately ill runs and five healthy ones, and print what `jmarl doctor` says of each.
 
 Claim: each ill run is told by its rule, and none fires on a healthy one. The thresholds of jmarl/report/rules.yaml rest on it.
 Command: python -m experiments.ill_runs               (flags: --help; --names: some of the runs)
@@ -34,6 +34,11 @@ Texts = Sequence[str]
 def copied(first: Texts, second: Texts, letter: Texts) -> list[float]:
     """The share of agents whose text begins with the letter."""
     return [(a.startswith(x) + b.startswith(x)) / 2 for a, b, x in zip(first, second, letter, strict=True)]
+
+
+def read_alone(first: Texts, second: Texts, letter: Texts) -> list[float]:
+    """Whether the first text begins with the letter; nobody reads the second."""
+    return [float(a.startswith(x)) for a, x in zip(first, letter, strict=True)]
 
 
 def emitted(first: Texts, second: Texts) -> list[float]:
@@ -102,6 +107,7 @@ RUNS = {
     "reward of length": ToyRun("length_learned", (long,), dict(max_new_tokens=12)),
     "opposed parts": ToyRun("parts_opposed", (long, short), dict(max_new_tokens=12)),
     "one learning rate of 0": ToyRun("idle_agent", (copied,), SLOWER | dict(learning_rate=(3e-3, 1e-8))),
+    "agent that nobody reads": ToyRun("no_influence", (read_alone,)),
     "tiny clip": ToyRun("clipped", (copied,), dict(algorithm="grpo", num_epochs=8, clip_eps_low=1e-3, clip_eps_high=1e-3)),
     "other held-out tasks": ToyRun("held_out_behind", (copied,), SLOWER, "abcd", "efgh"),
     "tasks without signal": ToyRun("tasks_settled", (settled,)),

@@ -23,6 +23,7 @@ from jmarl.report.evidence import SMALL, Evidence, evidence_of
 from jmarl.report.load import RecordedRun, load_runs
 
 MAX_SENTENCES, MIN_UPDATES = 8, 10  # said of a run; that a run needs to be judged
+MIN_PAIRS = 50  # of joint actions that are compared
 SHORT = 8  # tokens of an answer that needs no end: a move, a word, a number
 MIN_SECONDS = 0.1  # of a phase in a step: tiny runs lose no time
 Signs = Iterator[tuple[float, tuple[int, int], dict[str, Any]]]
@@ -112,6 +113,26 @@ def idle_agent(e: Evidence, limit: float) -> Signs:
             yield 1 - change, series[agent].span(), values
 
 
+def no_influence(e: Evidence, limit: float) -> Signs:
+    """Share of the pairs of joint actions in which only the text of this agent differs that have the same reward, where texts
+    of another agent change it. Of episodes of one turn: in others a message may change what comes later."""
+    pairs, changes = Counter[int](), Counter[int]()
+    for node in e.nodes:
+        if not node.is_last:
+            return
+        equal, differ = node.texts[:, None] == node.texts, np.triu(np.abs(node.rewards[:, None] - node.rewards) > SMALL)
+        valid = np.triu(np.isfinite(node.rewards[:, None] + node.rewards))
+        for agent in range(node.texts.shape[1]):
+            alone = valid & ~equal[..., agent] & np.delete(equal, agent, -1).all(-1)
+            pairs[agent] += int(alone.sum())
+            changes[agent] += int((alone & differ).sum())
+    shares = {agent: changes[agent] / count for agent, count in pairs.items() if count >= MIN_PAIRS}
+    for agent, share in shares.items():
+        if 1 - share >= limit and max(shares.values()) >= 0.05:
+            values = dict(agent=e.name(agent), pairs=pairs[agent], share=percent(1 - share))
+            yield 1 - share, (e.nodes[0].step, e.nodes[-1].step), values
+
+
 def parts_opposed(e: Evidence, limit: float) -> Signs:
     """Share of the variance of two parts of the reward that cancels in their sum, across the joint actions of a task or from
     node to node: -2 cov(a, b) / (var(a) + var(b))."""
@@ -184,8 +205,8 @@ def time_lost(e: Evidence, limit: float) -> Signs:
 
 
 CHECKS: tuple[Callable[[Evidence, float], Signs], ...] = (
-    entropy_collapsed, tasks_settled, no_variance, held_out_behind, length_learned, same_text, cut, idle_agent, parts_opposed,
-    clipped, time_lost,
+    entropy_collapsed, tasks_settled, no_variance, held_out_behind, length_learned, same_text, cut, idle_agent, no_influence,
+    parts_opposed, clipped, time_lost,
 )  # fmt: skip
 
 

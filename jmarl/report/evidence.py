@@ -42,6 +42,7 @@ class JudgedNode(NamedTuple):
     task: str  # equal for equal tasks
     rewards: np.ndarray  # [J], means over agents
     parts: dict[str, np.ndarray]  # [J] each
+    texts: np.ndarray  # [J, N] numbers of what each agent wrote: equal for equal texts
     is_last: bool  # whether no later turn of its step has this task
 
 
@@ -157,5 +158,14 @@ def nodes_of(record: Mapping[str, Any]) -> list[JudgedNode]:
         parts = {name: np.array(values, float) for name, values in turn["parts"].items()}
         for p, item in enumerate(turn["items"]):
             own = {name: values[p] for name, values in parts.items()}
-            nodes.append(JudgedNode(record["step"], keys[item], rewards[p], own, item not in later))
+            nodes.append(JudgedNode(record["step"], keys[item], rewards[p], own, texts_of(turn, p), item not in later))
     return nodes
+
+
+def texts_of(turn: Mapping[str, Any], p: int) -> np.ndarray:
+    """Return what each agent wrote in each joint action of a node [J, N]: the first completion of its group with that text."""
+    joint = np.array(turn["joint"], int)
+    first = [[texts[p].index(text) for text in texts[p]] for texts in turn["completions"]]
+    acts = [own[p] for own in turn["acts"]]
+    columns = [np.array(own)[column] if act else 0 * column for own, act, column in zip(first, acts, joint.T, strict=True)]
+    return np.stack(columns, 1)

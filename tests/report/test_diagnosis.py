@@ -61,6 +61,20 @@ def opposed(k: float) -> list[dict]:
     return records(parts={"good": [[0.0, 1.0]] * 3, "bad": [[0.0, -k]] * 3})
 
 
+def pair(x: int) -> list[dict]:
+    """Three joint actions of two agents for three prompts. The second agent changes the reward in x of all records."""
+    made = records(("a", "b", "c"), ((0.0, 0.0, 1.0),) * 3)
+    for n, one in enumerate(made):
+        [turn] = one["turns"]
+        turn |= {"completions": [[["a", "a", "b"]] * 3, [["x", "y", "x"]] * 3], "acts": [[True] * 3] * 2}
+        turn["prompts"] *= 2
+        turn |= {
+            "joint": [[g, g] for g in range(3)],
+            "rewards": [[[r, r] for r in (0.0, 0.5 * (n < x), 1.0)]] + [[[0.0] * 2] * 2 + [[1.0] * 2]] * 2,
+        }
+    return made
+
+
 NO_EVALUATIONS = [{"eval/updates": n, "eval/reward": 0.0, "eval/reward_ci95": 0.05} for n in (0, UPDATES)]
 # rule -> what makes a run and records of a number; a number at which the rule fires, and one at which it is silent
 CASES = {
@@ -72,6 +86,7 @@ CASES = {
     "same_text": (lambda x: (run_of(), records(("a",) * x + tuple("bcdefghijk"[x:]), ((0.0,) * 9 + (1.0,),) * 3)), 9, 8),
     "cut": (lambda x: (run_of(agent_0__ended=1 - x), []), 0.5, 0.49),
     "idle_agent": (lambda x: (run_of(agent_0__entropy=fallen(0.4), agent_1__entropy=fallen(1 - x)), []), 0.099, 0.101),
+    "no_influence": (lambda x: (run_of(), pair(x)), 0, 1),
     "parts_opposed": (lambda x: (run_of(), opposed(x)), 0.27, 0.26),
     "clipped": (lambda x: (run_of(agent_0__clip_share=x), []), 0.301, 0.299),
     "time_lost": (lambda x: (run_of(time__step_s=1.0, time__rewards=x, time__update=1 - x), []), 0.4, 0.39),
@@ -227,7 +242,7 @@ def test_texts_of_runs_reach_neither_the_terminal_nor_the_page_as_they_are(tmp_p
 
 
 @pytest.mark.nightly  # two minutes
-def test_ten_ill_runs_are_told_and_five_healthy_ones_are_not(tmp_path):
+def test_eleven_ill_runs_are_told_and_five_healthy_ones_are_not(tmp_path):
     """Trained by `jmarl.train`; two minutes on two cores."""
     from experiments.ill_runs import RUNS, make_run
     from jmarl.report import diagnose_runs
@@ -235,6 +250,6 @@ def test_ten_ill_runs_are_told_and_five_healthy_ones_are_not(tmp_path):
     for number, name in enumerate(RUNS):
         make_run(name, tmp_path / str(number))
     told = {name: [x.rule for x in diagnose_runs([tmp_path / str(n)]).popitem()[1]] for n, name in enumerate(RUNS)}
-    assert [run.rule for run in RUNS.values()].count("healthy") == 5 and len(RUNS) == 15
+    assert [run.rule for run in RUNS.values()].count("healthy") == 5 and len(RUNS) == 16
     for name, run in RUNS.items():
         assert told[name] == ["healthy"] if run.rule == "healthy" else run.rule in told[name], f"{name}: {told[name]}"
