@@ -1,4 +1,4 @@
-"""Make eleven deliberately ill runs and five healthy ones, and print what `jmarl doctor` says of each.
+"""Make twelve deliberately ill runs and five healthy ones, and print what `jmarl doctor` says of each.
 
 Claim: each ill run is told by its rule, and none fires on a healthy one. The thresholds of jmarl/report/rules.yaml rest on it.
 Command: python -m experiments.ill_runs               (flags: --help; --names: some of the runs)
@@ -102,6 +102,7 @@ SETTINGS: dict[str, Any] = dict(
 SLOWER: dict[str, Any] = dict(num_updates=200, learning_rate=3e-3)  # what copying needs
 RUNS = {
     "rate too high": ToyRun("entropy_collapsed", (copied,), dict(learning_rate=0.3)),
+    "rate too low": ToyRun("no_progress", (copied,), dict(learning_rate=1e-7)),
     "constant reward": ToyRun("no_variance", (constant,), dict(num_updates=20)),
     "too few tokens": ToyRun("cut", (tripled, copied), dict(max_new_tokens=2, num_updates=20)),
     "reward of length": ToyRun("length_learned", (long,), dict(max_new_tokens=12)),

@@ -42,6 +42,16 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def no_progress(e: Evidence, limit: float) -> Signs:
+    """How far the reward came of the way from its start to the best reward. A reward that is constant, as of a game in which
+    one wins what the other loses, says nothing."""
+    rewards = e.series("reward/mean")
+    if len(rewards.steps) >= 2 * MIN_UPDATES and np.ptp(rewards.values) > SMALL:
+        start, end = rewards.start(), rewards.end()
+        if end - start <= limit * (e.high - start):
+            yield 1.0, rewards.span(), dict(start=start, end=end, best=e.high)
+
+
 def entropy_collapsed(e: Evidence, limit: float) -> Signs:
     """Entropy late in the run against that of the first update, where the reward did not rise after it fell so far."""
     rewards = e.series("reward/mean")
@@ -216,8 +226,8 @@ def time_lost(e: Evidence, limit: float) -> Signs:
 
 
 CHECKS: tuple[Callable[[Evidence, float], Signs], ...] = (
-    entropy_collapsed, tasks_settled, no_variance, held_out_behind, length_learned, same_text, cut, idle_agent, no_influence,
-    parts_opposed, clipped, time_lost,
+    no_progress, entropy_collapsed, tasks_settled, no_variance, held_out_behind, length_learned, same_text, cut, idle_agent,
+    no_influence, parts_opposed, clipped, time_lost,
 )  # fmt: skip
 
 

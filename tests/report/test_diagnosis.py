@@ -78,6 +78,7 @@ def pair(x: int) -> list[dict]:
 NO_EVALUATIONS = [{"eval/updates": n, "eval/reward": 0.0, "eval/reward_ci95": 0.05} for n in (0, UPDATES)]
 # rule -> what makes a run and records of a number; a number at which the rule fires, and one at which it is silent
 CASES = {
+    "no_progress": (lambda x: (run_of(reward__mean=[0.2] * 10 + [0.2 + x] * 20), []), 0.039, 0.041),
     "entropy_collapsed": (lambda x: (run_of(agent_0__entropy=fallen(x)), []), 0.099, 0.101),
     "tasks_settled": (lambda x: (run_of(), records(rewards=((0.0, 0.0),) * x + ((0.0, 1.0),) * (8 - x))), 2, 1),
     "no_variance": (lambda x: (run_of(agent_0__zero_variance_share=x), []), 0.5, 0.49),
@@ -127,7 +128,7 @@ def test_a_team_that_has_learned_its_tasks_may_write_as_it_does(rule):
 def test_entropy_that_falls_while_the_reward_rises_is_learning():
     rising = [0.1 + 0.02 * n for n in range(UPDATES)]
     assert fired(run_of(agent_0__entropy=fallen(0.05), reward__mean=rising)) == ["healthy"]
-    assert fired(run_of(agent_0__entropy=fallen(0.05), reward__mean=rising[::-1])) == ["entropy_collapsed"]
+    assert fired(run_of(agent_0__entropy=fallen(0.05), reward__mean=rising[::-1])) == ["entropy_collapsed", "no_progress"]
 
 
 def test_groups_of_equal_returns_count_only_before_the_team_has_learned():
@@ -252,7 +253,7 @@ def test_texts_of_runs_reach_neither_the_terminal_nor_the_page_as_they_are(tmp_p
 
 
 @pytest.mark.nightly  # two minutes
-def test_eleven_ill_runs_are_told_and_five_healthy_ones_are_not(tmp_path):
+def test_twelve_ill_runs_are_told_and_five_healthy_ones_are_not(tmp_path):
     """Trained by `jmarl.train`; two minutes on two cores."""
     from experiments.ill_runs import RUNS, make_run
     from jmarl.report import diagnose_runs
@@ -260,6 +261,6 @@ def test_eleven_ill_runs_are_told_and_five_healthy_ones_are_not(tmp_path):
     for number, name in enumerate(RUNS):
         make_run(name, tmp_path / str(number))
     told = {name: [x.rule for x in diagnose_runs([tmp_path / str(n)]).popitem()[1]] for n, name in enumerate(RUNS)}
-    assert [run.rule for run in RUNS.values()].count("healthy") == 5 and len(RUNS) == 16
+    assert [run.rule for run in RUNS.values()].count("healthy") == 5 and len(RUNS) == 17
     for name, run in RUNS.items():
         assert told[name] == ["healthy"] if run.rule == "healthy" else run.rule in told[name], f"{name}: {told[name]}"
