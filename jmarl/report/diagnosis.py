@@ -76,8 +76,7 @@ def no_variance(e: Evidence, limit: float) -> Signs:
 def cut(e: Evidence, limit: float) -> Signs:
     """Share of completions that did not end before max_new_tokens, late in the run, where no return rose by a quarter of
     the way to the best one: tasks may be solved in max_new_tokens. Answers of a word or a number that have all been as long as
-    they may be since the first update are as they should be, and so are those that may not end earlier, or earn more if they
-    do not."""
+    they may be since the first update are as they should be, and so are those that may not end earlier."""
     most, returns, lengths = e.run.settings.get("max_new_tokens"), e.of_agents("return").values(), e.of_agents("length")
     if most is None or e.run.settings.get("min_new_tokens", 0) >= most:
         return
@@ -85,19 +84,9 @@ def cut(e: Evidence, limit: float) -> Signs:
         return
     for agent, series in e.of_agents("ended").items():
         lengths_are_equal = agent in lengths and bool((lengths[agent].values == most).all())
-        is_whole = most <= SHORT and ((lengths_are_equal and not series.values.any()) or length_pays(e, agent, most))
+        is_whole = lengths_are_equal and most <= SHORT and not series.values.any()
         if (share := 1 - series.end()) >= limit and not is_whole:
             yield share, series.late().span(), dict(agent=e.name(agent), share=percent(share), most=most)
-
-
-def length_pays(e: Evidence, agent: int, most: int) -> bool:
-    """Return whether completions of `most` tokens earn more than shorter ones of their group, by two standard errors."""
-    gaps = []
-    for group in (group for group in e.groups if group.agent == agent):
-        known, is_long = np.isfinite(group.returns), np.array(group.lengths) >= most
-        if (known & is_long).any() and (known & ~is_long).any():
-            gaps.append(group.returns[known & is_long].mean() - group.returns[known & ~is_long].mean())
-    return len(gaps) >= MIN_UPDATES and float(np.mean(gaps)) > 2 * float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5
 
 
 def clipped(e: Evidence, limit: float) -> Signs:

@@ -156,16 +156,6 @@ def test_answers_of_a_word_that_never_had_an_end_are_whole():
     assert fired(run._replace(settings={"max_new_tokens": 70, "min_new_tokens": 70})) == ["healthy"]
 
 
-def test_short_answers_that_earn_more_by_their_full_length_are_whole():
-    """As the moves of a walker, of which 92 % are as long as they may be. max_new_tokens is 7."""
-    run = run_of(agent_0__ended=0.08)
-    for rewards, expected in (((1.0, 0.0, 0.0), "healthy"), ((0.0, 1.0, 0.0), "cut"), ((0.5, 0.5, 0.0), "cut")):
-        made = records(("aaaaaaa", "aaa", "b"), (rewards,) * 3)
-        for one in made:
-            one["turns"][0]["lengths"] = [[[7, 3, 7 if rewards[0] == 0.5 else 1]] * 3]
-        assert fired(run, made) == [expected], rewards
-
-
 def test_lengths_are_tokens_and_returns_those_of_the_episode_where_they_are_stored():
     """The same texts and rewards, with which length and return do not correlate in characters."""
     run = run_of(agent_0__length=[4.0] * 3 + [5.0] * 27, reward__mean=0.5)
