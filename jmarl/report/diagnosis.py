@@ -8,6 +8,7 @@ values for the sentence. The strongest sign of a rule is said. It is a hint: a r
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -126,21 +127,22 @@ def idle_agent(e: Evidence, limit: float) -> Signs:
 def no_influence(e: Evidence, limit: float) -> Signs:
     """Share of the pairs of joint actions in which only the text of this agent differs that have the same reward, where texts
     of another agent change it. Of episodes of one turn: in others a message may change what comes later."""
-    pairs, changes = Counter[int](), Counter[int]()
+    pairs, equal = Counter[int](), Counter[int]()
     for node in e.nodes:
         if not node.is_last:
             return
-        equal, differ = node.texts[:, None] == node.texts, np.triu(np.abs(node.rewards[:, None] - node.rewards) > SMALL)
-        valid = np.triu(np.isfinite(node.rewards[:, None] + node.rewards))
-        for agent in range(node.texts.shape[1]):
-            alone = valid & ~equal[..., agent] & np.delete(equal, agent, -1).all(-1)
-            pairs[agent] += int(alone.sum())
-            changes[agent] += int((alone & differ).sum())
-    shares = {agent: changes[agent] / count for agent, count in pairs.items() if count >= MIN_PAIRS}
+        rewards = {texts: round(float(x), 6) for texts, x in zip(node.texts, node.rewards, strict=True) if np.isfinite(x)}
+        for agent in range(len(node.texts[0])):
+            alone = defaultdict(list)  # texts of the others -> rewards
+            for texts, reward in rewards.items():
+                alone[texts[:agent] + texts[agent + 1 :]].append(reward)
+            pairs[agent] += sum(math.comb(len(own), 2) for own in alone.values())
+            equal[agent] += sum(math.comb(count, 2) for own in alone.values() for count in Counter(own).values())
+    shares = {agent: equal[agent] / count for agent, count in pairs.items() if count >= MIN_PAIRS}
     for agent, share in shares.items():
-        if 1 - share >= limit and max(shares.values()) >= 0.05:
-            values = dict(agent=e.name(agent), pairs=pairs[agent], share=percent(1 - share))
-            yield 1 - share, (e.nodes[0].step, e.nodes[-1].step), values
+        if share >= limit and min(shares.values()) <= 0.95:
+            values = dict(agent=e.name(agent), pairs=pairs[agent], share=percent(share))
+            yield share, (e.nodes[0].step, e.nodes[-1].step), values
 
 
 def parts_opposed(e: Evidence, limit: float) -> Signs:

@@ -42,7 +42,7 @@ class JudgedNode(NamedTuple):
     task: str  # equal for equal tasks
     rewards: np.ndarray  # [J], means over agents
     parts: dict[str, np.ndarray]  # [J] each
-    texts: np.ndarray  # [J, N] numbers of what each agent wrote: equal for equal texts
+    texts: list[tuple[str, ...]]  # [J][N] what each agent wrote
     is_last: bool  # whether no later turn of its step has this task
 
 
@@ -162,10 +162,7 @@ def nodes_of(record: Mapping[str, Any]) -> list[JudgedNode]:
     return nodes
 
 
-def texts_of(turn: Mapping[str, Any], p: int) -> np.ndarray:
-    """Return what each agent wrote in each joint action of a node [J, N]: the first completion of its group with that text."""
-    joint = np.array(turn["joint"], int)
-    first = [[texts[p].index(text) for text in texts[p]] for texts in turn["completions"]]
-    acts = [own[p] for own in turn["acts"]]
-    columns = [np.array(own)[column] if act else 0 * column for own, act, column in zip(first, acts, joint.T, strict=True)]
-    return np.stack(columns, 1)
+def texts_of(turn: Mapping[str, Any], p: int) -> list[tuple[str, ...]]:
+    """Return what each agent wrote in each joint action of a node; an agent that did not act wrote nothing."""
+    groups = [texts[p] if acts[p] else None for texts, acts in zip(turn["completions"], turn["acts"], strict=True)]
+    return [tuple(own[g] if own else "" for own, g in zip(groups, action, strict=True)) for action in turn["joint"]]
