@@ -63,10 +63,10 @@ function messageOf(record, returns, t, n, p, g) {
 function groupOf(record, returns, t, n, p) {
   const group = record.turns[t].completions[n][p].map((_, g) => messageOf(record, returns, t, n, p, g));
   const mean = meanOf(group.map(({ gain }) => gain));
-  const isUsual = group.every(({ cut }) => cut);
+  const allCut = group.length > 1 && group.every(({ cut }) => cut); // as moves of one token are
   for (const message of group) {
     message.lead = message.advantage ?? (message.masked || message.gain === null || group.length < 2 ? null : message.gain - mean);
-    if (isUsual && group.length > 1) message.cut = "usual"; // as moves of one token are
+    message.allCut = allCut;
   }
   return group.sort((a, b) => (b.gain ?? -Infinity) - (a.gain ?? -Infinity));
 }

@@ -64,7 +64,7 @@ function numbersLine(message, reward) {
     advantage !== null ? chip("advantage", signed(advantage), { class: "chip lead" })
       : lead === null ? null : chip("to group", signed(lead), { class: "chip lead", title: "return minus the mean of the group: no advantage was recorded" }),
     length === null ? chip("length", `${text.length} characters`) : chip("length", `${length} token${length === 1 ? "" : "s"}`),
-    message.cut ? make("span", { class: message.cut === "usual" ? "part" : "flag" }, message.cut === "usual" ? "cut, as its whole group" : "cut at the limit") : null,
+    message.cut ? make("span", { class: message.allCut ? "part" : "flag" }, message.allCut ? "cut, as its whole group" : "cut at the limit") : null,
     message.masked ? make("span", { class: "flag" }, "masked: not learned from") : null);
 }
 
